@@ -1,0 +1,29 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+GPUS ?= 1,2
+
+.PHONY: bench test check setup clean
+
+# The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
+bench: setup
+	$(BIN)/pytest bench_cases --gpus $(GPUS)
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .gpuscale .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,20 @@
+"""gpuscale: does multi-GPU training still scale as it did, and if not, how surely and why?"""
+
+from typing import TYPE_CHECKING
+
+from gpuscale.version import __version__
+
+if TYPE_CHECKING:
+    from gpuscale.cases import Size, TrainingCase
+
+__all__ = ["Size", "TrainingCase", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    # The pytest plugin imports this package in every project of the environment:
+    # what only a case needs is imported when a case asks for it.
+    if name in {"Size", "TrainingCase"}:
+        from gpuscale import cases
+
+        return getattr(cases, name)
+    raise AttributeError(f"module 'gpuscale' has no attribute {name!r}")

@@ -1,0 +1,17 @@
+"""What one invocation measured."""
+
+from dataclasses import dataclass
+
+from gpuscale.records.environment import Environment
+from gpuscale.records.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """A results file in memory: its header and its runs, in the order they were measured."""
+
+    created_at: str
+    """ISO 8601 with offset."""
+    gpuscale_version: str
+    environment: Environment
+    runs: tuple[Run, ...]

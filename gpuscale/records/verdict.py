@@ -1,0 +1,102 @@
+"""What a comparison says, as values that every report format renders."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuscale.errors import ExitCode
+from gpuscale.records.configuration import EntryKey
+from gpuscale.records.estimate import Estimate
+
+
+class Verdict(StrEnum):
+    """One word for one row (docs/design.md, "How it judges")."""
+
+    OK = "ok"
+    CONSISTENT = "consistent"
+    IMPROVED = "improved"
+    REGRESSED = "regressed"
+    INCONSISTENT = "inconsistent"
+    INCONCLUSIVE = "inconclusive"
+    INCOMPARABLE = "incomparable"
+    MISSING = "missing"
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether a night with only such rows may end green."""
+        return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the row says that something got worse."""
+        return self in (Verdict.REGRESSED, Verdict.INCONSISTENT)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the row compared two numbers at all."""
+        return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
+
+
+class Finding(StrEnum):
+    """What moved, where a row is not simply ok."""
+
+    SINGLE_GPU_SLOWDOWN = "single-GPU slowdown"
+    SCALING_LOSS = "scaling loss"
+    SLOWER_TRAINING = "slower training"
+    REFERENCE_FASTER = "only the single-GPU reference got faster"
+    FASTER = "faster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedupPair:
+    """Speedup and efficiency over one GPU; None where there is no run on one GPU."""
+
+    speedup: Estimate | None
+    efficiency: Estimate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryVerdict:
+    """The verdict on one (case, strategy, gpus)."""
+
+    key: EntryKey
+    verdict: Verdict
+    baseline: SpeedupPair
+    current: SpeedupPair
+    finding: Finding | None = None
+    change: Estimate | None = None
+    """Relative change of the judged quantity, with its 95% interval; negative is worse."""
+    changed_quantity: str | None = None
+    """What `change` is a change of: `T(1)`, `T(n)` or `E(n)`, always signed so that less is worse.
+    """
+    minimum_detectable_loss: float | None = None
+    further_runs: int | None = None
+    """For an inconclusive row: how many further runs would settle it, where runs can."""
+    reason: str = ""
+    """One sentence that a tired person understands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All rows of one comparison, and the single exit code that follows from them."""
+
+    baseline_name: str
+    baseline_machine: str
+    current_machine: str
+    entries: tuple[EntryVerdict, ...]
+    notes: tuple[str, ...] = ()
+
+    def count(self, verdict: Verdict) -> int:
+        """How many rows got this verdict."""
+        return sum(entry.verdict is verdict for entry in self.entries)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Worst first: a regression, nothing comparable, anything not shown to be fine, ok."""
+        verdicts = [entry.verdict for entry in self.entries]
+        if any(verdict.is_loss for verdict in verdicts):
+            return ExitCode.REGRESSED
+        if not any(verdict.is_judged for verdict in verdicts):
+            return ExitCode.NOTHING_COMPARABLE
+        if not all(verdict.is_pass for verdict in verdicts):
+            return ExitCode.INCONCLUSIVE
+        return ExitCode.OK

@@ -1,0 +1,39 @@
+"""Numbers with units, written the way a person reads them."""
+
+import math
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration with three significant digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
+    if seconds >= 120:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1 or unit == "µs":
+            return f"{significant(seconds * factor)} {unit}"
+    raise AssertionError("unreachable: the last unit takes every number")
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in binary units: `512 MiB`, `1.50 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{significant(count)} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: the last unit takes every number")
+
+
+def format_percent(fraction: float, *, signed: bool = False) -> str:
+    """A fraction as a percentage with one decimal: `−9.1 %`."""
+    text = f"{abs(fraction) * 100:.1f} %"
+    if fraction < 0 and text != "0.0 %":
+        return f"−{text}"
+    return f"+{text}" if signed else text
+
+
+def significant(number: float, digits: int = 3) -> str:
+    """A positive number with that many significant digits and no exponent: `0.0412`, `1520`."""
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    return f"{number:.{decimals}f}"
