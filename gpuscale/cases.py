@@ -38,6 +38,8 @@ class TrainingCase:
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
     """Length of one epoch of synthetic data."""
+    raw_image_shape: ClassVar[tuple[int, ...] | None] = None
+    """Height and width (and 3 for colour) of the images that `transform` takes."""
     sizes: ClassVar[Mapping[str, Size]] = {}
     """Named sizes; without any, `batch` and `sample_shape` are the size of every name."""
 
@@ -84,6 +86,10 @@ class TrainingCase:
                 f"{gpus} GPUs; choose a number of GPUs that divides it"
             )
         return size.batch // gpus
+
+    def transform(self, size: Size) -> Callable[[Any], "torch.Tensor"] | None:
+        """The transforms from a PIL image to a sample, or None where data are tensors already."""
+        return None
 
     def real_dataset(
         self, root: Path, size: Size, *, download: bool

@@ -15,6 +15,7 @@ from gpuscale.records.baseline import (
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice
 from gpuscale.records.estimate import Estimate
+from gpuscale.records.request import Pacing, RankOutcome, RunRequest
 from gpuscale.records.results import Results
 from gpuscale.records.run import Failure, FailureKind, GpuSummary, RankReport, Run, Window
 from gpuscale.records.verdict import Comparison, EntryVerdict, Finding, SpeedupPair, Verdict
@@ -35,10 +36,13 @@ __all__ = [
     "Hardware",
     "MeasuredEntry",
     "MeasuredRun",
+    "Pacing",
     "PublishedFigure",
+    "RankOutcome",
     "RankReport",
     "Results",
     "Run",
+    "RunRequest",
     "Source",
     "SpeedupPair",
     "Tolerances",

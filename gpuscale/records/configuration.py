@@ -28,6 +28,8 @@ class Configuration:
     data: DataKind
     threads_per_rank: int | None = None
     """CPU threads of each rank; None where the library's own default was left alone."""
+    data_workers: int | None = None
+    """Loader processes of each rank; None where it was not recorded."""
 
     @property
     def label(self) -> str:

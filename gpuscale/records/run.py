@@ -82,6 +82,7 @@ class Run:
     batch_per_gpu: int
     sample_shape: tuple[int, ...]
     steps_per_window: int | None
+    """None, like the fields below, where the run failed before it was known."""
     windows: tuple[Window, ...]
     ranks: tuple[RankReport, ...]
     warmup_steps: int | None

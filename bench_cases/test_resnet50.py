@@ -1,0 +1,63 @@
+"""ResNet-50 on ImageNet at 256×256, as on JUWELS Booster (Forschungszentrum Jülich)."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from torchvision import datasets, models
+from torchvision.transforms import v2
+
+from gpuscale import Size, TrainingCase
+
+# From four nodes of four GPUs up the source halves the batch on each GPU.
+_GPUS_OF_HALF_BATCH = 16
+
+
+class Resnet50(TrainingCase):
+    """torchvision's ResNet-50 with 1000 classes, Adam at 0.02, weak scaling."""
+
+    strategies = ("ddp",)
+    classes = 1000
+    # Near the mean size of ImageNet's pictures.
+    raw_image_shape = (375, 500, 3)
+    training_samples = 1_281_167
+    sizes = {
+        "full": Size(batch=256, sample_shape=(3, 256, 256)),
+        "smoke": Size(batch=4, sample_shape=(3, 64, 64)),
+    }
+
+    def batch_per_gpu(self, size: Size, gpus: int) -> int:
+        return size.batch // 2 if gpus >= _GPUS_OF_HALF_BATCH else size.batch
+
+    def model(self) -> nn.Module:
+        return models.resnet50(weights=None, num_classes=self.classes)
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.02)
+
+    def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
+        return v2.Compose(
+            [
+                v2.ToImage(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Resize(size.sample_shape[1:], antialias=True),
+            ]
+        )
+
+    def real_dataset(
+        self, root: Path, size: Size, *, download: bool
+    ) -> Dataset[tuple[torch.Tensor, int]]:
+        """The pictures below `root`, one folder per class; ImageNet cannot be downloaded."""
+        return datasets.ImageFolder(root, transform=self.transform(size))
+
+
+@pytest.mark.gpuscale(case=Resnet50)
+def test_resnet50(scaling: Callable[[], object]) -> None:
+    scaling()

@@ -1,0 +1,26 @@
+"""Starting ranks: one file per way of doing it."""
+
+from typing import Protocol
+
+from gpuscale.records import Environment, Run, RunRequest
+
+
+class Launcher(Protocol):
+    """Starts all the ranks of a run and returns what they measured."""
+
+    @property
+    def environment(self) -> Environment:
+        """The machine as the ranks see it."""
+        ...
+
+    def run(self, request: RunRequest) -> Run:
+        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
+        ...
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """How far the run under way is: stage, done, total; None where nothing is known."""
+        ...
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        ...

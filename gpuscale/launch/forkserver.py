@@ -1,0 +1,64 @@
+"""The fork server: imports torch once, so that a rank starts in tenths of a second."""
+
+import multiprocessing
+import tempfile
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.formats.exchange import from_json
+from gpuscale.launch.trampoline import describe_machine
+from gpuscale.records import Environment
+
+_PRELOAD = [
+    # First, so that the server is tied to pytest before the seconds that torch takes.
+    "gpuscale.worker.forkserver_preload",
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torchvision",
+    # Case files import pytest for their mark.
+    "pytest",
+    "gpuscale.worker.entry",
+    "gpuscale.worker.description",
+]
+_DESCRIBE_TIMEOUT_S = 120.0
+
+
+def fork_server() -> ForkServerContext:
+    """The context whose processes are forked from the preloaded server; it never touches CUDA."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
+def describe_machine_in_child(device: str) -> Environment:
+    """The environment of this machine, found out by a process that may touch CUDA.
+
+    Raises:
+        GpuscaleError: the process failed or did not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuscale-") as folder:
+        path = Path(folder) / "environment.json"
+        process = fork_server().Process(target=describe_machine, args=(str(path), device))
+        process.start()
+        process.join(_DESCRIBE_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise GpuscaleError(
+                f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
+                "see whether 'nvidia-smi' does"
+            )
+        if not path.exists():
+            raise GpuscaleError(
+                f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
+                "see its message above, or measure with --device cpu"
+            )
+        environment = from_json(Environment, path.read_text(encoding="utf-8"))
+    if device == "cuda" and not environment.gpus:
+        raise UsageError(
+            "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
+            "or measure CPU ranks with --device cpu"
+        )
+    return environment

@@ -1,0 +1,127 @@
+"""Ranks on this node, started by torch.distributed's own engine from a preloaded fork server."""
+
+import contextlib
+import logging
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpuscale.formats.exchange import to_json
+from gpuscale.launch.collect import collect_run
+from gpuscale.launch.forkserver import describe_machine_in_child, fork_server
+from gpuscale.launch.supervision import Supervisor
+from gpuscale.launch.trampoline import enter_rank
+from gpuscale.records import Environment, Run, RunRequest
+from gpuscale.run_directory import RunDirectory, write_atomically
+
+_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class LocalLauncher:
+    """Starts each run's ranks on this node, one at a time."""
+
+    def __init__(self, *, device: str) -> None:
+        self._device = device
+        self._environment: Environment | None = None
+        self._running: RunDirectory | None = None
+
+    @property
+    def environment(self) -> Environment:
+        """The machine as the ranks see it; found out at the first use."""
+        if self._environment is None:
+            self._environment = describe_machine_in_child(self._device)
+        return self._environment
+
+    def run(self, request: RunRequest) -> Run:
+        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
+        with tempfile.TemporaryDirectory(
+            prefix="gpuscale-run-", ignore_cleanup_errors=True
+        ) as folder:
+            directory = RunDirectory(path=Path(folder))
+            write_atomically(directory.request, to_json(request))
+            self._running = directory
+            started_at_s = time.time()
+            started = time.monotonic()
+            try:
+                with Supervisor(directory, request) as supervisor:
+                    exit_codes = _launch(request, directory)
+            finally:
+                self._running = None
+            return collect_run(
+                request,
+                directory,
+                exit_codes=exit_codes,
+                timed_out=supervisor.timed_out,
+                started_at_s=started_at_s,
+                wall_s=time.monotonic() - started,
+            )
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """How far the run under way is: stage, done, total; None where nothing is known.
+
+        May be asked from another thread than that of `run`.
+        """
+        directory = self._running
+        if directory is None:
+            return None
+        try:
+            stage, done, total = directory.progress.read_text(encoding="utf-8").split("\t")
+        except (OSError, ValueError):
+            return None
+        return stage, int(done), int(total)
+
+    def close(self) -> None:
+        """Nothing to do: every rank of a run has ended when `run` returns."""
+
+
+def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
+    """Start the ranks and wait for them; the exit codes of those that failed, by rank."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    fork_server()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=request.processes,
+        run_id=f"gpuscale-{uuid.uuid4().hex}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        rdzv_timeout=60,
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(directory.path), redirects=Std.ALL),
+    )
+    with _signals_and_logging_restored():
+        try:
+            elastic_launch(config, enter_rank)(str(directory.path))
+        except ChildFailedError as error:
+            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + error.sigval) from None
+    return {}
+
+
+@contextlib.contextmanager
+def _signals_and_logging_restored() -> Iterator[None]:
+    """Undo what torch's launcher leaves behind: its signal handlers and its log of failures."""
+    handlers: dict[signal.Signals, Any] = {s: signal.getsignal(s) for s in _HANDLED_SIGNALS}
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    # A failed rank is reported once, by us, with its own traceback.
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,60 @@
+"""The pytest plugin. Every pytest run in the environment imports this file: it stays small.
+
+The machinery behind it is imported only when `--gpus` is given.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from gpuscale.records import Run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options; what they mean is checked in plugin/options.py."""
+    group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
+    add = group.addoption
+    add("--gpus", metavar="N,N,…", help="measure on these numbers of GPUs, e.g. 1,2,4")
+    add("--runs", metavar="R", default="3", help="fresh starts of each item (default 3)")
+    add("--strategy", metavar="S,S,…", help="only these strategies: dp, ddp (default: the case's)")
+    add(
+        "--device", default="auto", help="auto, cuda or cpu (default auto: CUDA where there is one)"
+    )
+    add("--size", help="full (default on CUDA), smoke (default on CPU), or a size of your case")
+    add("--precision", default="fp32", help="fp32 (default), tf32, bf16 or fp16 with a scaler")
+    add("--channels-last", action="store_true", help="channels-last memory format")
+    add("--compile", action="store_true", help="train through torch.compile")
+    add("--data-root", metavar="DIR", help="train on the real data below DIR (default synthetic)")
+    add("--download", action="store_true", help="let torchvision download into --data-root")
+    add("--data-workers", metavar="N", help="loader processes of each rank (default by cores)")
+    add("--threads-per-rank", metavar="N", default="1", help="CPU threads of each rank (default 1)")
+    add("--run-seconds", metavar="S", default="20", help="time budget of a run (default 20)")
+    add("--oversubscribe", action="store_true", help="allow more CPU ranks than cores")
+    add("--results", metavar="FILE", help="results file (default: a new one in .gpuscale/results)")
+    # pytest-timeout has an option of this name; where it is installed, its value is ours.
+    if importlib.util.find_spec("pytest_timeout") is None:
+        add("--timeout", metavar="S", help="end a run that takes longer than this (default 600)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the mark, and start the session's machinery if there is something to measure."""
+    config.addinivalue_line(
+        "markers", "gpuscale(case=C): measure the scaling of this TrainingCase (see --gpus)"
+    )
+    if config.getoption("gpus") is not None:
+        from gpuscale.plugin.session import start_session
+
+        start_session(config)
+
+
+@pytest.fixture
+def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
+    """Measure the case of the test's `gpuscale` mark; calling it returns the Run."""
+    measurement = request.config.pluginmanager.getplugin("gpuscale-session")
+    if measurement is None:
+        pytest.skip("nothing to measure; give the numbers of GPUs, e.g. --gpus 1,2")
+    measure: Callable[[], Run] = measurement.measure_for(request)
+    return measure

@@ -1,0 +1,164 @@
+"""What was asked for on the command line, checked before anything starts."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from gpuscale.errors import UsageError
+from gpuscale.records.configuration import Precision, Strategy
+
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DEVICES = ("auto", "cuda", "cpu")
+DEFAULT_TIMEOUT_S = 600.0
+_LARGEST_NUMBER_OF_GPUS = 100_000
+
+T = TypeVar("T", bound=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """The options of one invocation; None is what depends on the device found."""
+
+    gpus: tuple[int, ...]
+    runs: int
+    strategies: tuple[Strategy, ...]
+    device: str
+    size: str | None
+    precision: Precision
+    channels_last: bool
+    compiled: bool
+    data_root: Path | None
+    download: bool
+    data_workers: int | None
+    threads_per_rank: int
+    run_seconds: float
+    timeout_s: float
+    oversubscribe: bool
+    results: Path | None
+
+
+def parse_options(given: Mapping[str, object]) -> MeasureOptions:
+    """The options by their names on pytest's command line.
+
+    Raises:
+        UsageError: a value means nothing; the message names the remedy.
+    """
+    data_root = _data_root(given)
+    return MeasureOptions(
+        gpus=_gpus(_text(given, "gpus")),
+        runs=_whole_number("--runs", _text(given, "runs"), at_least=1),
+        strategies=_strategies(given.get("strategy")),
+        device=_one_of("--device", _text(given, "device"), DEVICES),
+        size=_optional_text(given, "size"),
+        precision=_one_of("--precision", _text(given, "precision"), PRECISIONS),
+        channels_last=bool(given.get("channels_last")),
+        compiled=bool(given.get("compile")),
+        data_root=data_root,
+        download=bool(given.get("download")),
+        data_workers=(
+            None
+            if given.get("data_workers") is None
+            else _whole_number("--data-workers", _text(given, "data_workers"), at_least=0)
+        ),
+        threads_per_rank=_whole_number(
+            "--threads-per-rank", _text(given, "threads_per_rank"), at_least=1
+        ),
+        run_seconds=_seconds("--run-seconds", _text(given, "run_seconds")),
+        timeout_s=_timeout(given.get("timeout")),
+        oversubscribe=bool(given.get("oversubscribe")),
+        results=_results(given),
+    )
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    counts = tuple(
+        _whole_number("--gpus", part, at_least=1, at_most=_LARGEST_NUMBER_OF_GPUS)
+        for part in text.split(",")
+    )
+    if len(set(counts)) != len(counts):
+        raise UsageError(f"--gpus {text}: a number is given twice; name each once, e.g. 1,2,4")
+    return tuple(sorted(counts))
+
+
+def _whole_number(option: str, text: str, *, at_least: int, at_most: int | None = None) -> int:
+    example = "1,2,4" if option == "--gpus" else str(max(1, at_least))
+    try:
+        number = int(text.strip(), 10)
+    except ValueError:
+        raise UsageError(
+            f"{option}: '{text}' is not a whole number; for example {option} {example}"
+        ) from None
+    if number < at_least or (at_most is not None and number > at_most):
+        limit = f"at least {at_least}" if number < at_least else f"at most {at_most}"
+        raise UsageError(f"{option}: {number} is not {limit}; for example {option} {example}")
+    return number
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"{option}: '{text}' is not a number of seconds above 0; try {option} 60")
+    return seconds
+
+
+def _timeout(value: object) -> float:
+    # pytest-timeout's own default is 0 or None: no timeout, which here would be no defence.
+    if value is None or value == 0:
+        return DEFAULT_TIMEOUT_S
+    return _seconds("--timeout", str(value))
+
+
+def _strategies(value: object) -> tuple[Strategy, ...]:
+    if value is None:
+        return STRATEGIES
+    names = [_one_of("--strategy", part.strip(), STRATEGIES) for part in str(value).split(",")]
+    return tuple(dict.fromkeys(names))
+
+
+def _one_of(option: str, text: str, known: tuple[T, ...]) -> T:
+    for name in known:
+        if text == name:
+            return name
+    raise UsageError(f"{option}: there is no '{text}'; choose from {', '.join(known)}")
+
+
+def _data_root(given: Mapping[str, object]) -> Path | None:
+    text = _optional_text(given, "data_root")
+    if text is None:
+        if given.get("download"):
+            raise UsageError("--download: there is nowhere to put the data; add --data-root DIR")
+        return None
+    root = Path(text).expanduser().absolute()
+    if not root.is_dir() and not given.get("download"):
+        raise UsageError(
+            f"--data-root: {text} is not a folder; create it with the data, or add --download"
+        )
+    return root
+
+
+def _results(given: Mapping[str, object]) -> Path | None:
+    text = _optional_text(given, "results")
+    if text is None:
+        return None
+    path = Path(text).expanduser().absolute()
+    if os.path.lexists(path):
+        raise UsageError(
+            f"--results: {text} exists already; name a new file (results are never overwritten)"
+        )
+    return path
+
+
+def _text(given: Mapping[str, object], name: str) -> str:
+    return str(given[name])
+
+
+def _optional_text(given: Mapping[str, object], name: str) -> str | None:
+    value = given.get(name)
+    return None if value is None else str(value)

@@ -1,0 +1,156 @@
+"""One pytest invocation that measures: from options to items, runs, results file and table."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from gpuscale.errors import GpuscaleError
+from gpuscale.launch.local import LocalLauncher
+from gpuscale.plugin.clock import BenchmarkFixture, show_windows
+from gpuscale.plugin.items import (
+    CLOCK_KEY,
+    ItemPlan,
+    parametrize,
+    plan_of,
+    prepare_and_order,
+)
+from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.plugin.progress import ProgressLine
+from gpuscale.plugin.recorder import Recorder
+from gpuscale.plugin.requests import run_request, skip_reason
+from gpuscale.plugin.summary import header_line, run_word, summary_lines
+from gpuscale.records import Environment, Run
+from gpuscale.version import __version__
+
+_MEASURED = pytest.StashKey[bool]()
+
+
+def start_session(config: pytest.Config) -> None:
+    """Check the options and the machine, and register what measures.
+
+    Raises:
+        pytest.UsageError: an option or the machine does not allow what was asked for.
+    """
+    if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
+        )
+    try:
+        options = parse_options(vars(config.option))
+        launcher = LocalLauncher(device=options.device)
+        environment = launcher.environment
+        if options.precision == "tf32" and environment.device == "cpu":
+            raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+    except GpuscaleError as error:
+        raise pytest.UsageError(str(error)) from None
+    if config.option.verbose == 0:
+        # A line for each item, with its step time: runs take seconds, dots say too little.
+        config.option.verbose = 1
+    session = MeasuringSession(config, options, launcher, environment)
+    config.pluginmanager.register(session, "gpuscale-session")
+
+
+class MeasuringSession:
+    """The hooks of an invocation with `--gpus`."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        options: MeasureOptions,
+        launcher: LocalLauncher,
+        environment: Environment,
+    ) -> None:
+        self._options = options
+        self._launcher = launcher
+        self._recorder = Recorder(
+            environment, results=options.results, folder=Path(config.invocation_params.dir)
+        )
+        self._config = config
+        self._words: dict[str, str] = {}
+
+    def pytest_report_header(self) -> str:
+        """Say what is measured on, before anything is."""
+        return header_line(__version__, self._recorder.environment, self._options)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Make the items of tests that use `scaling`."""
+        if "scaling" in metafunc.fixturenames:
+            parametrize(metafunc, self._options)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Order items run by run."""
+        prepare_and_order(items)
+
+    def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
+        """What the `scaling` fixture hands to a test."""
+        item: pytest.Item = request.node
+        plan = plan_of(item)
+        if plan is None:
+            raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
+        if reason := skip_reason(plan, self._recorder.environment, self._options):
+            pytest.skip(reason)
+        benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
+
+        def measure() -> Run:
+            if item.stash.get(_MEASURED, False):
+                pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
+            item.stash[_MEASURED] = True
+            return self._measure(item, plan, benchmark)
+
+        return measure
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """A test that passes without having measured would be a false green."""
+        outcome = yield
+        if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_MEASURED, False):
+            pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
+        return outcome
+
+    def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: BenchmarkFixture) -> Run:
+        try:
+            request = run_request(plan, self._recorder.environment, self._options)
+        except GpuscaleError as error:
+            pytest.fail(str(error), pytrace=False)
+        with (
+            ProgressLine(self._config, plan, self._launcher),
+            self._recorder.telemetry(request) as sampling,
+        ):
+            run = self._launcher.run(request)
+            run = self._recorder.append(run, sampling.summarize(run))
+        if run.failure is not None:
+            detail = f"\n{run.failure.detail}" if run.failure.detail else ""
+            pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
+        assert run.steps_per_window is not None
+        benchmark.extra_info.update(
+            device=run.configuration.device,
+            gpus=run.gpus,
+            run=run.index,
+            batch_per_gpu=run.batch_per_gpu,
+        )
+        show_windows(benchmark, item.stash[CLOCK_KEY], run.windows, run.steps_per_window)
+        self._words[item.nodeid] = run_word(run)
+        return run
+
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport
+    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        """Put the step time beside PASSED."""
+        if report.when == "call" and report.passed and report.nodeid in self._words:
+            return "passed", ".", (f"PASSED {self._words[report.nodeid]}", {"green": True})
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the scaling table and where the results are."""
+        terminalreporter.section("scaling", sep="-", bold=True)
+        for line in summary_lines(self._recorder):
+            terminalreporter.write_line(line)
+
+    def pytest_unconfigure(self) -> None:
+        """Close what is open."""
+        self._recorder.close()
+        self._launcher.close()

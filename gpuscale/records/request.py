@@ -1,0 +1,66 @@
+"""What the launcher asks of the ranks, and what each rank answers."""
+
+from dataclasses import dataclass
+
+from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.run import RankReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How long a run warms up and measures."""
+
+    warmup_steps: int
+    warmup_s: float
+    """Warm-up lasts until both its steps and its seconds have passed, first step excepted."""
+    windows: int
+    window_s: float
+    """Aimed-at length of a window; a window holds at least one step."""
+    run_seconds: float
+    """Budget of all windows together; slow cases get fewer of them, never under 5."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One run to be made: everything that a rank needs to know, on any node."""
+
+    configuration: Configuration
+    gpus: int
+    index: int
+    batch_per_gpu: int
+    sample_shape: tuple[int, ...]
+    case_module: str
+    case_file: str
+    case_class: str
+    import_paths: tuple[str, ...]
+    """What the test process had on `sys.path`, so that ranks find what the case imports."""
+    devices: tuple[int, ...]
+    """CUDA devices by local rank (all of them for `dp`); empty on CPU."""
+    data_root: str | None
+    download: bool
+    pacing: Pacing
+    timeout_s: float
+
+    @property
+    def key(self) -> EntryKey:
+        """The table row that this run belongs to."""
+        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+
+    @property
+    def processes(self) -> int:
+        """How many ranks are started: one per GPU, or a single one for `dp`."""
+        return 1 if self.configuration.strategy == "dp" else self.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """What one rank measured, before the launcher joins the ranks into a run."""
+
+    report: RankReport
+    joined_at_s: float
+    """Unix time at which the rank had joined the process group."""
+    warmup_steps: int
+    warmup_s: float
+    steps_per_window: int
+    window_started_at_s: tuple[float, ...]
+    window_busy_s: tuple[float, ...]

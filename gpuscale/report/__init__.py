@@ -1,0 +1,1 @@
+"""Results and verdicts as text and data: one file per format."""

@@ -1,0 +1,123 @@
+"""Batches without end: synthetic or real samples through one DataLoader."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from gpuscale.cases import Size, TrainingCase
+from gpuscale.errors import CaseError
+from gpuscale.records import RunRequest
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+# So many samples are generated and then shared by all indices: at ImageNet's size the
+# generator would otherwise be what is measured.
+_POOL = 64
+_SEED = 42
+
+
+class SyntheticDataset(Dataset[tuple[Any, int]]):
+    """A deterministic, learnable stand-in for a case's data.
+
+    Where the case names a raw image shape, samples are PIL images that pass through the case's
+    own transforms, as a file's would; otherwise they are float tensors of its sample shape.
+    Each class has a pattern of its own under noise, so that the loss falls as in real training.
+    """
+
+    def __init__(self, case: TrainingCase, size: Size) -> None:
+        self._length = case.training_samples
+        self._classes = case.classes
+        self._transform = case.transform(size)
+        shape = case.raw_image_shape if self._transform else size.sample_shape
+        if shape is None:
+            raise CaseError(f"{case.name()}: a case with transforms needs raw_image_shape")
+        self._samples = torch.stack([self._generate(slot, shape) for slot in range(_POOL)])
+
+    def _generate(self, slot: int, shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(slot % self._classes)
+        pattern = torch.rand(shape, generator=generator)
+        noise = torch.rand(shape, generator=generator.manual_seed(self._classes + slot))
+        sample = (pattern + noise) / 2
+        return (sample * 255).to(torch.uint8) if self._transform else sample
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        slot = index % _POOL
+        sample = self._samples[slot]
+        if self._transform:
+            from PIL import Image
+
+            return self._transform(Image.fromarray(sample.numpy())), slot % self._classes
+        return sample, slot % self._classes
+
+
+class Batches:
+    """An endless iterator over one rank's share of the data, epoch after epoch."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch: int,
+        rank: int,
+        world_size: int,
+        workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self._sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=_SEED, drop_last=True
+        )
+        self._loader: DataLoader[Batch] = DataLoader(
+            dataset,
+            batch_size=batch,
+            sampler=self._sampler,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+            drop_last=True,
+        )
+        if len(self._loader) == 0:
+            raise CaseError(
+                f"a batch of {batch} on each of {world_size} ranks is larger than the data; "
+                "choose a smaller size or fewer GPUs"
+            )
+        self.epoch = 0
+        self._iterator: Iterator[Batch] = iter(self._loader)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self.epoch += 1
+            self._sampler.set_epoch(self.epoch)
+            self._iterator = iter(self._loader)
+            return next(self._iterator)
+
+
+def training_batches(
+    case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
+) -> Batches:
+    """The batches that one rank trains on."""
+    dataset: Dataset[Any]
+    if request.data_root is None:
+        dataset = SyntheticDataset(case, size)
+    else:
+        root = Path(request.data_root)
+        dataset = case.real_dataset(root, size, download=request.download)
+    return Batches(
+        dataset,
+        batch=batch,
+        rank=rank,
+        world_size=world_size,
+        workers=request.configuration.data_workers or 0,
+        pin_memory=request.configuration.device == "cuda",
+    )

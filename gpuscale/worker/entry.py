@@ -1,0 +1,100 @@
+"""What a rank does from its first line to its last."""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from gpuscale.formats.exchange import from_json
+from gpuscale.records import RankOutcome, RankReport, RunRequest
+from gpuscale.run_directory import RunDirectory
+from gpuscale.worker import checks
+from gpuscale.worker.case_loading import load_case
+from gpuscale.worker.data import training_batches
+from gpuscale.worker.lifeline import die_with_parent
+from gpuscale.worker.measurement import Measurement, measure
+from gpuscale.worker.reporting import RankFiles
+from gpuscale.worker.strategies import Strategy, strategy_for
+from gpuscale.worker.training import Training
+
+_SEED = 42
+
+
+def main(directory: str) -> None:
+    """Make the run that the directory's request asks for, as the rank that the environment says."""
+    die_with_parent()
+    run_directory = RunDirectory(path=Path(directory))
+    request = from_json(RunRequest, run_directory.request.read_text(encoding="utf-8"))
+    files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
+    files.announce(request.timeout_s)
+    try:
+        files.write_outcome(_run(request, files))
+    except BaseException as error:
+        files.write_failure(error)
+        raise
+
+
+def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
+    torch.set_num_threads(request.configuration.threads_per_rank or 1)
+    torch.manual_seed(_SEED)
+    case = load_case(request)
+    size = case.named_size(request.configuration.size)
+    strategy = strategy_for(request)
+    joined_at_s = time.time()
+    if request.data_root is not None and request.download:
+        if strategy.local_rank == 0:
+            case.real_dataset(Path(request.data_root), size, download=True)
+        strategy.barrier()
+    batches = training_batches(
+        case,
+        request,
+        size,
+        # A rank of DDP takes one GPU's share; the single process of dp takes all of them.
+        batch=request.batch_per_gpu * request.gpus // strategy.world_size,
+        rank=strategy.rank,
+        world_size=strategy.world_size,
+    )
+    training = Training(case, request, strategy, batches)
+    measurement = measure(training, strategy, request.pacing, files)
+    report = _report(strategy, training)
+    strategy.barrier()
+    strategy.close()
+    return _outcome(report, measurement, joined_at_s)
+
+
+def _report(strategy: Strategy, training: Training) -> RankReport:
+    loss = checks.finite_or_none(training.last_loss())
+    if not checks.parameters_are_finite(training.model):
+        loss = None
+    return RankReport(
+        rank=strategy.rank,
+        local_rank=strategy.local_rank,
+        host=socket.gethostname(),
+        devices=strategy.devices,
+        device_uuids=tuple(
+            str(torch.cuda.get_device_properties(device).uuid) for device in strategy.devices
+        ),
+        parameter_digest=checks.parameter_digest(training.model),
+        final_loss=loss,
+        peak_memory_bytes=checks.peak_device_memory_bytes(strategy.devices),
+        peak_host_memory_bytes=checks.peak_host_memory_bytes(),
+    )
+
+
+def _outcome(report: RankReport, measurement: Measurement, joined_at_s: float) -> RankOutcome:
+    return RankOutcome(
+        report=report,
+        joined_at_s=joined_at_s,
+        warmup_steps=measurement.warmup_steps,
+        warmup_s=measurement.warmup_s,
+        steps_per_window=measurement.steps_per_window,
+        window_started_at_s=measurement.started_at_s,
+        window_busy_s=measurement.busy_s,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

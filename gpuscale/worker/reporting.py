@@ -1,0 +1,51 @@
+"""The files by which a rank speaks to its launcher; nothing is parsed from its output."""
+
+import faulthandler
+import os
+import socket
+import traceback
+
+from gpuscale.formats.exchange import to_json
+from gpuscale.records import Failure, RankOutcome
+from gpuscale.run_directory import RunDirectory, write_atomically
+
+
+class RankFiles:
+    """One rank's corner of the run's directory."""
+
+    def __init__(self, directory: RunDirectory, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+
+    def announce(self, timeout_s: float) -> None:
+        """Leave the process id, and have the interpreter write all stacks after `timeout_s`.
+
+        The stacks are written by a thread without the interpreter's lock, so also from a rank
+        that is stuck in a collective; ending the rank is the launcher's, after all have spoken.
+        """
+        write_atomically(self._directory.pid(self._rank), str(os.getpid()))
+        # The file must stay open for as long as the process lives.
+        self._stacks = self._directory.stacks(self._rank).open("w")
+        faulthandler.dump_traceback_later(timeout_s, exit=False, file=self._stacks)
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tell how far the run is; rank 0 speaks for all."""
+        if self._rank == 0:
+            write_atomically(self._directory.progress, f"{stage}\t{done}\t{total}")
+
+    def write_outcome(self, outcome: RankOutcome) -> None:
+        """Leave what this rank measured."""
+        faulthandler.cancel_dump_traceback_later()
+        write_atomically(self._directory.outcome(self._rank), to_json(outcome))
+
+    def write_failure(self, error: BaseException) -> None:
+        """Leave the traceback of what ended this rank."""
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        failure = Failure(
+            kind="raised",
+            message=summary.splitlines()[0] if summary else type(error).__name__,
+            rank=self._rank,
+            host=socket.gethostname(),
+            detail="".join(traceback.format_exception(error)),
+        )
+        write_atomically(self._directory.failure(self._rank), to_json(failure))

@@ -1,0 +1,43 @@
+"""What the measuring loop needs from a strategy."""
+
+from typing import Protocol
+
+import torch
+
+
+class Strategy(Protocol):
+    """One rank's view of a parallel training."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    """Ranks in the process group; 1 for `dp`, whose single process drives all devices."""
+    device: torch.device
+    """Where the batch goes and the loss comes from."""
+    devices: tuple[int, ...]
+    """All CUDA devices that this process drives; empty on CPU."""
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model, on its device, made parallel."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        ...
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values, the same on every rank."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group."""
+        ...
+
+
+def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
+    """The device at a position of the request's list, made current; the CPU for an empty list."""
+    if not devices:
+        return torch.device("cpu")
+    device = torch.device("cuda", devices[position])
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,32 @@
+"""DataParallel: one process that scatters each batch over its devices and gathers the outputs."""
+
+import torch
+
+from gpuscale.records import RunRequest
+from gpuscale.worker.strategies.base import cuda_device
+
+
+class DataParallelStrategy:
+    """A single process with all devices; there is nobody to wait for."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+
+    def __init__(self, request: RunRequest) -> None:
+        self.device = cuda_device(request.devices, 0)
+        self.devices = request.devices
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model on the first device inside DataParallel (on CPU it passes batches through)."""
+        return torch.nn.DataParallel(model.to(self.device), device_ids=list(self.devices) or None)
+
+    def barrier(self) -> None:
+        """Return at once: there is one process."""
+
+    def largest(self, value: float) -> float:
+        """The value itself: there is one process."""
+        return value
+
+    def close(self) -> None:
+        """Nothing to leave."""
