@@ -1,0 +1,93 @@
+"""The samples file: JSON Lines, one header and one line a tick, written by the sampler.
+
+It is a file between two processes of one run, not one to keep: it has no version.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscale.telemetry.probe import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledDevice:
+    """A device that the sampler was asked for."""
+
+    name: str | None = None
+    absent: str | None = None
+    """Why it is not sampled; None where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line: what the sampler found."""
+
+    interval_s: float
+    driver_version: str | None = None
+    absent: str | None = None
+    """Why nothing is sampled: there is no driver; None where there is one."""
+    devices: Mapping[str, SampledDevice]
+    """By UUID, as asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Every later line: all sampled devices at one moment."""
+
+    time_s: float
+    """Unix time at which the reading began."""
+    readings: Mapping[str, Reading]
+    """By UUID, as asked for."""
+
+
+def header_line(header: Header) -> str:
+    """The header as a line of the file."""
+    return json.dumps(asdict(header)) + "\n"
+
+
+def tick_line(tick: Tick) -> str:
+    """A tick as a line of the file."""
+    return json.dumps(asdict(tick)) + "\n"
+
+
+def read_samples(path: Path) -> tuple[Header | None, Iterator[Tick]]:
+    """The header and the ticks of a file that may still be growing.
+
+    A line that is cut short, as the last one is while the sampler writes it, is left out. A
+    file that does not exist or has no whole first line has no header and no ticks.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    lines = (_object(line) for line in text.splitlines())
+    first = next(lines, None)
+    if first is None:
+        return None, iter(())
+    return _header(first), (_tick(line) for line in lines if line is not None)
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    # No prefix of an object's text is itself an object, so what parses is whole.
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
+
+
+def _header(line: dict[str, Any]) -> Header:
+    devices = {uuid: SampledDevice(**device) for uuid, device in line.pop("devices").items()}
+    return Header(**line, devices=devices)
+
+
+def _tick(line: dict[str, Any]) -> Tick:
+    readings = {uuid: Reading(**reading) for uuid, reading in line["readings"].items()}
+    return Tick(time_s=line["time_s"], readings=readings)
+
+
+def stderr_path(samples: Path) -> Path:
+    """Where the sampler of a samples file leaves its error messages."""
+    return samples.with_name(f"{samples.name}.stderr")
