@@ -51,7 +51,10 @@ class MnistCnn(TrainingCase):
         return torch.optim.Adam(parameters, lr=1e-3)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        return v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+        steps: Callable[[Any], torch.Tensor] = v2.Compose(
+            [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+        )
+        return steps
 
     def real_dataset(
         self, root: Path, size: Size, *, download: bool

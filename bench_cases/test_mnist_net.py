@@ -55,14 +55,18 @@ class MnistNet(TrainingCase):
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        return v2.Compose(
+        steps: Callable[[Any], torch.Tensor] = v2.Compose(
             [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
         )
+        return steps
 
     def real_dataset(
         self, root: Path, size: Size, *, download: bool
     ) -> Dataset[tuple[torch.Tensor, int]]:
-        return datasets.MNIST(root, train=True, transform=self.transform(size), download=download)
+        data: Dataset[tuple[torch.Tensor, int]] = datasets.MNIST(
+            root, train=True, transform=self.transform(size), download=download
+        )
+        return data
 
 
 @pytest.mark.gpuscale(case=MnistNet)

@@ -34,7 +34,8 @@ class Resnet50(TrainingCase):
         return size.batch // 2 if gpus >= _GPUS_OF_HALF_BATCH else size.batch
 
     def model(self) -> nn.Module:
-        return models.resnet50(weights=None, num_classes=self.classes)
+        network: nn.Module = models.resnet50(weights=None, num_classes=self.classes)
+        return network
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
@@ -43,19 +44,23 @@ class Resnet50(TrainingCase):
         return torch.optim.Adam(parameters, lr=0.02)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        return v2.Compose(
+        steps: Callable[[Any], torch.Tensor] = v2.Compose(
             [
                 v2.ToImage(),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Resize(size.sample_shape[1:], antialias=True),
             ]
         )
+        return steps
 
     def real_dataset(
         self, root: Path, size: Size, *, download: bool
     ) -> Dataset[tuple[torch.Tensor, int]]:
         """The pictures below `root`, one folder per class; ImageNet cannot be downloaded."""
-        return datasets.ImageFolder(root, transform=self.transform(size))
+        data: Dataset[tuple[torch.Tensor, int]] = datasets.ImageFolder(
+            root, transform=self.transform(size)
+        )
+        return data
 
 
 @pytest.mark.gpuscale(case=Resnet50)

@@ -29,7 +29,8 @@ class Resnet50Cifar(TrainingCase):
     }
 
     def model(self) -> nn.Module:
-        return models.resnet50(weights=None, num_classes=self.classes)
+        network: nn.Module = models.resnet50(weights=None, num_classes=self.classes)
+        return network
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
@@ -38,18 +39,22 @@ class Resnet50Cifar(TrainingCase):
         return torch.optim.SGD(parameters, lr=0.01 * gpus)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        return v2.Compose(
+        steps: Callable[[Any], torch.Tensor] = v2.Compose(
             [
                 v2.ToImage(),
                 v2.Resize(size.sample_shape[1:], antialias=True),
                 v2.ToDtype(torch.float32, scale=True),
             ]
         )
+        return steps
 
     def real_dataset(
         self, root: Path, size: Size, *, download: bool
     ) -> Dataset[tuple[torch.Tensor, int]]:
-        return datasets.CIFAR10(root, train=True, transform=self.transform(size), download=download)
+        data: Dataset[tuple[torch.Tensor, int]] = datasets.CIFAR10(
+            root, train=True, transform=self.transform(size), download=download
+        )
+        return data
 
 
 @pytest.mark.gpuscale(case=Resnet50Cifar)

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--download", action="store_true", help="let torchvision download into --data-root")
     add("--data-workers", metavar="N", help="loader processes of each rank (default by cores)")
     add("--threads-per-rank", metavar="N", default="1", help="CPU threads of each rank (default 1)")
-    add("--run-seconds", metavar="S", default="20", help="time budget of a run (default 20)")
+    add("--run-seconds", metavar="S", help="time for a run's windows (default 20; on CPU 2)")
     add("--oversubscribe", action="store_true", help="allow more CPU ranks than cores")
     add("--results", metavar="FILE", help="results file (default: a new one in .gpuscale/results)")
     # pytest-timeout has an option of this name; where it is installed, its value is ours.

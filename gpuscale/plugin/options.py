@@ -35,7 +35,7 @@ class MeasureOptions:
     download: bool
     data_workers: int | None
     threads_per_rank: int
-    run_seconds: float
+    run_seconds: float | None
     timeout_s: float
     oversubscribe: bool
     results: Path | None
@@ -67,7 +67,11 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
         threads_per_rank=_whole_number(
             "--threads-per-rank", _text(given, "threads_per_rank"), at_least=1
         ),
-        run_seconds=_seconds("--run-seconds", _text(given, "run_seconds")),
+        run_seconds=(
+            None
+            if given.get("run_seconds") is None
+            else _seconds("--run-seconds", _text(given, "run_seconds"))
+        ),
         timeout_s=_timeout(given.get("timeout")),
         oversubscribe=bool(given.get("oversubscribe")),
         results=_results(given),

@@ -12,19 +12,20 @@ from gpuscale.store import ResultsWriter, default_results_path
 from gpuscale.telemetry import Sampler, TelemetryReport, summarize
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
+_NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 
 
 class RunSampling:
     """The samples that are taken beside one run."""
 
-    def __init__(self, samples: Path | None, uuids: tuple[str, ...]) -> None:
+    def __init__(self, sampler: Sampler, samples: Path, uuids: tuple[str, ...]) -> None:
+        self._sampler = sampler
         self._samples = samples
         self._uuids = uuids
 
     def summarize(self, run: Run) -> TelemetryReport:
-        """What NVML saw during the run's windows; to be asked before the sampling ends."""
-        if self._samples is None:
-            return TelemetryReport(absent="measured on CPU")
+        """End the sampling; what NVML saw during the run's windows."""
+        self._sampler.stop()
         windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
         return summarize(self._samples, uuids=self._uuids, intervals=windows)
 
@@ -41,24 +42,25 @@ class Recorder:
         self._writer: ResultsWriter | None = None
 
     @contextmanager
-    def telemetry(self, request: RunRequest) -> Iterator["RunSampling"]:
-        """Sample the devices of a run for as long as the context lasts."""
+    def sampling(self, request: RunRequest) -> Iterator[RunSampling | None]:
+        """Sample the devices of a run for as long as the context lasts; None on CPU."""
         uuids = tuple(
             gpu.uuid for gpu in self.environment.gpus if gpu.index in request.devices and gpu.uuid
         )
         if not uuids:
-            yield RunSampling(None, uuids)
+            yield None
             return
         with tempfile.TemporaryDirectory(prefix="gpuscale-telemetry-") as folder:
             samples = Path(folder) / "samples.jsonl"
             sampler = Sampler.start(uuids=uuids, output=samples)
             try:
-                yield RunSampling(samples, uuids)
+                yield RunSampling(sampler, samples, uuids)
             finally:
                 sampler.stop()
 
-    def append(self, run: Run, telemetry: TelemetryReport) -> Run:
+    def append(self, run: Run, sampling: RunSampling | None) -> Run:
         """Write a run with its telemetry to the disk, and remember it for the table."""
+        telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(run, gpu_summaries=telemetry.gpu_summaries, telemetry_absent=telemetry.absent)
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gpuscale.cases import TrainingCase
@@ -11,8 +12,8 @@ from gpuscale.records import Configuration, Environment, Pacing, RunRequest
 
 _MOST_DATA_WORKERS = 8
 _PACINGS = {
-    "cuda": {"warmup_steps": 10, "warmup_s": 2.0, "windows": 20, "window_s": 0.5},
-    "cpu": {"warmup_steps": 2, "warmup_s": 0.5, "windows": 12, "window_s": 0.1},
+    "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    "cpu": Pacing(warmup_steps=2, warmup_s=0.4, windows=10, window_s=0.15, run_seconds=2.0),
 }
 
 
@@ -114,11 +115,11 @@ def _devices(plan: ItemPlan, environment: Environment) -> tuple[int, ...]:
 
 
 def _pacing(environment: Environment, options: MeasureOptions) -> Pacing:
-    pace = _PACINGS[environment.device]
-    return Pacing(
-        warmup_steps=int(pace["warmup_steps"]),
-        warmup_s=pace["warmup_s"],
-        windows=int(pace["windows"]),
-        window_s=min(pace["window_s"], options.run_seconds),
+    pacing = _PACINGS[environment.device]
+    if options.run_seconds is None:
+        return pacing
+    return replace(
+        pacing,
         run_seconds=options.run_seconds,
+        window_s=min(pacing.window_s, options.run_seconds),
     )

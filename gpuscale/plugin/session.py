@@ -1,6 +1,7 @@
 """One pytest invocation that measures: from options to items, runs, results file and table."""
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.progress import ProgressLine
 from gpuscale.plugin.recorder import Recorder
-from gpuscale.plugin.requests import run_request, skip_reason
+from gpuscale.plugin.requests import cases_revision, run_request, skip_reason
 from gpuscale.plugin.summary import header_line, run_word, summary_lines
 from gpuscale.records import Environment, Run
 from gpuscale.version import __version__
@@ -39,7 +40,7 @@ def start_session(config: pytest.Config) -> None:
     try:
         options = parse_options(vars(config.option))
         launcher = LocalLauncher(device=options.device)
-        environment = launcher.environment
+        environment = replace(launcher.environment, cases_revision=cases_revision(config.rootpath))
         if options.precision == "tf32" and environment.device == "cpu":
             raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
     except GpuscaleError as error:
@@ -117,10 +118,10 @@ class MeasuringSession:
             pytest.fail(str(error), pytrace=False)
         with (
             ProgressLine(self._config, plan, self._launcher),
-            self._recorder.telemetry(request) as sampling,
+            self._recorder.sampling(request) as sampling,
         ):
             run = self._launcher.run(request)
-            run = self._recorder.append(run, sampling.summarize(run))
+            run = self._recorder.append(run, sampling)
         if run.failure is not None:
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)

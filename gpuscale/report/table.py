@@ -76,8 +76,8 @@ def _cells(point: ScalingPoint) -> list[str]:
         str(point.key.gpus),
         str(point.batch_per_gpu),
         f"{point.valid_runs}{failed}",
-        UNKNOWN if time_s is None else format_seconds(time_s.value) + _spread(time_s),
-        UNKNOWN if rate is None else significant(rate.value) + _spread(rate),
+        UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s),
+        UNKNOWN if rate is None else significant(rate.value) + spread_text(rate),
         interval_text(point.speedup),
         interval_text(point.efficiency),
         UNKNOWN if point.gpu_utilization is None else format_percent(point.gpu_utilization),
@@ -85,7 +85,7 @@ def _cells(point: ScalingPoint) -> list[str]:
     ]
 
 
-def _spread(estimate: Estimate) -> str:
+def spread_text(estimate: Estimate) -> str:
     """Half the interval relative to the value: ` ±2.1 %`; empty without an interval."""
     if estimate.low is None or estimate.high is None:
         return ""

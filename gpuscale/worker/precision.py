@@ -13,7 +13,7 @@ def set_fp32_mode(precision: Precision) -> None:
     """Let fp32 be fp32: torch allows TF32 in convolutions unless it is told otherwise."""
     mode = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
+    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined] # not in stubs
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

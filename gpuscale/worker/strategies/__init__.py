@@ -8,6 +8,8 @@ from gpuscale.worker.strategies.base import Strategy
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 
+__all__ = ["STRATEGIES", "Strategy", "strategy_for"]
+
 STRATEGIES: dict[str, Callable[[RunRequest], Strategy]] = {
     "ddp": DistributedDataParallelStrategy,
     "dp": DataParallelStrategy,

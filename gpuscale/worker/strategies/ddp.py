@@ -21,7 +21,7 @@ class DistributedDataParallelStrategy:
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.device = cuda_device(request.devices, self.local_rank)
-        self.devices = () if self.device.index is None else (self.device.index,)
+        self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
         # Barriers go through gloo on the CPU also beside NCCL: a barrier by kernel would
         # wait in the very stream that is being timed.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"

@@ -1,0 +1,119 @@
+"""The `gpuscale` command: parses, dispatches, and turns expected failures into one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from gpuscale.errors import ExitCode, GpuscaleError
+from gpuscale.version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code of the process."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        # Each command imports what it needs: `gpuscale --help` is typed often.
+        code = _dispatch(parsed)
+        sys.stdout.flush()
+        return code
+    except GpuscaleError as error:
+        print(f"gpuscale: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
+        return ExitCode.USAGE
+    except BrokenPipeError:
+        # `gpuscale show … | head`: the reader has seen enough. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 128 + 2
+
+
+def _dispatch(parsed: argparse.Namespace) -> int:
+    if parsed.command == "compare":
+        from gpuscale.cli.compare import run_compare
+
+        return run_compare(parsed)
+    if parsed.command == "show":
+        from gpuscale.cli.show import run_show
+
+        return run_show(parsed)
+    from gpuscale.cli.baseline import run_baseline_record
+
+    return run_baseline_record(parsed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuscale",
+        description="Does multi-GPU training on this machine still scale as it did?",
+        epilog="Measure with pytest: pytest bench_cases --gpus 1,2,4",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuscale {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_compare(commands)
+    _add_show(commands)
+    _add_baseline(commands)
+    return parser
+
+
+def _add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="judge results against a baseline",
+        description="Judge results against a baseline.",
+        epilog=(
+            "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
+            "3 inconclusive or incomplete, 4 nothing comparable was measured."
+        ),
+    )
+    compare.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
+    compare.add_argument(
+        "results",
+        metavar="RESULTS",
+        nargs="*",
+        help="results files of one machine (default: the newest in .gpuscale/results)",
+    )
+    compare.add_argument(
+        "--gpus", metavar="N,N,…", help="judge only these numbers of GPUs (default: all)"
+    )
+    compare.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help="judge only this case; may be given several times (default: all)",
+    )
+    compare.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default) or json"
+    )
+
+
+def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    show = commands.add_parser(
+        "show",
+        help="print a results or baseline file as a table",
+        description="Print a results or baseline file as a table.",
+    )
+    show.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="results or baseline file (default: the newest in .gpuscale/results)",
+    )
+
+
+def _add_baseline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    baseline = commands.add_parser(
+        "baseline", help="make a baseline", description="Make a baseline."
+    )
+    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
+    record = actions.add_parser(
+        "record",
+        help="make a baseline of measured results",
+        description="Make a baseline of measured results: at least 6 runs of each entry.",
+    )
+    record.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    record.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the baseline file to write"
+    )
+    record.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
+    record.add_argument("--name", help="the baseline's name (default: that of FILE)")

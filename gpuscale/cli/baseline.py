@@ -1,0 +1,21 @@
+"""`gpuscale baseline record`: measured results become the reference."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuscale.errors import ExitCode
+from gpuscale.recording import baseline_from_results
+from gpuscale.store import read_results, write_baseline
+
+
+def run_baseline_record(arguments: argparse.Namespace) -> int:
+    """Write the baseline file and say what is in it."""
+    output = Path(arguments.output)
+    results = [read_results(Path(text)) for text in arguments.results]
+    name = output.stem if arguments.name is None else arguments.name
+    baseline = baseline_from_results(results, name=name, cluster=arguments.cluster)
+    write_baseline(output, baseline)
+    runs = sum(len(entry.runs) for entry in baseline.measured)
+    sys.stdout.write(f"{output}: {len(baseline.measured)} entries from {runs} runs\n")
+    return ExitCode.OK

@@ -1,0 +1,40 @@
+"""`gpuscale compare`: results against a baseline."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuscale.cli.locations import RESULTS_FOLDER
+from gpuscale.compare import compare
+from gpuscale.errors import UsageError
+from gpuscale.report.colour import Palette, wants_colour
+from gpuscale.store import newest_results, read_baseline, read_results
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Compare and print; the exit code is the verdict's."""
+    gpus = None if arguments.gpus is None else _gpus(arguments.gpus)
+    baseline = read_baseline(Path(arguments.baseline))
+    paths = [Path(text) for text in arguments.results] or [newest_results(RESULTS_FOLDER)]
+    results = [read_results(path) for path in paths]
+    comparison = compare(baseline, results, cases=arguments.case, gpus=gpus)
+    if arguments.format == "json":
+        from gpuscale.report.comparison_json import comparison_json
+
+        text = comparison_json(comparison)
+    else:
+        from gpuscale.report.comparison_text import comparison_text
+
+        text = comparison_text(comparison, Palette(colour=wants_colour(sys.stdout)))
+    sys.stdout.write(f"{text}\n")
+    return comparison.exit_code
+
+
+def _gpus(text: str) -> frozenset[int]:
+    try:
+        counts = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        counts = frozenset()
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
+    return counts

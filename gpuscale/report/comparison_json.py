@@ -1,0 +1,51 @@
+"""A comparison as data: the same verdicts, for scripts."""
+
+import json
+
+from gpuscale.records import Comparison, EntryVerdict, Estimate, SpeedupPair
+from gpuscale.report.comparison_text import summary_line
+
+FORMAT = "gpuscale-comparison"
+VERSION = 1
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """The comparison as a JSON document (docs/format.md); unknown is null."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "baseline": {"name": comparison.baseline_name, "machine": comparison.baseline_machine},
+        "current": {"machine": comparison.current_machine},
+        "exit_code": comparison.exit_code.value,
+        "summary": summary_line(comparison),
+        "entries": [_entry(entry) for entry in comparison.entries],
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _entry(entry: EntryVerdict) -> dict[str, object]:
+    return {
+        "case": entry.key.case,
+        "strategy": entry.key.strategy,
+        "gpus": entry.key.gpus,
+        "verdict": entry.verdict.value,
+        "finding": None if entry.finding is None else entry.finding.value,
+        "baseline": _pair(entry.baseline),
+        "current": _pair(entry.current),
+        "change": _estimate(entry.change),
+        "changed_quantity": entry.changed_quantity,
+        "minimum_detectable_loss": entry.minimum_detectable_loss,
+        "further_runs": entry.further_runs,
+        "reason": entry.reason,
+    }
+
+
+def _pair(pair: SpeedupPair) -> dict[str, object]:
+    return {"speedup": _estimate(pair.speedup), "efficiency": _estimate(pair.efficiency)}
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
+    if estimate is None:
+        return None
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -1,0 +1,52 @@
+"""A results file for the terminal: where it was measured, and its scaling table."""
+
+from collections.abc import Iterator
+
+from gpuscale.records import Environment, Results
+from gpuscale.report.table import configuration_text, scaling_table
+from gpuscale.scaling import scaling_points, unit_error_note
+
+
+def results_text(results: Results) -> str:
+    """The results as text, without a line break at its end."""
+    return "\n".join(_lines(results))
+
+
+def _lines(results: Results) -> Iterator[str]:
+    environment = results.environment
+    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
+    yield f"machine   {environment.host}: {environment.hardware_label} ({_device(environment)})"
+    yield f"software  {_software(environment)}"
+    if environment.job_id is not None:
+        yield f"job       {environment.scheduler} {environment.job_id}"
+    yield ""
+    if not results.runs:
+        yield "no run was recorded"
+        return
+    points = scaling_points(results.runs)
+    yield scaling_table(points)
+    yield ""
+    texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
+    yield f"{'; '.join(texts)}; intervals: 95%, over runs"
+    for point in points:
+        if note := unit_error_note(point.key, point.efficiency):
+            yield note
+    for run in results.runs:
+        if run.failure is not None:
+            yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"
+
+
+def _device(environment: Environment) -> str:
+    return "device: cpu, over gloo" if environment.device == "cpu" else "device: cuda, over NCCL"
+
+
+def _software(environment: Environment) -> str:
+    versions = {
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version if environment.device == "cuda" else None,
+        "NCCL": environment.nccl_version,
+        "driver": environment.driver_version,
+        "Python": environment.python_version,
+        "cases": environment.cases_revision,
+    }
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
