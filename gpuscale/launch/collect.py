@@ -92,8 +92,14 @@ def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
         ranks=tuple(outcome.report for outcome in outcomes),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
-        startup_s=max(outcome.joined_at_s for outcome in outcomes) - empty.started_at_s,
+        startup_s=_startup_s(empty, outcomes),
     )
+
+
+def _startup_s(run: Run, outcomes: list[RankOutcome]) -> float | None:
+    startup_s = max(outcome.joined_at_s for outcome in outcomes) - run.started_at_s
+    # The wall clock was set back meanwhile: nobody knows how long it took.
+    return startup_s if startup_s >= 0 else None
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:

@@ -18,6 +18,7 @@ from gpuscale.launch.trampoline import enter_rank
 from gpuscale.records import Environment, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, write_atomically
 
+_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -115,13 +116,15 @@ def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
 def _signals_and_logging_restored() -> Iterator[None]:
     """Undo what torch's launcher leaves behind: its signal handlers and its log of failures."""
     handlers: dict[signal.Signals, Any] = {s: signal.getsignal(s) for s in _HANDLED_SIGNALS}
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
     # A failed rank is reported once, by us, with its own traceback.
-    logger.setLevel(logging.CRITICAL)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)

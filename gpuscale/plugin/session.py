@@ -123,6 +123,8 @@ class MeasuringSession:
             run = self._launcher.run(request)
             run = self._recorder.append(run, sampling)
         if run.failure is not None:
+            # As pytest-benchmark does itself on errors; else it warns of an unused fixture.
+            benchmark.has_error = True
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
         assert run.steps_per_window is not None

@@ -32,12 +32,10 @@ def _lines(baseline: Baseline) -> Iterator[str]:
             yield f"          {baseline.source.note}"
     if baseline.recorded_at is not None:
         yield f"recorded  {baseline.recorded_at}"
-    for title, table in (
-        ("published", _published_table(baseline)),
-        ("measured", _measured_table(baseline)),
-    ):
+    tables = [table for table in (_published_table(baseline), _measured_table(baseline)) if table]
+    for table in tables or ["no entry"]:
         yield ""
-        yield table or f"no {title} entry"
+        yield table
 
 
 def _published_table(baseline: Baseline) -> str:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from gpuscale.formats.exchange import from_json
 from gpuscale.records import RankOutcome, RankReport, RunRequest
@@ -21,6 +22,7 @@ from gpuscale.worker.strategies import Strategy, strategy_for
 from gpuscale.worker.training import Training
 
 _SEED = 42
+_YIELD_TO_PEERS_S = 1.0
 
 
 def main(directory: str) -> None:
@@ -34,7 +36,16 @@ def main(directory: str) -> None:
         files.write_outcome(_run(request, files))
     except BaseException as error:
         files.write_failure(error)
+        if _is_of_communication(error):
+            # Most likely a peer died. The launcher ends all ranks when it sees the first one
+            # go, and that should be the peer, whose exit code tells what happened.
+            time.sleep(_YIELD_TO_PEERS_S)
         raise
+
+
+def _is_of_communication(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
 
 
 def _run(request: RunRequest, files: RankFiles) -> RankOutcome:

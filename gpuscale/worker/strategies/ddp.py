@@ -25,7 +25,10 @@ class DistributedDataParallelStrategy:
         # Barriers go through gloo on the CPU also beside NCCL: a barrier by kernel would
         # wait in the very stream that is being timed.
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s))
+        # Longer than the run may take: a hang is then told by the stacks of all ranks, and not
+        # by the complaint of one that waited.
+        patience = timedelta(seconds=request.timeout_s + 60)
+        dist.init_process_group(backend, timeout=patience)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model on this rank's device inside DDP."""

@@ -1,0 +1,162 @@
+"""The baseline format: one JSON document with published figures, measured runs, or both."""
+
+import json
+
+from gpuscale.errors import DecodeError
+from gpuscale.formats import checks
+from gpuscale.formats.checks import check_device, each, no_duplicates, within
+from gpuscale.formats.decode import Decoder, Rules
+from gpuscale.formats.encode import encode
+from gpuscale.formats.envelope import (
+    BASELINE_FORMAT,
+    VERSION,
+    format_of,
+    open_envelope,
+    refuse_format,
+)
+from gpuscale.formats.json_text import parse_json
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    Hardware,
+    MeasuredEntry,
+    MeasuredRun,
+    PublishedFigure,
+    Source,
+    Tolerances,
+)
+
+
+def encode_baseline(baseline: Baseline) -> str:
+    """The text of a baseline file, indented for people and version control.
+
+    Raises:
+        DecodeError: the text could not be read back: a value breaks the format's rules.
+    """
+    value = encode(baseline, _RULES)
+    assert isinstance(value, dict)
+    _DECODER.decode(value, Baseline)
+    document = {"format": BASELINE_FORMAT, "version": VERSION} | value
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def decode_baseline(text: str) -> Baseline:
+    """The baseline that the text of a baseline file stands for.
+
+    Raises:
+        DecodeError: with a place such as `measured[2].runs[0].step_time_s`.
+    """
+    if not text.strip():
+        raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
+    try:
+        value = parse_json(text)
+    except DecodeError as error:
+        declared = format_of(text)
+        if declared is not None:
+            refuse_format(declared, BASELINE_FORMAT)
+        raise error from None
+    return _DECODER.decode(open_envelope(value, BASELINE_FORMAT), Baseline)
+
+
+def _check_figure(figure: PublishedFigure) -> None:
+    times = len(figure.times_s)
+    if (times > 0) == (figure.samples_per_s is not None):
+        raise DecodeError("", "expected exactly one of 'times_s' and 'samples_per_s'")
+    if (times > 0) != (figure.timed is not None):
+        problem = "'timed' says what 'times_s' spans: give it with times, and only with them"
+        raise DecodeError("timed", problem)
+    if figure.discard_first and figure.discard_first >= times:
+        problem = (
+            f"{figure.discard_first} of {times} times are discarded; at least one must be left"
+        )
+        raise DecodeError("discard_first", problem)
+    if figure.nodes > figure.gpus:
+        raise DecodeError("nodes", f"{figure.gpus} GPUs cannot lie on {figure.nodes} nodes")
+
+
+def _check_hardware(hardware: Hardware) -> None:
+    if hardware.device == "cpu" and hardware.gpu_name is not None:
+        problem = "a machine of device 'cpu' has no GPU; remove this field or say 'cuda'"
+        raise DecodeError("gpu_name", problem)
+
+
+def _check_entry(entry: MeasuredEntry) -> None:
+    if not entry.runs:
+        raise DecodeError("runs", "an entry without runs says nothing; remove it")
+
+
+def _check_baseline(baseline: Baseline) -> None:
+    if not baseline.published and not baseline.measured:
+        raise DecodeError("", "expected entries in 'published' or 'measured', found none")
+    if baseline.published and baseline.source is None:
+        raise DecodeError("", "published figures need a 'source'; name where they come from")
+    _check_nodes(baseline)
+    no_duplicates(
+        "published",
+        [figure.key for figure in baseline.published],
+        "keep one, or name the cases apart",
+    )
+    for position, entry in enumerate(baseline.measured):
+        place = f"measured[{position}]."
+        check_device(place, entry.configuration, baseline.hardware.device, "hardware")
+    no_duplicates(
+        "measured",
+        [(entry.configuration, entry.gpus) for entry in baseline.measured],
+        "put all their runs into one",
+    )
+
+
+def _check_nodes(baseline: Baseline) -> None:
+    per_node = baseline.hardware.gpus_per_node
+    for position, figure in enumerate(baseline.published):
+        if per_node is not None and figure.gpus > figure.nodes * per_node:
+            nodes = f"{figure.nodes} node{'' if figure.nodes == 1 else 's'}"
+            problem = f"{figure.gpus} GPUs do not fit on {nodes} of {per_node}; correct 'nodes'"
+            raise DecodeError(f"published[{position}].nodes", problem)
+
+
+_margin = within(0, 0.99, "a fraction")
+_deviation = within(0, 0.99, "a relative deviation")
+_RULES = Rules(
+    fields={
+        Baseline: {"name": checks.name, "cluster": checks.name, "recorded_at": checks.moment},
+        Hardware: {"gpu_name": checks.name, "gpus_per_node": checks.gpus},
+        Source: {"title": checks.name},
+        PublishedFigure: {
+            "case": checks.name,
+            "strategy": checks.name,
+            "gpus": checks.gpus,
+            "batch_per_gpu": checks.batch,
+            "runs": checks.positive_count,
+            "nodes": checks.gpus,
+            "times_s": each(checks.seconds),
+            "discard_first": checks.count,
+            "samples_per_s": within(1e-9, 1e15, "samples per second"),
+        },
+        Configuration: checks.CONFIGURATION,
+        MeasuredEntry: {
+            "gpus": checks.gpus,
+            "batch_per_gpu": checks.batch,
+            "sample_shape": checks.sample_shape,
+        },
+        MeasuredRun: {
+            "step_time_s": within(1e-18, 1e9, "a time in seconds"),
+            "allocation": checks.name,
+        },
+        Tolerances: {
+            "margin": _margin,
+            "ok_bound": within(1e-6, 0.99, "a fraction"),
+            "allocation_deviation_time": _deviation,
+            "allocation_deviation_speedup": _deviation,
+            "published_within_node": _margin,
+            "published_across_nodes": _margin,
+        },
+    },
+    records={
+        PublishedFigure: _check_figure,
+        Hardware: _check_hardware,
+        MeasuredEntry: _check_entry,
+        Baseline: _check_baseline,
+    },
+)
+_DECODER = Decoder(_RULES)

@@ -1,0 +1,67 @@
+"""Text that is safe to print: what strings of a file may hold, and how a bad value is shown."""
+
+import re
+
+LINE_LIMIT = 10_000
+"""Characters in a string of one line."""
+DETAIL_LIMIT = 200_000
+"""Characters in a string of many lines, such as a traceback."""
+
+# Control characters (terminal escapes among them), line and paragraph separators,
+# bidirectional overrides, and lone surrogates, which no terminal or file can encode.
+_UNSAFE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSAFE_IN_A_LINE = re.compile(f"[{_UNSAFE}]")
+_UNSAFE_IN_LINES = re.compile(rf"(?![\n\t])[{_UNSAFE}]")
+_LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
+
+
+def text_problem(text: str, *, multiline: bool = False) -> str | None:
+    """Why a string may not stand in a file, with the remedy; None where it may."""
+    limit = DETAIL_LIMIT if multiline else LINE_LIMIT
+    if len(text) > limit:
+        return f"text of {len(text)} characters is too long; keep it below {limit}"
+    found = (_UNSAFE_IN_LINES if multiline else _UNSAFE_IN_A_LINE).search(text)
+    if found is None:
+        return None
+    return f"text with the unprintable character {_escape(found)}; remove it"
+
+
+def clean(text: str, *, multiline: bool = False) -> str:
+    """The text as a file may hold it; text without a problem is returned as it is.
+
+    Line breaks become spaces (where only one line is allowed), other unprintable characters
+    become visible escapes, and of a text that is too long the middle is left out.
+    """
+    text = re.sub(r"\r\n?", "\n", text) if multiline else _LINE_BREAK.sub(" ", text)
+    text = visible(text, multiline=multiline)
+    limit = DETAIL_LIMIT if multiline else LINE_LIMIT
+    if len(text) <= limit:
+        return text
+    half = limit // 2 - 50
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
+
+def visible(text: str, *, multiline: bool = False) -> str:
+    r"""The text with every unprintable character as its escape, such as `\x1b`."""
+    return (_UNSAFE_IN_LINES if multiline else _UNSAFE_IN_A_LINE).sub(_escape, text)
+
+
+def shown(value: object, limit: int = 40) -> str:
+    """A JSON value in an error message: its kind, and its text cut to `limit` characters."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, str):
+        return f"text {repr(value) if len(value) <= limit else repr(value[:limit]) + '…'}"
+    if isinstance(value, int) and abs(value) >= 10**limit:
+        return "a number of too many digits"
+    return f"{value}"
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

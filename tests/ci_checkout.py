@@ -1,0 +1,115 @@
+"""A checkout in which the job scripts run for real, with stand-ins for what they call."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+JOB = "4711"
+# What each scheduler sets for a job, apart from the folder that it was submitted from.
+SCRIPTS = {
+    "arc4.sge": {"JOB_ID": JOB},
+    "juwels-booster.sbatch": {"SLURM_JOB_ID": JOB, "SLURM_CPUS_PER_TASK": "96"},
+    "cte-power.sbatch": {"SLURM_JOB_ID": JOB, "SLURM_CPUS_PER_TASK": "160"},
+}
+STUB_PYTEST = """\
+#!/bin/bash
+printf '%s\\n' "$*" >>"$CALLS/pytest"
+env >"$CALLS/environment"
+while [ $# -gt 0 ]; do
+    case $1 in --results) results=$2 ;; --junitxml) junit=$2 ;; esac
+    shift
+done
+echo "measuring"
+[ "$PYTEST_EXIT" = 5 ] || [ "$MEASURED" = nothing ] || echo "a run" >"$results"
+printf '<testsuite name="pytest" errors="0" failures="0" skipped="%s"/>' "$SKIPPED" >"$junit"
+exit "$PYTEST_EXIT"
+"""
+STUB_GPUSCALE = """\
+#!/bin/bash
+printf '%s\\n' "$*" >>"$CALLS/gpuscale"
+[ "$1" = show ] && { [ -s "$2" ]; exit; }
+[ "$COMPARISON" = crashed ] || echo "a table"
+exit "$COMPARE_EXIT"
+"""
+STAND_IN_SRUN = '#!/bin/bash\nexec "$@"\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """What a night left behind."""
+
+    exit_code: int
+    output: str
+    root: Path
+
+    @property
+    def directory(self) -> Path:
+        (directory,) = self.root.glob(f".gpuscale/nightly/*/*_{JOB}")
+        return directory
+
+    def calls(self, program: str) -> list[str]:
+        path = self.root / "calls" / program
+        return path.read_text().splitlines() if path.exists() else []
+
+    def environment(self) -> dict[str, str]:
+        """The environment that pytest ran in."""
+        lines = self.calls("environment")
+        return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def make_checkout(folder: Path) -> Path:
+    """A checkout with the real ci/ and with stubs for pytest and gpuscale in its .venv."""
+    root = folder / "checkout"
+    shutil.copytree(REPOSITORY / "ci", root / "ci")
+    (root / "calls").mkdir()
+    (root / "baselines").mkdir()
+    for name in ("arc4", "juwels-booster", "cte-power", "gpu-node"):
+        (root / "baselines" / f"{name}.json").write_text("{}\n")
+    write_program(root / ".venv/bin/pytest", STUB_PYTEST)
+    write_program(root / ".venv/bin/gpuscale", STUB_GPUSCALE)
+    # Outside a job there is no srun; inside the local Slurm, its PATH finds the real one.
+    write_program(root / "stand-ins/srun", STAND_IN_SRUN)
+    write_program(root / "stand-ins/module", '#!/bin/bash\necho "modules: $*"\n')
+    return root
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def job_environment(root: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "CALLS": str(root / "calls"),
+        "PYTEST_EXIT": "0",
+        "COMPARE_EXIT": "0",
+        "MEASURED": "runs",
+        "COMPARISON": "printed",
+        "SKIPPED": "0",
+        "GPUSCALE_MODULES": "",
+        "PATH": os.environ["PATH"],
+        **settings,
+    }
+
+
+def run_script(root: Path, script: str, **settings: str) -> Night:
+    """Runs a job script as its scheduler does: a copy of it, from a folder somewhere else."""
+    spool = root.parent / "spool"
+    spool.mkdir(exist_ok=True)
+    copy = shutil.copy(root / "ci" / script, spool / "job_script")
+    submitted_from = {"SGE_O_WORKDIR": str(root), "SLURM_SUBMIT_DIR": str(root)}
+    environment = job_environment(root, submitted_from | SCRIPTS[script] | settings)
+    environment["PATH"] = f"{root}/stand-ins:{environment['PATH']}"
+    return run_night(["bash", str(copy)], spool, environment, root)
+
+
+def run_night(command: list[str], cwd: Path, environment: Mapping[str, str], root: Path) -> Night:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    return Night(exit_code=done.returncode, output=done.stdout + done.stderr, root=root)

@@ -1,0 +1,264 @@
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from ci_checkout import (
+    JOB,
+    REPOSITORY,
+    SCRIPTS,
+    STAND_IN_SRUN,
+    job_environment,
+    make_checkout,
+    run_night,
+    run_script,
+    write_program,
+)
+
+# pytest's exit code, that of `gpuscale compare` → the night's.
+EXIT_CODES = {
+    (0, 0): 0,
+    (0, 1): 1,
+    (0, 3): 3,
+    (0, 4): 4,
+    (1, 0): 5,
+    (1, 1): 1,
+    (1, 3): 5,
+    (1, 4): 5,
+    (5, 0): 5,
+    (5, 1): 5,
+    (5, 3): 5,
+    (5, 4): 5,
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return make_checkout(tmp_path)
+
+
+@pytest.mark.parametrize("script", ["nightly.sh", *SCRIPTS])
+def test_script_is_valid_bash(script: str) -> None:
+    subprocess.run(["bash", "-n", REPOSITORY / "ci" / script], check=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("codes", EXIT_CODES)
+def test_night_ends_with_the_documented_exit_code(
+    checkout: Path, script: str, codes: tuple[int, int]
+) -> None:
+    night = run_script(checkout, script, PYTEST_EXIT=str(codes[0]), COMPARE_EXIT=str(codes[1]))
+    assert night.exit_code == EXIT_CODES[codes], night.output
+    record = (night.directory / "night.txt").read_text()
+    assert f"exit: {EXIT_CODES[codes]}\npytest exit: {codes[0]}\n" in record
+    assert (night.directory / "pytest.log").read_text() == "measuring\n"
+    assert (night.directory / "results.jsonl").exists() == (codes[0] != 5)
+    assert (night.directory / "comparison.txt").exists() == (codes[0] != 5)
+
+
+def test_documentation_shows_these_exit_codes() -> None:
+    text = (REPOSITORY / "docs" / "nightly.md").read_text()
+    (compare_codes,) = re.findall(r"^\| pytest ↓ compare → \|(.*)\|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\d)[^|]*\|((?: \*\*\d\*\* \|)+)$", text, re.MULTILINE)
+    shown = {
+        (int(pytest_code), int(compare_code)): int(cell)
+        for pytest_code, cells in rows
+        for compare_code, cell in zip(
+            re.findall(r"\d", compare_codes), re.findall(r"\d", cells), strict=True
+        )
+    }
+    assert shown == EXIT_CODES
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"SKIPPED": "1"}, 5),
+        ({"SKIPPED": "1", "COMPARE_EXIT": "1"}, 1),
+        ({"MEASURED": "nothing"}, 4),
+        ({"PYTEST_EXIT": "137", "COMPARE_EXIT": "1"}, 1),
+        ({"PYTEST_EXIT": "137"}, 5),
+        ({"PYTEST_EXIT": "4", "MEASURED": "nothing"}, 5),
+        ({"COMPARE_EXIT": "1", "COMPARISON": "crashed"}, 2),
+        ({"COMPARE_EXIT": "2"}, 2),
+        ({"COMPARE_EXIT": "139"}, 2),
+        # Grid Engine would queue the job again.
+        ({"COMPARE_EXIT": "99"}, 2),
+    ],
+)
+def test_only_a_printed_regression_ends_with_1(
+    checkout: Path, settings: dict[str, str], expected: int
+) -> None:
+    assert run_script(checkout, "arc4.sge", **settings).exit_code == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "measured", "judged"),
+    [
+        (
+            "arc4.sge",
+            "bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1,2,4",
+            "baselines/arc4.json RESULTS --case mnist_cnn/ddp --gpus 1,2",
+        ),
+        (
+            "juwels-booster.sbatch",
+            "bench_cases/test_resnet50.py --strategy ddp --gpus 1,4",
+            "baselines/juwels-booster.json RESULTS --case resnet50/ddp --gpus 1,4",
+        ),
+        (
+            "cte-power.sbatch",
+            "bench_cases/test_resnet50_cifar.py --strategy ddp --gpus 1,2,4",
+            "baselines/cte-power.json RESULTS --case resnet50_cifar/ddp --gpus 1,2,4",
+        ),
+    ],
+)
+def test_job_measures_and_judges_its_clusters_case(
+    checkout: Path, script: str, measured: str, judged: str
+) -> None:
+    night = run_script(checkout, script, GPUSCALE_RUNS="5", GPUSCALE_DATA_ROOT="/some data")
+    kept = night.directory.relative_to(checkout)
+    outputs = f"--results {kept}/results.jsonl --junitxml {kept}/junit.xml"
+    rest = f"--device cuda --size full --runs 5 --data-root /some data {outputs}"
+    assert night.calls("pytest") == [f"{measured} {rest}"]
+    shown, compared = night.calls("gpuscale")
+    assert shown == f"show {judged.split()[0]}"
+    assert compared == f"compare {judged.replace('RESULTS', f'{kept}/results.jsonl')}"
+    assert (REPOSITORY / measured.split()[0]).is_file()
+
+
+def test_arc4_job_frees_openmp_from_the_binding_of_sge(checkout: Path) -> None:
+    binding = {"GOMP_CPU_AFFINITY": "0", "KMP_AFFINITY": "0"}
+    night = run_script(checkout, "arc4.sge", **binding)
+    assert night.exit_code == 0
+    assert not binding.keys() & night.environment().keys()
+
+
+def test_juwels_job_hands_its_gpus_and_cores_on_to_srun(checkout: Path) -> None:
+    environment = run_script(checkout, "juwels-booster.sbatch").environment()
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert environment["SRUN_CPUS_PER_TASK"] == "96"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_job_loads_the_modules_of_the_site(checkout: Path, script: str) -> None:
+    night = run_script(checkout, script, GPUSCALE_MODULES="gcc python/3.12")
+    assert "modules: load gcc python/3.12\n" in night.output
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"SGE_O_WORKDIR": "", "SLURM_SUBMIT_DIR": ""},
+        {"SGE_O_WORKDIR": "/nonexistent", "SLURM_SUBMIT_DIR": "/nonexistent"},
+        {"GPUSCALE_MODULES": "gcc", "BASH_FUNC_module%%": "() { echo no such module; return 1; }"},
+        {"GPUSCALE_VENV": "/nonexistent"},
+        {"GPUSCALE_BASELINE": "/nonexistent"},
+        {"GPUSCALE_NIGHTLY_DIR": "/dev/null/nights"},
+    ],
+)
+def test_what_goes_wrong_before_measuring_ends_with_2(
+    checkout: Path, script: str, settings: dict[str, str]
+) -> None:
+    night = run_script(checkout, script, **settings)
+    assert night.exit_code == 2, night.output
+    assert night.calls("pytest") == []
+    assert night.output.strip()
+
+
+def test_cte_power_job_asks_for_the_modules_of_the_sites_own_torch(checkout: Path) -> None:
+    environment = job_environment(checkout, SCRIPTS["cte-power.sbatch"])
+    del environment["GPUSCALE_MODULES"]
+    night = run_night(["bash", "ci/cte-power.sbatch"], checkout, environment, checkout)
+    assert night.exit_code == 2
+    assert "name the modules of your build of torch" in night.output
+
+
+def test_two_nights_never_share_a_directory(checkout: Path) -> None:
+    assert run_script(checkout, "arc4.sge").exit_code == 0
+    again = run_script(checkout, "arc4.sge")
+    assert again.exit_code == 2
+    assert len(again.calls("pytest")) == 1
+
+
+def test_night_keeps_the_baseline_it_was_judged_against(checkout: Path) -> None:
+    (checkout / "baselines/arc4.json").write_text('{"name": "of that night"}\n')
+    kept = run_script(checkout, "arc4.sge").directory / "baseline.json"
+    assert kept.read_text() == '{"name": "of that night"}\n'
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "a b", "a b measure", "a b measure x", "a b measure x compare"]
+)
+def test_night_without_both_commands_is_a_usage_error(checkout: Path, arguments: str) -> None:
+    command = [str(checkout / "ci/nightly.sh"), *arguments.split()]
+    night = run_night(command, checkout, job_environment(checkout, {}), checkout)
+    assert night.exit_code == 2
+    assert "use: ci/nightly.sh NAME JOB measure" in night.output
+
+
+def test_gpu_count_that_real_pytest_skips_is_not_a_complete_night(checkout: Path) -> None:
+    # Everything but the measurement is real here, so that the text of pytest's own junit.xml is.
+    write_program(
+        checkout / ".venv/bin/pytest",
+        f'#!/bin/bash\nexec "{sys.executable}" -m pytest -p no:gpuscale -p no:cacheprovider "$@"\n',
+    )
+    cases = checkout / "bench_cases"
+    cases.mkdir()
+    (cases / "conftest.py").write_text(
+        textwrap.dedent("""\
+            import pathlib
+
+            def pytest_addoption(parser):
+                for name in ("strategy", "gpus", "device", "size", "runs", "results"):
+                    parser.addoption(f"--{name}")
+
+            def pytest_sessionfinish(session):
+                pathlib.Path(session.config.getoption("results")).write_text("a run")
+            """)
+    )
+    test = cases / "test_mnist_cnn.py"
+    test.write_text("def test_on_4_gpus():\n    pass\n")
+    assert run_script(checkout, "arc4.sge").exit_code == 0
+    test.write_text("import pytest\n\ndef test_on_4_gpus():\n    pytest.skip('3 GPUs found')\n")
+    assert run_script(checkout, "arc4.sge", JOB_ID="4712").exit_code == 5
+
+
+@pytest.fixture
+def real_environment(tmp_path: Path) -> dict[str, str]:
+    """Settings for nights with this environment's own pytest and gpuscale, kept in tmp_path."""
+    if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
+        pytest.skip("needs gpuscale installed in this environment (make setup)")
+    folders = {"GPUSCALE_VENV": sys.prefix, "GPUSCALE_NIGHTLY_DIR": str(tmp_path / "nights")}
+    return {**os.environ, **folders}
+
+
+def test_real_night_on_a_machine_without_gpus_is_not_comparable_with_arc4(
+    real_environment: dict[str, str], tmp_path: Path
+) -> None:
+    measure = "measure bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1 --device cpu --runs 1"
+    compare = "compare baselines/arc4.json --case mnist_cnn/ddp --gpus 1"
+    command = f"ci/nightly.sh here {JOB} {measure} --run-seconds 1 {compare}"
+    night = run_night(command.split(), REPOSITORY, real_environment, REPOSITORY)
+    assert night.exit_code == 4, night.output
+    (kept,) = (tmp_path / "nights/here").iterdir()
+    assert "all measured: yes\n" in (kept / "night.txt").read_text()
+    assert "mnist_cnn/ddp" in (kept / "comparison.txt").read_text()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_real_pytest_knows_the_options_of_the_job_and_misses_only_gpus(
+    real_environment: dict[str, str], tmp_path: Path, script: str
+) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has GPUs, and the job would measure for minutes")
+    submitted_from = {"SGE_O_WORKDIR": str(REPOSITORY), "SLURM_SUBMIT_DIR": str(REPOSITORY)}
+    write_program(tmp_path / "srun", STAND_IN_SRUN)
+    environment = {**real_environment, **SCRIPTS[script], **submitted_from, "GPUSCALE_MODULES": ""}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    night = run_night(["bash", f"ci/{script}"], REPOSITORY, environment, REPOSITORY)
+    assert night.exit_code == 5, night.output
+    assert "--device cuda: torch sees no GPU here" in night.output

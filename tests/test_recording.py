@@ -1,0 +1,131 @@
+"""Baselines from measured runs: what goes in, and what is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuscale.errors import UsageError
+from gpuscale.formats import decode_baseline, decode_results, encode_baseline
+from gpuscale.recording import baseline_from_results
+from gpuscale.records import GpuDevice, Results, Run
+
+PAGE = Path(__file__).parent.parent / "docs" / "format.md"
+
+
+def example() -> Results:
+    found = re.search(r"```jsonl results\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return decode_results(found[1])
+
+
+def night(*runs: Run, created_at: str = "2026-11-21T03:30:15+00:00", **environment: Any) -> Results:
+    shown = example()
+    return replace(
+        shown,
+        created_at=created_at,
+        runs=runs,
+        environment=replace(shown.environment, **environment),
+    )
+
+
+def valid(**changes: Any) -> Run:
+    return replace(example().runs[0], **changes)
+
+
+def failed() -> Run:
+    return example().runs[1]
+
+
+def of_size(size: str) -> Run:
+    return valid(configuration=replace(valid().configuration, size=size))
+
+
+def refusal(*nights: Results, minimum_runs: int = 6) -> str:
+    with pytest.raises(UsageError) as caught:
+        baseline_from_results(nights, name="n", cluster="c", minimum_runs=minimum_runs)
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
+    nights = [
+        night(*[valid()] * 4, failed(), *[of_size("full")] * 6, job_id="17"),
+        night(*[valid()] * 2, job_id="18", created_at="2026-11-22T03:30:15+00:00"),
+    ]
+    baseline = baseline_from_results(nights, name="autumn", cluster="ARC4")
+    assert [(e.configuration.size, e.gpus, len(e.runs)) for e in baseline.measured] == [
+        ("smoke", 2, 6),
+        ("full", 2, 6),
+    ]
+    entry = baseline.measured[0]
+    assert [run.allocation for run in entry.runs] == ["17"] * 4 + ["18"] * 2
+    assert entry.runs[0].step_time_s == valid().median_step_time_s
+    assert (entry.batch_per_gpu, entry.sample_shape) == (32, (1, 28, 28))
+    assert baseline.recorded_at == "2026-11-22T03:30:15+00:00"
+    assert decode_baseline(encode_baseline(baseline)) == baseline
+
+
+def test_without_a_scheduler_each_invocation_is_an_allocation() -> None:
+    nights = [night(*[valid()] * 3), night(*[valid()] * 3, created_at="2026-11-22T03:30:15Z")]
+    baseline = baseline_from_results(nights, name="n", cluster="c")
+    assert {run.allocation for run in baseline.measured[0].runs} == {
+        "node017 2026-11-21T03:30:15+00:00",
+        "node017 2026-11-22T03:30:15Z",
+    }
+
+
+def test_the_hardware_is_that_of_the_results() -> None:
+    cpu = baseline_from_results([night(*[valid()] * 6)], name="n", cluster="c").hardware
+    assert (cpu.device, cpu.gpu_name, cpu.cpu_model) == ("cpu", None, "AMD EPYC 7402")
+    # A job of one GPU on a node of two: the node has two.
+    gpus = tuple(GpuDevice(index=index, name="Tesla V100") for index in range(2))
+    nights = [
+        night(*[valid()] * 3, device="cuda", gpus=gpus[:1]),
+        night(*[valid()] * 3, device="cuda", gpus=gpus),
+    ]
+    cuda = baseline_from_results(nights, name="n", cluster="c").hardware
+    assert (cuda.device, cuda.gpu_name, cuda.gpus_per_node) == ("cuda", "Tesla V100", 2)
+
+
+def test_every_entry_that_is_short_is_named() -> None:
+    runs = [*[valid()] * 5, *[of_size("full")] * 2, *[valid(gpus=4)] * 6]
+    only_failed = replace(failed(), gpus=8)
+    message = refusal(night(*runs, only_failed))
+    assert "needs 6 of each: mnist_cnn/ddp on 2 GPUs (size smoke) has 5; " in message
+    assert "mnist_cnn/ddp on 2 GPUs (size full) has 2; " in message
+    assert "mnist_cnn/ddp on 8 GPUs has 0; measure more with --runs" in message
+    assert "on 4 GPUs" not in message
+
+
+def test_results_without_a_valid_run_make_no_baseline() -> None:
+    assert "no valid run" in refusal(night(failed()), minimum_runs=0)
+    assert "no valid run" in refusal(minimum_runs=0)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"cpu_model": "POWER9"}, "AMD EPYC 7402, POWER9"),
+        ({"device": "cuda"}, "cpu, cuda"),
+    ],
+)
+def test_results_of_different_hardware_make_no_baseline(other: dict[str, Any], named: str) -> None:
+    message = refusal(night(*[valid()] * 6), night(*[valid()] * 6, **other))
+    assert f"different hardware ({named}); make one baseline for each" in message
+
+
+def test_results_of_different_gpus_make_no_baseline() -> None:
+    nights = [
+        night(*[valid()] * 6, device="cuda", gpus=(GpuDevice(index=0, name=name),))
+        for name in ("A100", "V100")
+    ]
+    assert "different hardware (A100, V100)" in refusal(*nights)
+
+
+def test_runs_with_different_batches_make_no_entry() -> None:
+    message = refusal(night(*[valid()] * 5, valid(batch_per_gpu=64)))
+    assert "on 2 GPUs was measured with different samples (batch 32 of" in message

@@ -1,0 +1,367 @@
+"""Files: what is read, what is refused in one line, and what a kill or a full disk leaves."""
+
+import errno
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from gpuscale.errors import FileError
+from gpuscale.formats import decode_baseline, decode_results
+from gpuscale.records import Baseline, Results
+from gpuscale.store import (
+    MOST_BYTES,
+    ResultsWriter,
+    default_results_path,
+    newest_results,
+    read_any,
+    read_baseline,
+    read_results,
+    write_baseline,
+)
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
+
+
+def example(kind: str) -> str:
+    found = re.search(rf"```\w+ {kind}\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def results() -> Results:
+    return decode_results(example("results"))
+
+
+def baseline() -> Baseline:
+    return decode_baseline(example("baseline"))
+
+
+def writer(path: Path) -> ResultsWriter:
+    return ResultsWriter(path, environment=results().environment, created_at=NOW)
+
+
+def refusal(action: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises(FileError) as caught:
+        action(*arguments)
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+@contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Permissions say nothing to root, so root becomes nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_runs_that_were_appended_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "results.jsonl"
+    with writer(path) as file:
+        assert read_results(path).runs == ()
+        for number, run in enumerate(results().runs, start=1):
+            file.append(run)
+            assert len(read_results(path).runs) == number
+    read = read_results(path)
+    assert read.runs == results().runs
+    assert read.environment == results().environment
+    assert datetime.fromisoformat(read.created_at) == NOW.replace(microsecond=123000)
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("precious")
+    assert "exists already and is not overwritten" in refusal(writer, path)
+    assert path.read_text() == "precious"
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "nowhere")
+    assert "exists already" in refusal(writer, link)
+
+
+def test_a_run_that_breaks_the_format_is_refused_and_the_file_stays_readable(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "results.jsonl"
+    good = results().runs[0]
+    with writer(path) as file:
+        file.append(good)
+        bad = replace(good, wall_s=float("inf"))
+        message = refusal(file.append, bad)
+        assert "cannot record mnist_cnn/ddp on 2 GPUs, run 1: run.wall_s: expected a" in message
+        file.append(good)
+    assert read_results(path).runs == (good, good)
+
+
+def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+    file = writer(tmp_path / "results.jsonl")
+    file.close()
+    file.close()
+    with pytest.raises(ValueError, match="is closed"):
+        file.append(results().runs[0])
+
+
+def test_a_disk_that_fills_up_loses_only_the_run_under_way(tmp_path: Path) -> None:
+    # A limit on the file's size makes the last write a partial one, as a full disk does.
+    path = tmp_path / "results.jsonl"
+    script = """
+        import resource, sys
+        from pathlib import Path
+        from gpuscale.errors import FileError
+        from gpuscale.store import ResultsWriter, read_results
+        from datetime import datetime, timezone
+        example = read_results(Path(sys.argv[1]))
+        now = datetime.now(timezone.utc)
+        path = Path(sys.argv[2])
+        with ResultsWriter(path, environment=example.environment, created_at=now) as file:
+            file.append(example.runs[0])
+            size = path.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+            try:
+                file.append(example.runs[0])
+            except FileError as error:
+                print(error)
+    """
+    source = tmp_path / "example.jsonl"
+    source.write_text(example("results"))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(source), str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert "may not grow further" in done.stdout
+    assert len(read_results(path).runs) == 1
+    assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_kill_loses_only_the_run_under_way(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys
+        from pathlib import Path
+        from gpuscale.store import ResultsWriter, read_results
+        from datetime import datetime, timezone
+        example = read_results(Path(sys.argv[1]))
+        now = datetime.now(timezone.utc)
+        file = ResultsWriter(Path(sys.argv[2]), environment=example.environment, created_at=now)
+        file.append(example.runs[0])
+        file.append(example.runs[1])
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    path, source = tmp_path / "results.jsonl", tmp_path / "example.jsonl"
+    source.write_text(example("results"))
+    command = [sys.executable, "-c", textwrap.dedent(script), str(source), str(path)]
+    done = subprocess.run(command, check=False, cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert read_results(path).runs == results().runs
+
+
+def test_a_full_disk_leaves_no_empty_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    path = tmp_path / "results.jsonl"
+    assert "the disk is full; free some space" in refusal(writer, path)
+    assert not path.exists()
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with as_ordinary_user():
+        path = tmp_path / "results.jsonl"
+        assert "permission denied; choose a folder" in refusal(writer, path)
+        assert "permission denied" in refusal(writer, tmp_path / "a" / "results.jsonl")
+        assert "permission denied" in refusal(write_baseline, path, baseline())
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(path, baseline())
+    path.chmod(0)
+    with as_ordinary_user():
+        assert refusal(read_baseline, path) == (
+            f"{path}: permission denied; make it readable for this user"
+        )
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "results.jsonl", tmp_path / "file" / "a" / "results.jsonl"):
+        assert "is a file, not a folder" in refusal(writer, path)
+        assert "is a file, not a folder" in refusal(read_results, path)
+
+
+@pytest.mark.parametrize("read", [read_results, read_baseline, read_any])
+def test_what_is_not_a_readable_file_is_refused(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    pipe, loop, large = tmp_path / "pipe", tmp_path / "loop", tmp_path / "large"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    with large.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    expected = {
+        tmp_path / "none.json": "there is no such file; check the path",
+        tmp_path: "is a folder; give one of the files in it",
+        pipe: "is not a regular file",
+        Path("/dev/zero"): "is not a regular file",
+        loop: "its symbolic links lead in a circle",
+        large: "more than the 256 MiB that are read",
+        tmp_path / ("a" * 300): "the path is too long",
+        tmp_path / "nul\0": "check the path",
+        tmp_path / "surrogate\ud800": "check the path",
+        tmp_path / "two\nlines": "two\\nlines: there is no such file",
+    }
+    for path, problem in expected.items():
+        assert problem in refusal(read, path)
+
+
+@pytest.mark.parametrize("read", [read_results, read_baseline, read_any])
+def test_bytes_that_are_not_utf8_are_placed(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b'{"format": "\xff"}')
+    assert refusal(read, path) == (f"{path}: byte 13: is not UTF-8 text; save it as UTF-8")
+
+
+def test_a_broken_line_is_named_with_file_and_place(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(example("results").replace('"wall_s": 3.9', '"wall_s": -3.9'))
+    assert refusal(read_results, path) == (
+        f"{path}: line 2: run.wall_s: "
+        "expected a duration in seconds between 0 and 1000000000, found -3.9"
+    )
+
+
+def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.jsonl"
+    path.write_text(example("baseline"))
+    assert read_any(path) == baseline()
+    path.write_text(example("results"))
+    assert read_any(path) == results()
+    path.write_text(example("results")[:40])
+    assert "the header is cut short" in refusal(read_any, path)
+    path.write_text("hello")
+    assert "line 1, column 1: this is not JSON" in refusal(read_any, path)
+
+
+def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text("old")
+    write_baseline(path, baseline())
+    assert read_baseline(path) == baseline()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["baseline.json"]
+
+
+def test_a_baseline_has_the_permissions_that_the_user_gives_new_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_baseline(tmp_path / "baseline.json", baseline())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "baseline.json").stat().st_mode) == 0o640
+
+
+def test_a_baseline_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "baseline.json"
+    write_baseline(path, baseline())
+    before = path.read_text()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "full")))
+    changed = replace(baseline(), name="another")
+    assert "the disk is full" in refusal(write_baseline, path, changed)
+    assert path.read_text() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["baseline.json"]
+
+
+def test_a_symbolic_link_to_a_baseline_stays_one(tmp_path: Path) -> None:
+    target, link = tmp_path / "2026-11.json", tmp_path / "current.json"
+    write_baseline(target, baseline())
+    link.symlink_to(target.name)
+    write_baseline(link, replace(baseline(), name="another"))
+    assert link.is_symlink()
+    assert read_baseline(target).name == "another"
+
+
+def test_a_baseline_never_replaces_what_is_no_file(tmp_path: Path) -> None:
+    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    expected = {
+        pipe: "is not a regular file; choose another path",
+        tmp_path: "is a folder; give the name of a file in it",
+        loop: "its symbolic links lead in a circle",
+        tmp_path / "none" / "baseline.json": "its folder does not exist; create the folder first",
+    }
+    for path, problem in expected.items():
+        assert problem in refusal(write_baseline, path, baseline())
+    assert pipe.is_fifo()
+
+
+def test_a_baseline_that_breaks_the_format_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    message = refusal(write_baseline, path, replace(baseline(), name=""))
+    assert message.startswith(f"{path}: cannot record this baseline: name: expected a name")
+    assert not path.exists()
+
+
+def test_later_results_have_later_names(tmp_path: Path) -> None:
+    moments = [NOW + timedelta(milliseconds=500 * step) for step in range(20)]
+    names = [default_results_path(tmp_path, moment).name for moment in moments]
+    assert names == sorted(names)
+    assert re.fullmatch(r"2026-11-21T033015\.123Z-[0-9a-f]{6}\.jsonl", names[0])
+
+
+def test_results_are_named_in_utc(tmp_path: Path) -> None:
+    here = NOW.astimezone(timezone(timedelta(hours=-7)))
+    assert default_results_path(tmp_path, here).name.startswith("2026-11-21T033015")
+    with pytest.raises(ValueError, match="no time zone"):
+        default_results_path(tmp_path, NOW.replace(tzinfo=None))
+
+
+def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> None:
+    new = default_results_path(tmp_path, NOW)
+    old = default_results_path(tmp_path, NOW - timedelta(days=1))
+    for path in (new, old):
+        writer(path).close()
+    (tmp_path / "zzz.jsonl").write_text("not dated")
+    default_results_path(tmp_path, NOW + timedelta(days=1)).mkdir()
+    assert newest_results(tmp_path) == new
+
+
+def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        message = refusal(newest_results, folder)
+        assert message.endswith("measure first, for example with: pytest bench_cases --gpus 1,2")
+    (tmp_path / "file").write_text("")
+    assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file")
+
+
+def test_reading_files_imports_neither_torch_nor_pytest_nor_numpy() -> None:
+    script = "import sys, gpuscale.store, gpuscale.recording; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert not {"torch", "pytest", "numpy", "scipy", "pynvml"} & set(done.stdout.split())
