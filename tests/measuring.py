@@ -1,0 +1,82 @@
+"""Starting pytest as a user would, in a process and a folder of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscale.records import Results
+from gpuscale.store import read_results
+
+REPOSITORY = Path(__file__).parent.parent
+BENCH_CASES = REPOSITORY / "bench_cases"
+TIMEOUT_S = 240
+
+TINY_CASE = """
+import pytest
+import torch
+from gpuscale import TrainingCase
+
+
+class Tiny(TrainingCase):
+    sample_shape = (16,)
+    batch = 8
+
+    def model(self):
+        return torch.nn.Linear(16, 10)
+
+    def loss(self, output, target):
+        return torch.nn.functional.cross_entropy(output, target)
+
+    def optimizer(self, parameters, gpus):
+        return torch.optim.SGD(parameters, lr=0.1)
+"""
+"""A case that trains in microseconds; tests add what is special about theirs."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a pytest process left behind."""
+
+    exit_code: int
+    output: str
+    folder: Path
+
+    @property
+    def results_path(self) -> Path:
+        (path,) = (self.folder / ".gpuscale" / "results").glob("*.jsonl")
+        return path
+
+    @property
+    def results(self) -> Results:
+        return read_results(self.results_path)
+
+
+def pytest_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+
+
+def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
+    """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
+    variables = dict(pair.split("=", 1) for pair in environment)
+    answer = subprocess.run(
+        pytest_command(*arguments),
+        cwd=folder,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Session(exit_code=answer.returncode, output=answer.stdout, folder=folder)
+
+
+def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
+    """A case file made of the tiny case and the given parts, with a test of `Case`."""
+    path = folder / name
+    test = "\n\n@pytest.mark.gpuscale(case=Case)\ndef test_case(scaling):\n    scaling()\n"
+    path.write_text("\n".join([TINY_CASE, *parts]) + test)
+    return path

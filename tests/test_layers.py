@@ -1,0 +1,163 @@
+"""Imports run one way (docs/design.md, "Layers")."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gpuscale"
+
+LAYERS = {
+    "version": 0,
+    "errors": 0,
+    "units": 0,
+    "records": 1,
+    "statistics": 2,
+    "scaling": 2,
+    "formats": 2,
+    "cases": 2,
+    "run_directory": 2,
+    "recording": 3,
+    "compare": 3,
+    "store": 3,
+    "launch": 3,
+    "telemetry": 3,
+    "report": 4,
+    "plugin": 5,
+    "cli": 5,
+}
+# The ranks stand beside the layers: they see what is below 3, and nothing sees them.
+WORKER_MAY_IMPORT = 2
+THIRD_PARTY = {
+    "version": set[str](),
+    "errors": set(),
+    "units": set(),
+    "records": set(),
+    "statistics": {"numpy", "scipy"},
+    "scaling": {"numpy", "scipy"},
+    "formats": set(),
+    "cases": set(),
+    "run_directory": set(),
+    "recording": set(),
+    "compare": {"numpy", "scipy"},
+    "store": set(),
+    "launch": {"torch"},
+    "telemetry": {"pynvml"},
+    "report": {"tabulate"},
+    "plugin": {"pytest"},
+    "cli": set(),
+    "worker": {"torch", "torchvision", "PIL"},
+}
+# Imports that only type checkers see, and cases that build torch objects when asked to.
+TYPE_ONLY = {"cases": {"torch"}}
+
+
+def modules() -> list[Path]:
+    return sorted(
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
+    )
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found.add(node.module)
+            if node.module == "gpuscale":
+                found.update(f"gpuscale.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
+    part = part_of(path)
+    for name in imports_of(path):
+        if not name.startswith("gpuscale."):
+            continue
+        other = name.split(".")[1]
+        if other == part or other == "__version__":
+            continue
+        assert other != "worker", f"{path} imports {name}: nothing imports the ranks"
+        if part == "worker":
+            assert LAYERS[other] <= WORKER_MAY_IMPORT, f"{path} imports {name}"
+        elif LAYERS[other] == LAYERS[part] == 2:
+            # scaling stands on statistics; the others of this layer stand alone.
+            assert (part, other) == ("scaling", "statistics"), f"{path} imports {name}"
+        elif LAYERS[other] == LAYERS[part] == 5 or LAYERS[other] == LAYERS[part] == 3:
+            pytest.fail(f"{path} imports {name} of its own layer")
+        else:
+            assert LAYERS[other] < LAYERS[part], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_the_libraries_of_its_layer(path: Path) -> None:
+    part = part_of(path)
+    allowed = THIRD_PARTY[part] | TYPE_ONLY.get(part, set())
+    roots = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
+    assert roots - {"gpuscale"} <= allowed
+
+
+def test_only_one_module_imports_pynvml() -> None:
+    users = [path for path in modules() if "pynvml" in imports_of(path)]
+    assert [path.name for path in users] == ["nvml.py"]
+
+
+def test_every_part_of_the_package_has_its_layer() -> None:
+    assert {part_of(path) for path in modules()} == {*LAYERS, "worker"}
+
+
+def loaded_after(*arguments: str) -> set[str]:
+    """The top-level modules in `sys.modules` after a command of gpuscale."""
+    code = (
+        "import sys; from gpuscale.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "sys.stderr.write('LOADED ' + ' '.join(sorted(m for m in sys.modules)))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(answer.stderr.split("LOADED ")[1].split())
+
+
+def test_comparing_and_showing_never_load_torch_pytest_pynvml_or_scipy_stats() -> None:
+    baseline = PACKAGE.parent / "baselines" / "cte-power.json"
+    results = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
+    for arguments in (["compare", str(baseline), str(results)], ["show", str(baseline)]):
+        loaded = loaded_after(*arguments)
+        assert "gpuscale.store" in loaded
+        assert not loaded & {"torch", "pytest", "_pytest", "pynvml", "scipy.stats"}
+
+
+def test_help_loads_no_heavy_library() -> None:
+    assert not loaded_after("--help") & {"torch", "pytest", "pynvml", "scipy", "numpy", "tabulate"}
+
+
+def test_the_plugin_loads_no_machinery_without_gpus_asked_for(tmp_path: Path) -> None:
+    test_file = tmp_path / "test_other.py"
+    test_file.write_text(
+        "import sys\n\n"
+        "def test_nothing_is_loaded():\n"
+        "    assert 'gpuscale.plugin' in sys.modules\n"
+        "    heavy = ('torch', 'scipy', 'pynvml', 'gpuscale.plugin.session', 'gpuscale.records')\n"
+        "    assert not [name for name in heavy if name in sys.modules]\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test_file)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout
