@@ -10,18 +10,7 @@ from gpuscale.formats.exchange import from_json
 from gpuscale.launch.trampoline import describe_machine
 from gpuscale.records import Environment
 
-_PRELOAD = [
-    # First, so that the server is tied to pytest before the seconds that torch takes.
-    "gpuscale.worker.forkserver_preload",
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "torchvision",
-    # Case files import pytest for their mark.
-    "pytest",
-    "gpuscale.worker.entry",
-    "gpuscale.worker.description",
-]
+_PRELOAD = ["gpuscale.worker.forkserver_preload"]
 _DESCRIBE_TIMEOUT_S = 120.0
 
 

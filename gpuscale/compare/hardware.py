@@ -1,0 +1,108 @@
+"""Whether results come from the kind of machine that a baseline speaks of."""
+
+import re
+from collections.abc import Sequence
+
+from gpuscale.records import Environment, Hardware
+
+_MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
+_MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
+_COUNT = re.compile(r"^\s*\d+\s*[X×]\s+")
+_VARIANT = re.compile(r"\d+GB|(?:SXM|HBM|PCIE|NVL)")
+_REVISION = re.compile(r"\b(SXM|HBM|PCI-?E)\d*E?\b")
+# Words that make another model of the same number: an RTX 3090 is no RTX 3090 Ti.
+_QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
+_VENDOR = frozenset(
+    {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "RADEON", "GPU", "GPUS", "CORE"}
+    | {"TENSOR", "GENERATION", "GRAPHICS"}
+)
+
+
+def same_gpu_model(one: str, other: str) -> bool:
+    """Whether two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
+
+    The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory
+    (`SXM4`, `40GB`) must not contradict: what the name with fewer of them says, the other
+    says too. An `H100 PCIe` is thus no `H100 80GB HBM3`, and an `H100` is either.
+    """
+    model, variant = _parsed(one)
+    other_model, other_variant = _parsed(other)
+    return model == other_model and (variant <= other_variant or other_variant <= variant)
+
+
+def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
+    text = _COUNT.sub("", name.upper())
+    text = _MIG.sub(r"MIG\1X\2", text)
+    text = _MEMORY.sub(r"\1GB", text)
+    text = _REVISION.sub(lambda match: match[1].replace("-", ""), text)
+    words = frozenset(re.findall(r"[A-Z0-9]+", text)) - _VENDOR
+    variant = frozenset(word for word in words if _VARIANT.fullmatch(word))
+    numbered = frozenset(
+        word
+        for word in words - variant
+        if word in _QUALIFIERS or any(letter.isdigit() for letter in word)
+    )
+    return numbered or words - variant, variant
+
+
+def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> str | None:
+    """Why the results cannot be compared with the baseline's machine; None where they can.
+
+    What a side does not know is not held against it.
+    """
+    for environment in environments:
+        if environment.device != baseline.device:
+            return (
+                f"measured on {_device_word(environment.device)}, "
+                f"the baseline on {_device_word(baseline.device)}"
+            )
+        reason = (
+            _gpu_mismatch(baseline, environment)
+            if baseline.device == "cuda"
+            else _cpu_mismatch(baseline, environment)
+        )
+        if reason:
+            return reason
+    return _mixed_machines(environments)
+
+
+def _device_word(device: str) -> str:
+    return "GPUs" if device == "cuda" else "CPU ranks"
+
+
+def _gpu_mismatch(baseline: Hardware, environment: Environment) -> str | None:
+    if baseline.gpu_name is None:
+        return None
+    for name in environment.gpu_names:
+        if not same_gpu_model(baseline.gpu_name, name):
+            return f"measured on {name}, the baseline on {baseline.gpu_name}"
+    return None
+
+
+def _cpu_mismatch(baseline: Hardware, environment: Environment) -> str | None:
+    if baseline.cpu_model is None or environment.cpu_model is None:
+        return None
+    if baseline.cpu_model.casefold().split() == environment.cpu_model.casefold().split():
+        return None
+    return f"measured on {environment.cpu_model}, the baseline on {baseline.cpu_model}"
+
+
+def _mixed_machines(environments: Sequence[Environment]) -> str | None:
+    names = [name for environment in environments for name in environment.gpu_names]
+    for name in names[1:]:
+        if not same_gpu_model(names[0], name):
+            return f"the results mix {names[0]} and {name}; compare them one at a time"
+    return None
+
+
+def hardware_label(cluster: str, hardware: Hardware) -> str:
+    """The baseline's machine in words: `ARC4, 4× V100 per node`."""
+    if hardware.device == "cpu":
+        machine = f"CPU ({hardware.cpu_model})" if hardware.cpu_model else "CPU"
+    elif hardware.gpu_name is None:
+        machine = "GPUs of unknown model"
+    elif hardware.gpus_per_node is None:
+        machine = hardware.gpu_name
+    else:
+        machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
+    return f"{cluster}, {machine}"

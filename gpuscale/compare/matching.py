@@ -1,0 +1,235 @@
+"""Which rows there are, what stands on each side, and what keeps a row from being judged."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    EntryKey,
+    Failure,
+    MeasuredEntry,
+    PublishedFigure,
+    Results,
+    Verdict,
+    differences,
+)
+from gpuscale.scaling import PointKey, ScalingPoint, scaling_points
+
+PUBLISHED_SIZE = "full"
+NOT_MEASURED = "not measured"
+_LONGEST_MESSAGE = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Current:
+    """What the results hold of one configuration on one number of GPUs."""
+
+    point: ScalingPoint
+    logs: Mapping[str, tuple[float, ...]]
+    """Logarithms of the step times of the valid runs, by allocation."""
+    first_failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row before it is judged; `obstacle` and `reason` are set where it cannot be."""
+
+    key: EntryKey
+    entry: MeasuredEntry | None = None
+    figure: PublishedFigure | None = None
+    current: Current | None = None
+    obstacle: Verdict | None = None
+    reason: str = ""
+
+
+def allocation_of(results: Results) -> str:
+    """Which job on which nodes a results file comes from: the job id, or host and time."""
+    environment = results.environment
+    return environment.job_id or f"{environment.host} {results.created_at}"
+
+
+def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
+    """The points of all results together, with their runs by allocation."""
+    logs: dict[PointKey, dict[str, tuple[float, ...]]] = {}
+    failures: dict[PointKey, str] = {}
+    for result in results:
+        allocation = allocation_of(result)
+        for run in result.runs:
+            key = PointKey.of(run)
+            if run.is_valid:
+                nights = logs.setdefault(key, {})
+                nights[allocation] = (*nights.get(allocation, ()), run.log_step_time)
+            else:
+                failures.setdefault(key, failure_text(run.failure))
+    return tuple(
+        Current(
+            point=point,
+            logs=logs.get(point.point_key, {}),
+            first_failure=failures.get(point.point_key),
+        )
+        for point in scaling_points([run for result in results for run in result.runs])
+    )
+
+
+def failure_text(failure: Failure | None) -> str:
+    """The first line of why a run failed, cut to a length that a table bears."""
+    if failure is None:
+        return "the run has no windows"
+    message = failure.message.strip() or failure.kind
+    line = message.splitlines()[0]
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
+
+
+def match(
+    baseline: Baseline,
+    currents: Sequence[Current],
+    *,
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> list[Row]:
+    """One row for each entry of either side that the filters let through.
+
+    Rows come case by case, the baseline's first, each with its numbers of GPUs ascending.
+    """
+    keys = dict.fromkeys(
+        (
+            *(entry.key for entry in baseline.measured),
+            *(figure.key for figure in baseline.published),
+            *(current.point.key for current in currents),
+        )
+    )
+    appearance = {(key.case, key.strategy): i for i, key in reversed(list(enumerate(keys)))}
+    ordered = sorted(keys, key=lambda key: (appearance[key.case, key.strategy], key.gpus))
+    return [
+        row
+        for key in ordered
+        if _selected(key, cases, gpus)
+        for row in _rows_of_key(key, baseline, [c for c in currents if c.point.key == key])
+    ]
+
+
+def _selected(key: EntryKey, cases: Collection[str] | None, gpus: Collection[int] | None) -> bool:
+    if gpus is not None and key.gpus not in gpus:
+        return False
+    return cases is None or key.case in cases or f"{key.case}/{key.strategy}" in cases
+
+
+def _rows_of_key(key: EntryKey, baseline: Baseline, currents: Sequence[Current]) -> list[Row]:
+    entries = [entry for entry in baseline.measured if entry.key == key]
+    figures = [figure for figure in baseline.published if figure.key == key]
+    if entries:
+        taken = {entry.configuration for entry in entries}
+        free = [current for current in currents if current.point.configuration not in taken]
+        return [_measured_row(entry, currents, free) for entry in entries]
+    if figures:
+        return [_published_row(figures[0], baseline, currents)]
+    return [
+        Row(
+            key=key,
+            current=currents[0],
+            obstacle=Verdict.MISSING,
+            reason="no entry in the baseline; record one with 'gpuscale baseline record'",
+        )
+    ]
+
+
+def _measured_row(
+    entry: MeasuredEntry, currents: Sequence[Current], free: Sequence[Current]
+) -> Row:
+    same = [c for c in currents if c.point.configuration == entry.configuration]
+    if not same and not free:
+        return Row(key=entry.key, entry=entry, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
+    by_difference = {
+        current.point.point_key: (
+            *differences(entry.configuration, current.point.configuration),
+            *_number_differences(
+                entry.batch_per_gpu, current.point.batch_per_gpu, name="batch_per_gpu"
+            ),
+            *_shape_differences(entry.sample_shape, current.point.sample_shape),
+        )
+        for current in same or free
+    }
+    nearest = min(same or free, key=lambda c: len(by_difference[c.point.point_key]))
+    row = Row(key=entry.key, entry=entry, current=nearest)
+    return _checked(row, nearest, by_difference[nearest.point.point_key])
+
+
+def _published_row(figure: PublishedFigure, baseline: Baseline, currents: Sequence[Current]) -> Row:
+    if not currents:
+        return Row(
+            key=figure.key,
+            figure=figure,
+            obstacle=Verdict.MISSING,
+            reason=NOT_MEASURED,
+        )
+    by_difference = {
+        current.point.point_key: published_differences(figure, baseline, current.point)
+        for current in currents
+    }
+    nearest = min(
+        currents,
+        key=lambda c: (
+            len(by_difference[c.point.point_key]),
+            _distance_from_plain(c.point.configuration),
+        ),
+    )
+    row = Row(key=figure.key, figure=figure, current=nearest)
+    return _checked(row, nearest, by_difference[nearest.point.point_key])
+
+
+def _checked(row: Row, current: Current, found: Sequence[str]) -> Row:
+    if found:
+        return replace(
+            row,
+            obstacle=Verdict.INCOMPARABLE,
+            reason=f"not the same measurement ({', '.join(found)})",
+        )
+    if not current.point.valid_runs:
+        failed = _all_failed(current.point.failed_runs)
+        return replace(row, obstacle=Verdict.MISSING, reason=f"{failed}: {current.first_failure}")
+    return row
+
+
+def _all_failed(count: int) -> str:
+    return "the only run failed" if count == 1 else f"all {count} runs failed"
+
+
+def published_differences(
+    figure: PublishedFigure, baseline: Baseline, point: ScalingPoint
+) -> tuple[str, ...]:
+    """The differences between a published figure and a point, as far as it tells them.
+
+    Weak or strong scaling needs no look of its own: it shows in the batch per GPU.
+    """
+    configuration = point.configuration
+    found = []
+    if configuration.device != baseline.hardware.device:
+        found.append(f"device: {baseline.hardware.device} → {configuration.device}")
+    if configuration.size != PUBLISHED_SIZE:
+        found.append(f"size: {PUBLISHED_SIZE} → {configuration.size}")
+    found.extend(
+        _number_differences(figure.batch_per_gpu, point.batch_per_gpu, name="batch_per_gpu")
+    )
+    return tuple(found)
+
+
+def _distance_from_plain(configuration: Configuration) -> int:
+    # A publication that names no precision and no compiler is taken to have used none.
+    return (
+        (configuration.precision != "fp32")
+        + configuration.channels_last
+        + configuration.compiled
+        + (configuration.data != "real")
+    )
+
+
+def _number_differences(before: int, now: int, *, name: str) -> Iterable[str]:
+    if before != now:
+        yield f"{name}: {before} → {now}"
+
+
+def _shape_differences(before: tuple[int, ...], now: tuple[int, ...]) -> Iterable[str]:
+    if before != now:
+        old, new = ("×".join(map(str, shape)) for shape in (before, now))
+        yield f"sample_shape: {old} → {new}"

@@ -1,0 +1,174 @@
+"""From runs to the points of a scaling curve: T(n), throughput, S(n) and E(n)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpuscale.records import Configuration, EntryKey, Estimate, Run
+from gpuscale.statistics import Sample, difference, log_sample
+
+UNIT_ERROR_EFFICIENCY = 1.1
+
+
+class PointKey(NamedTuple):
+    """What runs must share to be repetitions of each other."""
+
+    configuration: Configuration
+    gpus: int
+    batch_per_gpu: int
+    sample_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> "PointKey":
+        """The point that a run belongs to."""
+        return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all GPUs."""
+        return self.gpus * self.batch_per_gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint:
+    """All runs of one configuration on one number of GPUs; None is what they do not tell."""
+
+    key: EntryKey
+    configuration: Configuration
+    batch_per_gpu: int
+    sample_shape: tuple[int, ...]
+    valid_runs: int
+    failed_runs: int
+    step_time_s: Estimate | None
+    samples_per_s: Estimate | None
+    speedup: Estimate | None
+    """Throughput over that of 1 GPU with the same configuration; 1 exactly on 1 GPU."""
+    efficiency: Estimate | None
+    gpu_utilization: float | None
+    """Share of time with a kernel running, 0 to 1; mean over the devices and the runs."""
+    peak_memory_bytes: int | None
+    """Largest peak of the CUDA allocator on any rank; None on CPU."""
+    peak_host_memory_bytes: int | None
+    """Largest peak resident set of any rank."""
+
+    @property
+    def point_key(self) -> PointKey:
+        """What the point's runs share."""
+        return PointKey(self.configuration, self.key.gpus, self.batch_per_gpu, self.sample_shape)
+
+
+def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
+    """One point for each configuration and number of GPUs.
+
+    Configurations come in the order in which they first appear, each with its numbers of
+    GPUs ascending. Runs that differ in batch or sample shape are points of their own.
+    Intervals are 95% by Student's t on per-run log medians, and absent with a single run.
+    """
+    groups: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(PointKey.of(run), []).append(run)
+    samples = {
+        key: log_sample([run.log_step_time for run in group if run.is_valid])
+        for key, group in groups.items()
+        if any(run.is_valid for run in group)
+    }
+    appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
+    ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
+    return tuple(_point(key, groups[key], samples) for key in ordered)
+
+
+def _point(key: PointKey, runs: Sequence[Run], samples: Mapping[PointKey, Sample]) -> ScalingPoint:
+    valid = [run for run in runs if run.is_valid]
+    step_time = geometric_mean(samples[key]) if key in samples else None
+    speedup = _speedup(key, samples)
+    ranks = [rank for run in valid for rank in run.ranks]
+    return ScalingPoint(
+        key=runs[0].key,
+        configuration=key.configuration,
+        batch_per_gpu=key.batch_per_gpu,
+        sample_shape=key.sample_shape,
+        valid_runs=len(valid),
+        failed_runs=len(runs) - len(valid),
+        step_time_s=step_time,
+        samples_per_s=None if step_time is None else step_time.inverse(key.global_batch),
+        speedup=speedup,
+        efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
+        gpu_utilization=_gpu_utilization(valid),
+        peak_memory_bytes=_largest(rank.peak_memory_bytes for rank in ranks),
+        peak_host_memory_bytes=_largest(rank.peak_host_memory_bytes for rank in ranks),
+    )
+
+
+def geometric_mean(sample: Sample) -> Estimate:
+    """The geometric mean that a sample of logarithms stands for, with its interval."""
+    return difference(sample.mean, [sample.term()]).exponential()
+
+
+def log_speedup(
+    sample: Sample, global_batch: int, reference: Sample, reference_batch: int
+) -> float:
+    """The logarithm of the speedup: throughput over that of the reference."""
+    return reference.mean - sample.mean + math.log(global_batch / reference_batch)
+
+
+def speedup_estimate(
+    sample: Sample, global_batch: int, reference: Sample, reference_batch: int
+) -> Estimate:
+    """Throughput over that of the reference, with its Welch interval."""
+    value = log_speedup(sample, global_batch, reference, reference_batch)
+    return difference(value, [sample.term(), reference.term()]).exponential()
+
+
+def reference_key(key: PointKey, candidates: Iterable[PointKey]) -> PointKey | None:
+    """The 1-GPU point that a speedup is taken over, or None where there is none.
+
+    Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
+    it); of several, the one with the same batch per GPU is taken.
+    """
+    found = [
+        other
+        for other in candidates
+        if other.gpus == 1
+        and other.configuration == key.configuration
+        and other.sample_shape == key.sample_shape
+    ]
+    same_batch = [other for other in found if other.batch_per_gpu == key.batch_per_gpu]
+    return next(iter(same_batch or found), None)
+
+
+def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | None:
+    if key not in samples:
+        return None
+    if key.gpus == 1:
+        return Estimate(value=1.0)
+    reference = reference_key(key, samples)
+    if reference is None:
+        return None
+    return speedup_estimate(
+        samples[key], key.global_batch, samples[reference], reference.global_batch
+    )
+
+
+def _gpu_utilization(runs: Sequence[Run]) -> float | None:
+    shares = [
+        summary.utilization_mean
+        for run in runs
+        for summary in run.gpu_summaries
+        if summary.utilization_mean is not None
+    ]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> str | None:
+    """A warning where the efficiency is above 1.1: a unit error until proven otherwise."""
+    if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
+        return None
+    return (
+        f"{key.label}: an efficiency of {efficiency.value:.2f} is a unit error until proven "
+        f"otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
+    )

@@ -1,0 +1,203 @@
+"""Runs, results and baselines with known step times, for the tests of judging."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    Environment,
+    Failure,
+    GpuDevice,
+    GpuSummary,
+    Hardware,
+    MeasuredEntry,
+    MeasuredRun,
+    PublishedFigure,
+    RankReport,
+    Results,
+    Run,
+    Window,
+)
+
+V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
+CNN = Configuration(
+    case="mnist_cnn",
+    strategy="ddp",
+    device="cuda",
+    size="full",
+    precision="fp32",
+    channels_last=False,
+    compiled=False,
+    scaling="weak",
+    data="synthetic",
+)
+SHAPE = (1, 28, 28)
+BATCH = 128
+
+
+def run(
+    gpus: int,
+    step_time_s: float | None,
+    *,
+    configuration: Configuration = CNN,
+    batch_per_gpu: int = BATCH,
+    index: int = 1,
+    peak_memory_bytes: int | None = None,
+    utilization: float | None = None,
+) -> Run:
+    """A run of one window with that step time, or a failed one where it is None."""
+    return Run(
+        configuration=configuration,
+        gpus=gpus,
+        index=index,
+        started_at_s=1.7e9,
+        batch_per_gpu=batch_per_gpu,
+        sample_shape=SHAPE,
+        steps_per_window=1,
+        windows=() if step_time_s is None else (window(step_time_s, gpus),),
+        ranks=tuple(rank_report(rank, peak_memory_bytes) for rank in range(gpus)),
+        warmup_steps=5,
+        warmup_s=1.0,
+        startup_s=1.0,
+        wall_s=10.0,
+        gpu_summaries=() if utilization is None else (gpu_summary(utilization),),
+        failure=Failure(kind="killed", message="rank 1 died of signal 9")
+        if step_time_s is None
+        else None,
+    )
+
+
+def window(time_s: float, ranks: int) -> Window:
+    """A window in which every rank was busy throughout."""
+    return Window(time_s=time_s, started_at_s=1.7e9, busy_s=(time_s,) * ranks)
+
+
+def rank_report(rank: int, peak_memory_bytes: int | None = None) -> RankReport:
+    """What a healthy rank says; its host memory grows with its number."""
+    return RankReport(
+        rank=rank,
+        local_rank=rank,
+        host="node1",
+        devices=(rank,),
+        device_uuids=(f"GPU-{rank}",),
+        parameter_digest="0" * 64,
+        final_loss=0.5,
+        peak_memory_bytes=None if peak_memory_bytes is None else peak_memory_bytes + rank,
+        peak_host_memory_bytes=1000 + rank,
+    )
+
+
+def gpu_summary(utilization: float) -> GpuSummary:
+    """What NVML saw of one GPU."""
+    return GpuSummary(
+        uuid="GPU-0",
+        name="Tesla V100-SXM2-16GB",
+        samples=10,
+        utilization_mean=utilization,
+        memory_used_peak_bytes=None,
+        power_mean_w=None,
+        sm_clock_mean_mhz=None,
+    )
+
+
+def environment(gpu_name: str = "Tesla V100-SXM2-16GB", *, job_id: str = "now") -> Environment:
+    """A node of four such GPUs."""
+    return Environment(
+        device="cuda",
+        host="node1",
+        cpu_model="Xeon Gold 6138",
+        cpu_count=40,
+        gpus=tuple(GpuDevice(index=i, name=gpu_name) for i in range(4)),
+        python_version="3.11",
+        torch_version="2.11",
+        job_id=job_id,
+    )
+
+
+def cpu_environment(cpu_model: str | None = "Xeon Gold 6138") -> Environment:
+    """A machine without GPUs."""
+    return replace(environment(), device="cpu", gpus=(), cpu_model=cpu_model)
+
+
+def results(*runs: Run, where: Environment | None = None) -> Results:
+    """A results file of these runs."""
+    return Results(
+        created_at="2026-11-21T03:00:00+00:00",
+        gpuscale_version="0",
+        environment=where or environment(),
+        runs=runs,
+    )
+
+
+def measured(
+    times_s: Mapping[int, Sequence[float | None]],
+    *,
+    configuration: Configuration = CNN,
+    job_id: str = "now",
+) -> Results:
+    """Results with these step times by number of GPUs; None is a failed run."""
+    return results(
+        *(
+            run(gpus, time_s, configuration=configuration, index=index)
+            for gpus, times in times_s.items()
+            for index, time_s in enumerate(times, start=1)
+        ),
+        where=environment(job_id=job_id),
+    )
+
+
+def baseline(
+    times_s: Mapping[int, Sequence[float]],
+    *,
+    configuration: Configuration = CNN,
+    allocations: Sequence[str] = ("then",),
+) -> Baseline:
+    """A baseline of these step times; runs are dealt out to the allocations in turn."""
+    return Baseline(
+        name="nightly",
+        cluster="ARC4",
+        hardware=V100,
+        measured=tuple(
+            MeasuredEntry(
+                configuration=configuration,
+                gpus=gpus,
+                batch_per_gpu=BATCH,
+                sample_shape=SHAPE,
+                runs=tuple(
+                    MeasuredRun(step_time_s=time_s, allocation=allocations[i % len(allocations)])
+                    for i, time_s in enumerate(times)
+                ),
+            )
+            for gpus, times in times_s.items()
+        ),
+    )
+
+
+def figure(
+    gpus: int,
+    *,
+    time_s: float | None = None,
+    samples_per_s: float | None = None,
+    nodes: int = 1,
+    batch_per_gpu: int = BATCH,
+    timed: Literal["job", "training_loop", "epoch"] = "training_loop",
+) -> PublishedFigure:
+    """A published figure of one run."""
+    return PublishedFigure(
+        case="mnist_cnn",
+        strategy="ddp",
+        gpus=gpus,
+        batch_per_gpu=batch_per_gpu,
+        runs=1,
+        nodes=nodes,
+        times_s=() if time_s is None else (time_s,),
+        timed=None if time_s is None else timed,
+        samples_per_s=samples_per_s,
+    )
+
+
+def published(*figures: PublishedFigure) -> Baseline:
+    """A baseline of published figures."""
+    return Baseline(name="published", cluster="ARC4", hardware=V100, published=figures)

@@ -1,0 +1,189 @@
+"""The shipped cases are those of their sources (docs/design.md, "The systems")."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+from measuring import BENCH_CASES, REPOSITORY, run_pytest
+from torch.utils.data import Dataset, Subset
+from torchvision import datasets
+
+from bench_cases.test_mnist_cnn import MnistCnn
+from bench_cases.test_mnist_net import MnistNet
+from bench_cases.test_resnet50 import Resnet50
+from bench_cases.test_resnet50_cifar import Resnet50Cifar
+from gpuscale import TrainingCase
+from gpuscale.errors import CaseError
+from gpuscale.worker.data import Batches, SyntheticDataset
+
+MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
+CASES = (MnistCnn, MnistNet, Resnet50, Resnet50Cifar)
+
+needs_digits = pytest.mark.skipif(
+    not MNIST.is_dir(), reason="the real digits are not here (../shared/data/mnist)"
+)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A root as torchvision expects it, with the 10,000 real digits as both of its splits."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        content = gzip.decompress((MNIST / f"t10k-{kind}.gz").read_bytes())
+        for split in ("train", "t10k"):
+            (raw / f"{split}-{kind}").write_bytes(content)
+    return tmp_path
+
+
+def parameters(case: TrainingCase) -> int:
+    return sum(p.numel() for p in case.model().parameters())
+
+
+def test_models_have_the_sizes_of_their_sources() -> None:
+    # Counted by hand from the layers that the sources list.
+    cnn = (64 * 9 + 64) + (64 * 64 * 9 + 64) + (64 * 128 * 9 + 128) + (128 * 128 * 9 + 128)
+    assert parameters(MnistCnn()) == cnn + 128 * 10 + 10
+    net = (32 * 9 + 32) + (32 * 64 * 9 + 64) + (9216 * 128 + 128) + (128 * 10 + 10)
+    assert parameters(MnistNet()) == net
+    assert parameters(Resnet50()) == 25_557_032
+    assert parameters(Resnet50Cifar()) == 25_557_032 - 990 * (2048 + 1)
+
+
+def test_optimisers_are_those_of_their_sources() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    adam = MnistCnn().optimizer(weights, 4)
+    assert (type(adam).__name__, adam.defaults["lr"]) == ("Adam", 1e-3)
+    adadelta = MnistNet().optimizer(weights, 2)
+    assert (type(adadelta).__name__, adadelta.defaults["lr"]) == ("Adadelta", 1.0)
+    schedule = MnistNet().scheduler(adadelta)
+    assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
+    assert (schedule.step_size, schedule.gamma) == (1, 0.7)
+    assert Resnet50().optimizer(weights, 4).defaults["lr"] == 0.02
+    assert Resnet50Cifar().optimizer(weights, 4).defaults["lr"] == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("case", "gpus", "batch"),
+    [
+        (MnistCnn, 1, 128),
+        (MnistCnn, 4, 128),
+        (MnistNet, 1, 128),
+        (MnistNet, 2, 64),
+        (Resnet50, 4, 256),
+        (Resnet50, 16, 128),
+        (Resnet50Cifar, 4, 256),
+    ],
+)
+def test_batches_per_gpu_are_those_of_the_sources(
+    case: type[TrainingCase], gpus: int, batch: int
+) -> None:
+    assert case().batch_per_gpu(case().named_size("full"), gpus) == batch
+
+
+def test_a_strong_batch_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(CaseError, match="128 cannot be divided among 3 GPUs"):
+        MnistNet().batch_per_gpu(MnistNet().named_size("full"), 3)
+
+
+@pytest.mark.parametrize("case_type", CASES)
+@pytest.mark.parametrize("size_name", ["full", "smoke"])
+def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
+    case_type: type[TrainingCase], size_name: str
+) -> None:
+    case = case_type()
+    size = case.named_size(size_name)
+    sample, label = SyntheticDataset(case, size)[70]
+    again, same_label = SyntheticDataset(case, size)[70]
+    assert tuple(sample.shape) == size.sample_shape
+    assert sample.dtype == torch.float32
+    assert torch.equal(sample, again)
+    assert 0 <= label == same_label < case.classes
+
+
+def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> None:
+    class Numbers(Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor([float(index)]), index
+
+    def epoch(rank: int, batches: Batches) -> list[int]:
+        return [int(label) for _ in range(4) for label in next(batches)[1]]
+
+    ranks = [
+        Batches(Numbers(), batch=5, rank=r, world_size=2, workers=0, pin_memory=False)
+        for r in range(2)
+    ]
+    first = [epoch(r, batches) for r, batches in enumerate(ranks)]
+    second = [epoch(r, batches) for r, batches in enumerate(ranks)]
+    assert sorted(first[0] + first[1]) == list(range(40))
+    assert sorted(second[0] + second[1]) == list(range(40))
+    assert first != second
+
+
+@needs_digits
+def test_mnist_cnn_holds_back_the_validation_share_of_the_source(digits: Path) -> None:
+    case = MnistCnn()
+    training = case.real_dataset(digits, case.named_size("full"), download=False)
+    assert isinstance(training, Subset)
+    assert len(training) == 8_500
+
+
+@needs_digits
+def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
+    case = MnistCnn()
+    size = case.named_size("smoke")
+    training = case.real_dataset(digits, size, download=False)
+    assert isinstance(training, Subset)
+    everything = datasets.MNIST(digits, train=True, transform=case.transform(size))
+    held_back = sorted(set(range(len(everything))) - set(training.indices))[:500]
+    images = torch.stack([everything[i][0] for i in held_back])
+    labels = torch.tensor([everything[i][1] for i in held_back])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.manual_seed(42)
+    model = case.model()
+    optimizer = case.optimizer(model.parameters(), 1)
+    batches = Batches(training, batch=8, rank=0, world_size=1, workers=0, pin_memory=False)
+
+    def accuracy() -> float:
+        model.eval()
+        with torch.no_grad():
+            right = int((model(images).argmax(1) == labels).sum())
+        model.train()
+        return right / len(labels)
+
+    untrained = accuracy()
+    best = untrained
+    for step in range(1, 6001):
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        case.loss(model(inputs), targets).backward()
+        optimizer.step()
+        if step % 250 == 0:
+            best = max(best, accuracy())
+            if best > 0.9:
+                break
+    torch.set_num_threads(threads)
+    assert untrained < 0.3
+    assert best > 0.9
+
+
+@needs_digits
+def test_a_session_trains_on_real_data_and_says_so(digits: Path, tmp_path: Path) -> None:
+    session = run_pytest(
+        tmp_path,
+        str(BENCH_CASES / "test_mnist_net.py"),
+        *("--gpus", "2", "--runs", "1", "--device", "cpu", "--strategy", "ddp"),
+        *("--data-root", str(digits), "--run-seconds", "0.5"),
+    )
+    assert session.exit_code == 0, session.output
+    (run,) = session.results.runs
+    assert run.configuration.data == "real"
+    assert run.configuration.scaling == "strong"
+    assert run.batch_per_gpu == 32
+    assert "real data" in session.output

@@ -1,0 +1,199 @@
+"""The `gpuscale` command as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from measuring import REPOSITORY
+
+ARC4 = REPOSITORY / "baselines" / "arc4.json"
+RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
+
+
+def gpuscale(
+    *arguments: object, cwd: Path | None = None, variables: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **(variables or {})},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_version_and_help_answer() -> None:
+    assert gpuscale("--version").stdout.startswith("gpuscale ")
+    answer = gpuscale("compare", "--help")
+    assert answer.returncode == 0
+    assert "Exit codes: 0 ok" in answer.stdout
+
+
+def test_show_prints_a_results_file_as_a_table() -> None:
+    answer = gpuscale("show", RESULTS)
+    assert answer.returncode == 0, answer.stderr
+    assert "mnist_cnn/ddp" in answer.stdout
+    assert "device: cpu" in answer.stdout
+
+
+def test_show_tells_a_wall_clock_from_a_throughput() -> None:
+    answer = gpuscale("show", ARC4)
+    assert "wall clock of the training loop" in answer.stdout
+    assert "84.5 s" in answer.stdout
+
+
+def test_results_of_another_machine_are_incomparable_and_shown_side_by_side() -> None:
+    answer = gpuscale("compare", ARC4, RESULTS, "--case", "mnist_cnn/ddp")
+    assert answer.returncode == 4, answer.stderr
+    assert "0.86 → " in answer.stdout
+    assert "2 incomparable (exit code 4)" in answer.stdout
+
+
+def test_json_says_the_same_as_the_text() -> None:
+    arguments = ("compare", ARC4, RESULTS, "--case", "mnist_cnn/ddp")
+    document = json.loads(gpuscale(*arguments, "--format", "json").stdout)
+    assert document["format"] == "gpuscale-comparison"
+    assert document["exit_code"] == 4
+    assert [entry["verdict"] for entry in document["entries"]] == ["incomparable"] * 2
+    two = document["entries"][1]
+    assert two["baseline"]["speedup"]["value"] == pytest.approx(145 / 84.5)
+    assert two["current"]["efficiency"]["value"] == pytest.approx(
+        two["current"]["speedup"]["value"] / 2
+    )
+
+
+def recorded_baseline(folder: Path) -> Path:
+    path = folder / "here.json"
+    answer = gpuscale("baseline", "record", RESULTS, "--cluster", "Here", "-o", path)
+    assert answer.returncode == 0, answer.stderr
+    return path
+
+
+def slowed(folder: Path, factor: float, gpus: int) -> Path:
+    """The results with the runs on so many GPUs slower by a factor."""
+    lines = []
+    for line in RESULTS.read_text().splitlines():
+        record = json.loads(line)
+        run = record.get("run")
+        if run is not None and run["gpus"] == gpus:
+            for window in run["windows"]:
+                window["time_s"] *= factor
+                window["busy_s"] = [seconds * factor for seconds in window["busy_s"]]
+        lines.append(json.dumps(record))
+    path = folder / "slowed.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_recorded_baseline_finds_its_own_results_no_regression(tmp_path: Path) -> None:
+    answer = gpuscale("compare", recorded_baseline(tmp_path), RESULTS)
+    assert answer.returncode in (0, 3), answer.stdout
+    assert "REGRESSED" not in answer.stdout
+
+
+def test_a_recorded_baseline_finds_a_training_that_lost_half_its_speed(tmp_path: Path) -> None:
+    answer = gpuscale("compare", recorded_baseline(tmp_path), slowed(tmp_path, 2.0, gpus=2))
+    assert answer.returncode == 1, answer.stdout
+    assert "REGRESSED  scaling loss" in answer.stdout
+
+
+def test_a_missing_gpu_count_is_named_and_never_a_pass(tmp_path: Path) -> None:
+    only_one = tmp_path / "one.jsonl"
+    lines = RESULTS.read_text().splitlines()
+    kept = [x for x in lines if '"run"' not in x or json.loads(x)["run"]["gpus"] == 1]
+    only_one.write_text("\n".join(kept) + "\n")
+    answer = gpuscale("compare", recorded_baseline(tmp_path), only_one)
+    assert answer.returncode in (3, 4), answer.stdout
+    assert "mnist_cnn/ddp on 2 GPUs: not measured" in answer.stdout
+
+
+def test_too_few_runs_make_no_baseline_and_the_message_names_them(tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(RESULTS.read_text().splitlines()[:3]) + "\n")
+    answer = gpuscale("baseline", "record", few, "--cluster", "Here", "-o", tmp_path / "b.json")
+    assert answer.returncode == 2
+    assert "needs 6 of each: mnist_cnn/ddp on 1 GPU has 1" in answer.stderr
+    assert not (tmp_path / "b.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.json", b"", "empty"),
+        ("cut.json", ARC4.read_bytes()[:300], "line"),
+        ("binary.json", b"\xff\xfe\x00{", "UTF-8"),
+        ("deep.json", b"[" * 100_000, "nested"),
+        ("future.json", b'{"format": "gpuscale-baseline", "version": 99}', "upgrade gpuscale"),
+        ("results.json", RESULTS.read_bytes() if RESULTS.exists() else b"", "results file"),
+        ("other.json", b'{"benchmarks": []}', "this is not a baseline"),
+    ],
+)
+def test_a_file_that_is_no_baseline_ends_in_one_line_with_exit_code_2(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    answer = gpuscale("compare", path, RESULTS)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    (line,) = answer.stderr.splitlines()
+    assert name in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+        (["compare", ARC4], "there are no results yet"),
+        (["show"], "there are no results yet"),
+        (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    tmp_path: Path, arguments: list[object], message: str
+) -> None:
+    answer = gpuscale(*arguments, cwd=tmp_path)
+    assert answer.returncode == 2
+    (line,) = answer.stderr.splitlines()
+    assert message in line
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m gpuscale show {RESULTS} | true"
+    answer = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert answer.stderr == ""
+
+
+def in_a_terminal(variables: dict[str, str]) -> str:
+    """The output of a comparison whose standard output is a terminal."""
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS)],
+        stdout=follower,
+        env={**os.environ, "TERM": "xterm", **variables},
+    )
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        output += chunk
+    process.wait(timeout=60)
+    return output.decode()
+
+
+def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
+    assert "\033[33mINCOMPARABLE" in in_a_terminal({"NO_COLOR": ""})
+    assert "\033[" not in in_a_terminal({"NO_COLOR": "1"})

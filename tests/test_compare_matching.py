@@ -1,0 +1,244 @@
+"""Rows that cannot be judged: missing, incomparable, and what they still show."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from scaling_records import (
+    CNN,
+    V100,
+    baseline,
+    cpu_environment,
+    environment,
+    measured,
+    results,
+    run,
+)
+
+from gpuscale.compare import compare
+from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
+from gpuscale.errors import ExitCode
+from gpuscale.records import Comparison, Hardware, Verdict
+
+THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
+NOW = {1: [0.100, 0.1002, 0.0999], 2: [0.110, 0.1102, 0.1099]}
+BASELINE = baseline(THEN)
+
+
+def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
+    return {entry.key.gpus: entry.verdict for entry in comparison.entries}
+
+
+def test_missing_gpu_count_is_not_a_pass() -> None:
+    comparison = compare(BASELINE, [measured({1: NOW[1]})])
+    assert _verdicts(comparison) == {1: Verdict.OK, 2: Verdict.MISSING}
+    assert comparison.entries[1].reason == "not measured"
+    assert comparison.entries[1].baseline.speedup is not None
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_an_entry_that_only_the_results_have_is_not_a_pass() -> None:
+    comparison = compare(BASELINE, [measured({**NOW, 4: [0.12, 0.12, 0.12]})])
+    row = comparison.entries[2]
+    assert row.verdict is Verdict.MISSING
+    assert "no entry in the baseline" in row.reason
+    assert "gpuscale baseline record" in row.reason
+    assert row.current.speedup is not None
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_a_regression_outweighs_what_is_missing() -> None:
+    comparison = compare(BASELINE, [measured({2: [0.14, 0.1402, 0.1399]})])
+    assert _verdicts(comparison) == {1: Verdict.MISSING, 2: Verdict.REGRESSED}
+    assert comparison.exit_code is ExitCode.REGRESSED
+
+
+def test_a_row_whose_runs_all_failed_is_missing_and_says_why() -> None:
+    comparison = compare(BASELINE, [measured({1: NOW[1], 2: [None, None]})])
+    row = comparison.entries[1]
+    assert row.verdict is Verdict.MISSING
+    assert row.reason == "all 2 runs failed: rank 1 died of signal 9"
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_results_without_a_valid_run_compare_nothing() -> None:
+    for nothing in ([], [results()], [measured({1: [None], 2: [None]})]):
+        comparison = compare(BASELINE, nothing)
+        assert set(_verdicts(comparison).values()) == {Verdict.MISSING}
+        assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+        assert "the results have no valid run; nothing was judged" in comparison.notes
+
+
+def test_a_baseline_without_entries_says_what_to_do() -> None:
+    comparison = compare(replace(BASELINE, measured=()), [measured(NOW)])
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+    assert any("gpuscale baseline record" in note for note in comparison.notes)
+    assert compare(replace(BASELINE, measured=()), []).exit_code is ExitCode.NOTHING_COMPARABLE
+
+
+def test_another_gpu_is_incomparable_and_both_shapes_are_still_shown() -> None:
+    elsewhere = replace(measured(NOW), environment=environment("NVIDIA A100-SXM4-40GB"))
+    comparison = compare(BASELINE, [elsewhere])
+    assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+    row = comparison.entries[1]
+    assert row.reason == "measured on NVIDIA A100-SXM4-40GB, the baseline on V100"
+    assert row.baseline.efficiency is not None
+    assert row.current.efficiency is not None
+    assert row.baseline.efficiency.value == pytest.approx(0.909, abs=2e-3)
+    assert row.current.efficiency.value == pytest.approx(0.909, abs=2e-3)
+    assert comparison.current_machine == "4× NVIDIA A100-SXM4-40GB"
+    assert comparison.baseline_machine == "ARC4, 4× V100 per node"
+
+
+def test_cpu_ranks_are_incomparable_with_gpus() -> None:
+    on_cpu = replace(CNN, device="cpu")
+    now = results(run(1, 0.1, configuration=on_cpu), where=cpu_environment())
+    comparison = compare(BASELINE, [now])
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+    assert "measured on CPU ranks, the baseline on GPUs" in comparison.entries[0].reason
+
+
+def test_results_of_two_machines_are_not_judged_together() -> None:
+    unnamed = replace(BASELINE, hardware=Hardware(device="cuda"))
+    other = replace(measured({2: NOW[2]}), environment=environment("NVIDIA H200"))
+    comparison = compare(unnamed, [measured({1: NOW[1]}), other])
+    assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
+    assert "the results mix" in comparison.entries[0].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"size": "smoke"}, "size: full → smoke"),
+        ({"precision": "bf16"}, "precision: fp32 → bf16"),
+        ({"compiled": True}, "compiled: False → True"),
+        ({"scaling": "strong"}, "scaling: weak → strong"),
+    ],
+)
+def test_another_configuration_is_incomparable_and_named(
+    change: dict[str, object], told: str
+) -> None:
+    other = replace(CNN, **change)  # type: ignore[arg-type]
+    comparison = compare(BASELINE, [measured(NOW, configuration=other)])
+    assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
+    assert told in comparison.entries[0].reason
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+
+
+def test_another_sample_shape_is_incomparable_and_named() -> None:
+    wider = replace(run(1, 0.1), sample_shape=(1, 56, 56))
+    comparison = compare(BASELINE, [results(wider)])
+    assert "sample_shape: 1×28×28 → 1×56×56" in comparison.entries[0].reason
+
+
+def test_wildly_different_times_are_judged_without_overflow() -> None:
+    comparison = compare(baseline({1: [1e-9, 1e9], 2: [1e9]}), [measured({1: [1e9, 1e-9]})])
+    row = comparison.entries[0]
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert "over +1000 %" in row.reason
+
+
+def test_judging_imports_nothing_heavy() -> None:
+    script = "import sys; import gpuscale.compare; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "scipy.special" in loaded
+    assert loaded.isdisjoint({"torch", "pytest", "pynvml", "scipy.stats"})
+
+
+def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:
+    comparison = compare(BASELINE, [measured({**NOW, 4: [0.12, 0.12, 0.12]})], gpus=[2])
+    assert _verdicts(comparison) == {2: Verdict.OK}
+    assert comparison.entries[0].changed_quantity == "E(n)"
+    assert comparison.exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "mnist_cnn/ddp"])
+def test_cases_are_chosen_by_name_with_or_without_strategy(name: str) -> None:
+    other = replace(CNN, case="resnet50")
+    both = replace(
+        BASELINE, measured=(*BASELINE.measured, *baseline(THEN, configuration=other).measured)
+    )
+    comparison = compare(both, [measured(NOW)], cases=[name])
+    assert {entry.key.case for entry in comparison.entries} == {"mnist_cnn"}
+    assert comparison.exit_code is ExitCode.OK
+
+
+def test_a_choice_that_leaves_nothing_is_no_pass_and_says_so() -> None:
+    comparison = compare(BASELINE, [measured(NOW)], cases=["mnist_cnn/dp"])
+    assert comparison.entries == ()
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+    assert "no row is of the case 'mnist_cnn/dp' that was asked for" in comparison.notes
+
+
+def test_rows_come_case_by_case_with_gpus_ascending() -> None:
+    other = replace(CNN, case="resnet50")
+    scattered = baseline({4: [1.0], 1: [1.0]})
+    mixed = replace(
+        scattered,
+        measured=(
+            scattered.measured[0],
+            *baseline({2: [1.0]}, configuration=other).measured,
+            scattered.measured[1],
+        ),
+    )
+    labels = [(entry.key.case, entry.key.gpus) for entry in compare(mixed, []).entries]
+    assert labels == [("mnist_cnn", 1), ("mnist_cnn", 4), ("resnet50", 2)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A100", "NVIDIA A100-SXM4-40GB"),
+        ("V100", "Tesla V100-SXM2-16GB"),
+        ("NVIDIA V100 (16 GB)", "Tesla V100-SXM2-16GB"),
+        ("4x V100", "Tesla V100-SXM2-32GB"),
+        ("nvidia h100", "NVIDIA H100 80GB HBM3"),
+        ("A100 SXM", "NVIDIA A100-SXM4-80GB"),
+        ("GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
+        ("TITAN V", "NVIDIA TITAN V"),
+        ("Quadro RTX 6000", "RTX 6000"),
+    ],
+)
+def test_names_that_can_mean_the_same_gpu(one: str, other: str) -> None:
+    assert same_gpu_model(one, other)
+    assert same_gpu_model(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A100", "Tesla V100-SXM2-16GB"),
+        ("H100", "NVIDIA H200"),
+        ("V100", "Tesla V100S-PCIE-32GB"),
+        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
+        ("RTX 3090", "NVIDIA GeForce RTX 3090 Ti"),
+        ("RTX 6000", "NVIDIA RTX 6000 Ada Generation"),
+        ("TITAN V", "TITAN Xp"),
+        ("A100", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
+        ("L4", "L40"),
+        ("GH200", "H200"),
+    ],
+)
+def test_names_that_mean_different_gpus(one: str, other: str) -> None:
+    assert not same_gpu_model(one, other)
+    assert not same_gpu_model(other, one)
+
+
+def test_an_unknown_model_is_not_held_against_a_machine() -> None:
+    assert machine_mismatch(Hardware(device="cuda"), [environment()]) is None
+    assert machine_mismatch(Hardware(device="cpu"), [cpu_environment()]) is None
+    assert machine_mismatch(replace(V100, device="cpu"), [cpu_environment(None)]) is None
+
+
+def test_cpu_models_are_compared_where_both_are_known() -> None:
+    xeon = Hardware(device="cpu", cpu_model="Xeon  GOLD 6138")
+    assert machine_mismatch(xeon, [cpu_environment("Xeon Gold 6138")]) is None
+    assert machine_mismatch(xeon, [cpu_environment("EPYC 7742")]) == (
+        "measured on EPYC 7742, the baseline on Xeon  GOLD 6138"
+    )

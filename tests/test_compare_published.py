@@ -1,0 +1,165 @@
+"""Verdicts against published figures: only the shape, only to the worse side."""
+
+from dataclasses import replace
+
+import pytest
+from scaling_records import CNN, figure, measured, published, results, run
+
+from gpuscale.compare import compare
+from gpuscale.errors import ExitCode
+from gpuscale.records import Baseline, EntryVerdict, Results, Verdict
+
+# ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
+ARC4 = published(figure(1, time_s=145.0), figure(2, time_s=84.5))
+SHARP = (0.9995, 1.0005, 1.0)
+
+
+def _now(speedup: float, gpus: int = 2, *, spread: tuple[float, ...] = SHARP) -> Results:
+    return measured(
+        {1: [0.1 * f for f in spread], gpus: [0.1 * gpus / speedup * f for f in spread]}
+    )
+
+
+def _last(baseline: Baseline, now: Results) -> EntryVerdict:
+    return compare(baseline, [now]).entries[-1]
+
+
+def test_a_speedup_within_the_tolerance_is_consistent() -> None:
+    comparison = compare(ARC4, [_now(1.70)])
+    assert [entry.verdict for entry in comparison.entries] == [Verdict.CONSISTENT] * 2
+    row = comparison.entries[1]
+    assert row.baseline.speedup is not None
+    assert row.baseline.speedup.value == pytest.approx(145 / 84.5)
+    assert not row.baseline.speedup.has_interval
+    assert row.changed_quantity == "E(n)"
+    assert row.change is not None
+    assert row.change.value == pytest.approx(1.70 / (145 / 84.5) - 1, abs=1e-3)
+    assert "within the tolerance of 10.0 %" in row.reason
+    assert comparison.exit_code is ExitCode.OK
+
+
+def test_a_better_speedup_than_published_is_consistent_and_not_an_improvement() -> None:
+    row = _last(ARC4, _now(1.99))
+    assert row.verdict is Verdict.CONSISTENT
+    assert "above the published figure" in row.reason
+
+
+def test_a_speedup_below_the_tolerance_is_inconsistent() -> None:
+    comparison = compare(ARC4, [_now(1.4)])
+    assert comparison.entries[1].verdict is Verdict.INCONSISTENT
+    assert comparison.exit_code is ExitCode.REGRESSED
+
+
+def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
+    comparison = compare(ARC4, [_now(1.6, spread=(0.93, 1.07, 1.0))])
+    row = comparison.entries[1]
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.further_runs is not None
+    assert "straddles the tolerance" in row.reason
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_single_runs_are_held_against_the_figure_by_their_value() -> None:
+    assert _last(ARC4, _now(1.7, spread=(1.0,))).verdict is Verdict.CONSISTENT
+    assert _last(ARC4, _now(1.4, spread=(1.0,))).verdict is Verdict.INCONSISTENT
+
+
+def test_across_nodes_the_tolerance_is_wider() -> None:
+    within = published(figure(1, time_s=100.0), figure(8, time_s=12.5, nodes=1))
+    across = published(figure(1, time_s=100.0), figure(8, time_s=12.5, nodes=2))
+    assert _last(within, _now(6.8, 8)).verdict is Verdict.INCONSISTENT
+    assert _last(across, _now(6.8, 8)).verdict is Verdict.CONSISTENT
+
+
+def test_the_reference_alone_is_no_pass() -> None:
+    only_one = published(figure(1, time_s=145.0))
+    comparison = compare(only_one, [measured({1: [0.1, 0.1]})])
+    assert [entry.verdict for entry in comparison.entries] == [Verdict.INCONCLUSIVE]
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+    with_gap = compare(ARC4, [measured({1: [0.1, 0.1]})])
+    assert [entry.verdict for entry in with_gap.entries] == [
+        Verdict.INCONCLUSIVE,
+        Verdict.MISSING,
+    ]
+    chosen = compare(ARC4, [_now(1.7)], gpus=[1])
+    assert chosen.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_an_unmeasured_reference_leaves_nothing_to_compare() -> None:
+    comparison = compare(ARC4, [measured({2: [0.1, 0.1]})])
+    assert [entry.verdict for entry in comparison.entries] == [
+        Verdict.MISSING,
+        Verdict.INCOMPARABLE,
+    ]
+    assert "no valid run on 1 GPU" in comparison.entries[1].reason
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+
+
+def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
+    throughput = published(figure(1, samples_per_s=1280), figure(2, samples_per_s=2300))
+    as_fast = compare(throughput, [_now(1.8)])
+    assert [entry.verdict for entry in as_fast.entries] == [Verdict.CONSISTENT] * 2
+    assert as_fast.entries[0].changed_quantity == "T(1)"
+    slower = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
+    rows = compare(slower, [_now(1.8)]).entries
+    assert [row.verdict for row in rows] == [Verdict.INCONSISTENT, Verdict.CONSISTENT]
+
+
+def test_a_published_throughput_without_its_reference_is_judged_itself() -> None:
+    row = _last(published(figure(2, samples_per_s=2300)), _now(1.8))
+    assert row.verdict is Verdict.CONSISTENT
+    assert row.changed_quantity == "T(n)"
+
+
+def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
+    row = _last(published(figure(2, time_s=84.5)), _now(1.8))
+    assert row.verdict is Verdict.INCOMPARABLE
+    assert row.reason == "the publication has no comparable figure for 1 GPU"
+    assert row.baseline.speedup is None
+    assert row.current.speedup is not None
+
+
+def test_times_that_span_different_things_make_no_speedup() -> None:
+    mixed = published(figure(1, time_s=145.0, timed="job"), figure(2, time_s=84.5))
+    assert _last(mixed, _now(1.8)).verdict is Verdict.INCOMPARABLE
+
+
+def test_another_size_than_full_is_incomparable_with_a_publication() -> None:
+    smoke = replace(CNN, size="smoke")
+    comparison = compare(ARC4, [measured({1: [0.1], 2: [0.11]}, configuration=smoke)])
+    assert {entry.verdict for entry in comparison.entries} == {Verdict.INCOMPARABLE}
+    assert "size: full → smoke" in comparison.entries[1].reason
+    assert comparison.entries[1].current.speedup is not None
+    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
+
+
+def test_another_batch_per_gpu_is_incomparable_with_a_publication() -> None:
+    now = results(run(1, 0.1), run(2, 0.11, batch_per_gpu=64))
+    assert "batch_per_gpu: 128 → 64" in _last(ARC4, now).reason
+
+
+def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
+    halved = published(figure(1, time_s=160.0, batch_per_gpu=256), figure(16, time_s=12.0, nodes=4))
+    now = results(run(1, 0.1), run(16, 0.11))
+    row = _last(halved, now)
+    assert row.verdict is Verdict.INCOMPARABLE
+    assert "batch_per_gpu: 256 → 128" in row.reason
+
+
+def test_what_the_publication_does_not_say_is_noted() -> None:
+    notes = compare(ARC4, [_now(1.7)]).notes
+    assert any("real data" in note and "synthetic" in note for note in notes)
+    assert any("do not name their precision" in note and "fp32" in note for note in notes)
+
+
+def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
+    mixed = replace(CNN, precision="bf16")
+    now = results(
+        run(1, 0.05, configuration=mixed),
+        run(2, 0.06, configuration=mixed),
+        *_now(1.7).runs,
+    )
+    comparison = compare(ARC4, [now])
+    assert comparison.entries[1].current.speedup is not None
+    assert comparison.entries[1].current.speedup.value == pytest.approx(1.7, abs=0.01)
+    assert any("another configuration that is not judged" in note for note in comparison.notes)

@@ -1,0 +1,110 @@
+"""Warm-up and windows, on made clocks with known truth."""
+
+import pytest
+
+from gpuscale.records import Pacing
+from gpuscale.worker import measurement
+from gpuscale.worker.measurement import measure, window_plan
+
+PACING = Pacing(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
+
+
+class MadeClock:
+    """A training whose steps take known times, and the clock that they advance."""
+
+    def __init__(self, first_step_s: float, step_s: float) -> None:
+        self.now_s = 100.0
+        self.steps = 0
+        self.pending_s = 0.0
+        self._first_step_s = first_step_s
+        self._step_s = step_s
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    def step(self) -> None:
+        # Asynchronous, as on CUDA: the time passes in synchronize.
+        self.pending_s += self._first_step_s if self.steps == 0 else self._step_s
+        self.steps += 1
+
+    def synchronize(self) -> None:
+        self.now_s += self.pending_s
+        self.pending_s = 0.0
+
+
+class Alone:
+    """Peers that are never slower."""
+
+    barriers = 0
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+    def largest(self, value: float) -> float:
+        return value
+
+
+class Silent:
+    """Nobody looks."""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Forget it."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
+    clock = MadeClock(first_step_s=30.0, step_s=0.1)
+    monkeypatch.setattr(measurement, "time", clock)
+    return clock
+
+
+def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
+    result = measure(clock, Alone(), PACING, Silent())
+    # One cold step, three by count, and seven more until a second has passed.
+    assert result.warmup_steps == 1 + 10
+    assert result.warmup_s == pytest.approx(30 + 1.0)
+
+
+def test_warm_up_lasts_for_its_steps_where_its_seconds_pass_sooner(clock: MadeClock) -> None:
+    pacing = Pacing(warmup_steps=50, warmup_s=0.1, windows=5, window_s=0.5, run_seconds=20)
+    assert measure(clock, Alone(), pacing, Silent()).warmup_steps == 1 + 50
+
+
+def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
+    result = measure(clock, Alone(), PACING, Silent())
+    assert result.steps_per_window == 5
+    assert result.busy_s == pytest.approx([0.5] * 10)
+    assert clock.steps == result.warmup_steps + 10 * 5
+
+
+def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
+    peers = Alone()
+    measure(clock, peers, PACING, Silent())
+    # The first step, two stretches of warm-up, ten windows.
+    assert peers.barriers == 1 + 2 + 10
+
+
+def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> None:
+    class SlowPeer(Alone):
+        def largest(self, value: float) -> float:
+            return value * 5
+
+    assert measure(clock, SlowPeer(), PACING, Silent()).steps_per_window == 1
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "steps", "windows"),
+    [
+        (0.005, 100, 10),
+        (0.3, 2, 10),
+        (3.0, 1, 6),
+        (60.0, 1, 5),
+    ],
+)
+def test_slow_cases_get_fewer_windows_but_never_too_few(
+    step_time_s: float, steps: int, windows: int
+) -> None:
+    assert window_plan(step_time_s, PACING) == (steps, windows)

@@ -1,0 +1,156 @@
+"""From runs to scaling points."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from scaling_records import CNN, run
+from scipy import stats
+
+from gpuscale.records import EntryKey, Estimate
+from gpuscale.scaling import scaling_points, unit_error_note
+
+
+def test_speedup_and_efficiency_are_ratios_of_throughput() -> None:
+    one, two = scaling_points([run(1, 0.10), run(2, 0.125)])
+    assert one.samples_per_s is not None
+    assert two.samples_per_s is not None
+    assert one.samples_per_s.value == pytest.approx(1280)
+    assert two.samples_per_s.value == pytest.approx(2048)
+    assert two.speedup is not None
+    assert two.efficiency is not None
+    assert two.speedup.value == pytest.approx(1.6)
+    assert two.efficiency.value == pytest.approx(0.8)
+
+
+def test_one_gpu_is_its_own_reference_exactly() -> None:
+    (one,) = scaling_points([run(1, 0.1), run(1, 0.11), run(1, 0.12)])
+    assert one.speedup == Estimate(value=1.0)
+    assert one.efficiency == Estimate(value=1.0)
+
+
+def test_without_a_run_on_one_gpu_there_is_no_speedup() -> None:
+    (two,) = scaling_points([run(2, 0.1), run(2, 0.1)])
+    assert two.speedup is None
+    assert two.efficiency is None
+    assert two.samples_per_s is not None
+
+
+def test_a_reference_of_another_configuration_is_no_reference() -> None:
+    other = replace(CNN, precision="bf16")
+    points = scaling_points([run(2, 0.1), run(1, 0.1, configuration=other)])
+    assert points[0].speedup is None
+
+
+def test_a_reference_that_failed_is_no_reference() -> None:
+    one, two = scaling_points([run(1, None), run(2, 0.1)])
+    assert one.speedup is None
+    assert one.step_time_s is None
+    assert (one.valid_runs, one.failed_runs) == (0, 1)
+    assert two.speedup is None
+
+
+def test_strong_scaling_divides_the_batch_and_keeps_the_definition() -> None:
+    strong = replace(CNN, scaling="strong")
+    _, four = scaling_points(
+        [
+            run(1, 0.4, configuration=strong, batch_per_gpu=128),
+            run(4, 0.125, configuration=strong, batch_per_gpu=32),
+        ]
+    )
+    assert four.speedup is not None
+    assert four.speedup.value == pytest.approx(0.4 / 0.125)
+
+
+def test_a_halved_batch_per_gpu_is_taken_care_of() -> None:
+    # JUWELS: 256 per GPU on 1 GPU, 128 from 16 GPUs up.
+    points = scaling_points([run(1, 1.0, batch_per_gpu=256), run(16, 0.5, batch_per_gpu=128)])
+    assert points[1].speedup is not None
+    assert points[1].speedup.value == pytest.approx(16)
+
+
+def test_runs_with_another_batch_are_points_of_their_own() -> None:
+    points = scaling_points([run(1, 0.1), run(1, 0.2, batch_per_gpu=256), run(2, 0.1)])
+    assert [(p.key.gpus, p.batch_per_gpu, p.valid_runs) for p in points] == [
+        (1, 128, 1),
+        (1, 256, 1),
+        (2, 128, 1),
+    ]
+    assert points[2].speedup is not None
+    assert points[2].speedup.value == pytest.approx(2.0)
+
+
+def test_configurations_keep_their_order_and_gpus_ascend() -> None:
+    other = replace(CNN, precision="bf16")
+    points = scaling_points(
+        [run(4, 0.1), run(2, 0.1, configuration=other), run(1, 0.1), run(2, 0.1)]
+    )
+    assert [(p.configuration.precision, p.key.gpus) for p in points] == [
+        ("fp32", 1),
+        ("fp32", 2),
+        ("fp32", 4),
+        ("bf16", 2),
+    ]
+
+
+def test_intervals_are_student_t_on_logarithms() -> None:
+    times = [0.100, 0.104, 0.099]
+    (point,) = scaling_points([run(1, time_s) for time_s in times])
+    logs = [math.log(time_s) for time_s in times]
+    low, high = stats.t.interval(0.95, 2, loc=sum(logs) / 3, scale=stats.sem(logs))
+    assert point.step_time_s is not None
+    assert point.step_time_s.low == pytest.approx(math.exp(low))
+    assert point.step_time_s.high == pytest.approx(math.exp(high))
+    assert point.samples_per_s is not None
+    assert point.samples_per_s.low == pytest.approx(128 / math.exp(high))
+
+
+def test_speedup_interval_is_the_welch_difference_of_logarithms() -> None:
+    one, two = [0.100, 0.104, 0.099], [0.110, 0.111, 0.118, 0.109]
+    points = scaling_points([*(run(1, t) for t in one), *(run(2, t) for t in two)])
+    welch = stats.ttest_ind(
+        [math.log(t) for t in one], [math.log(t) for t in two], equal_var=False
+    ).confidence_interval(0.95)
+    speedup = points[1].speedup
+    assert speedup is not None
+    assert speedup.low == pytest.approx(2 * math.exp(welch.low))
+    assert speedup.high == pytest.approx(2 * math.exp(welch.high))
+
+
+def test_a_single_run_has_a_value_without_interval() -> None:
+    (point,) = scaling_points([run(2, 0.1)])
+    assert point.step_time_s is not None
+    assert point.step_time_s.value == pytest.approx(0.1)
+    assert not point.step_time_s.has_interval
+
+
+def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
+    (point,) = scaling_points(
+        [
+            run(2, 0.1, peak_memory_bytes=5000, utilization=0.9),
+            run(2, 0.1, peak_memory_bytes=4000, utilization=0.7),
+        ]
+    )
+    assert point.peak_memory_bytes == 5001
+    assert point.peak_host_memory_bytes == 1001
+    assert point.gpu_utilization == pytest.approx(0.8)
+
+
+def test_what_no_run_tells_is_none_and_not_zero() -> None:
+    (point,) = scaling_points([run(2, 0.1)])
+    assert point.peak_memory_bytes is None
+    assert point.gpu_utilization is None
+
+
+def test_no_runs_are_no_points() -> None:
+    assert scaling_points([]) == ()
+
+
+def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:
+    key = EntryKey("mnist_cnn", "ddp", 2)
+    note = unit_error_note(key, Estimate(value=1.23))
+    assert note is not None
+    assert "mnist_cnn/ddp on 2 GPUs" in note
+    assert "1.23" in note
+    assert unit_error_note(key, Estimate(value=1.09)) is None
+    assert unit_error_note(key, None) is None
