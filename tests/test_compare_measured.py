@@ -41,7 +41,7 @@ def test_the_same_again_is_ok_and_says_how_sure() -> None:
     assert comparison.exit_code is ExitCode.OK
     assert "95 % confidence" in _row(comparison, 2).reason
     assert _row(comparison, 2).changed_quantity == "E(n)"
-    assert _row(comparison, 1).changed_quantity == "T(1)"
+    assert _row(comparison, 1).changed_quantity == "throughput(1)"
 
 
 def test_scaling_loss_is_a_regression_of_the_row_that_scales_worse() -> None:
@@ -65,7 +65,7 @@ def test_a_slower_gpu_is_named_on_every_row_that_it_slows() -> None:
         row = _row(comparison, gpus)
         assert row.verdict is Verdict.REGRESSED
         assert row.finding is Finding.SINGLE_GPU_SLOWDOWN
-    assert _row(comparison, 2).changed_quantity == "T(n)"
+    assert _row(comparison, 2).changed_quantity == "throughput(n)"
 
 
 def test_only_a_faster_reference_is_no_regression() -> None:
@@ -192,7 +192,7 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
     assert _row(comparison, 1).verdict is Verdict.INCOMPARABLE
     assert "batch_per_gpu: 128 → 256" in _row(comparison, 1).reason
     assert _row(comparison, 2).verdict is Verdict.OK
-    assert _row(comparison, 2).changed_quantity == "T(n)"
+    assert _row(comparison, 2).changed_quantity == "throughput(n)"
     assert "the batch on 1 GPU differs" in _row(comparison, 2).reason
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 

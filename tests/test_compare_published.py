@@ -99,7 +99,7 @@ def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
     throughput = published(figure(1, samples_per_s=1280), figure(2, samples_per_s=2300))
     as_fast = compare(throughput, [_now(1.8)])
     assert [entry.verdict for entry in as_fast.entries] == [Verdict.CONSISTENT] * 2
-    assert as_fast.entries[0].changed_quantity == "T(1)"
+    assert as_fast.entries[0].changed_quantity == "throughput(1)"
     slower = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
     rows = compare(slower, [_now(1.8)]).entries
     assert [row.verdict for row in rows] == [Verdict.INCONSISTENT, Verdict.CONSISTENT]
@@ -108,7 +108,7 @@ def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
 def test_a_published_throughput_without_its_reference_is_judged_itself() -> None:
     row = _last(published(figure(2, samples_per_s=2300)), _now(1.8))
     assert row.verdict is Verdict.CONSISTENT
-    assert row.changed_quantity == "T(n)"
+    assert row.changed_quantity == "throughput(n)"
 
 
 def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:

@@ -15,7 +15,7 @@ class Quantity:
     """The tested change of one quantity; above 0 is better."""
 
     name: str
-    """`T(1)`, `T(n)` or `E(n)`."""
+    """`throughput(1)`, `throughput(n)` or `E(n)`."""
     gain: Difference
     """Logarithm of throughput (or speedup) now over that of the baseline."""
     p_worse: float | None
@@ -133,7 +133,7 @@ def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity 
 
 
 def _slowdown(quantities: Quantities) -> Finding:
-    if quantities.time.name == "T(1)":
+    if quantities.time.name == "throughput(1)":
         return Finding.SINGLE_GPU_SLOWDOWN
     if quantities.reference is not None and quantities.reference.moved_worse(NAMING_SIGNIFICANCE):
         return Finding.SINGLE_GPU_SLOWDOWN

@@ -90,14 +90,14 @@ def _quantities(
         return Quantity(name=name, gain=gain, p_worse=p[0], p_better=p[1], tolerances=tolerances)
 
     if gpus == 1:
-        return Quantities(time=quantity("T(1)", gains.time, ps[0]))
-    time = quantity("T(n)", gains.time, ps[0])
+        return Quantities(time=quantity("throughput(1)", gains.time, ps[0]))
+    time = quantity("throughput(n)", gains.time, ps[0])
     if gains.speedup is None or gains.reference is None:
         return Quantities(time=time)
     return Quantities(
         time=time,
         speedup=quantity("E(n)", gains.speedup, ps[1]),
-        reference=quantity("T(1)", gains.reference, (None, None)),
+        reference=quantity("throughput(1)", gains.reference, (None, None)),
     )
 
 

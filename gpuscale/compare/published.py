@@ -17,7 +17,7 @@ class Ratio:
     """A measured quantity over its published value, on the log scale."""
 
     quantity: str
-    """`T(1)`, `T(n)` or `E(n)`."""
+    """`throughput(1)`, `throughput(n)` or `E(n)`."""
     value: float
     samples: tuple[Sample, ...]
     tolerance: float
@@ -91,7 +91,7 @@ def _ratio(
     sample = _sample(current)
     batch = current.point.point_key.global_batch
     return Ratio(
-        quantity="T(1)" if figure.gpus == 1 else "T(n)",
+        quantity="throughput(1)" if figure.gpus == 1 else "throughput(n)",
         value=math.log(batch / figure.samples_per_s) - sample.mean,
         samples=(sample,),
         tolerance=tolerance,

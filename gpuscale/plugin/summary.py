@@ -6,8 +6,8 @@ from pathlib import Path
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.records import Environment, Run
-from gpuscale.report.table import configuration_text, scaling_table
-from gpuscale.scaling import scaling_points, unit_error_note
+from gpuscale.report.table import scaling_table, table_notes
+from gpuscale.scaling import scaling_points
 from gpuscale.units import format_seconds
 
 
@@ -36,11 +36,7 @@ def summary_lines(recorder: Recorder) -> Iterator[str]:
     points = scaling_points(recorder.runs)
     yield from scaling_table(points).splitlines()
     yield ""
-    texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
-    yield f"{'; '.join(texts)}; intervals: 95%, over runs"
-    for point in points:
-        if note := unit_error_note(point.key, point.efficiency):
-            yield note
+    yield from table_notes(points)
     failed = sum(point.failed_runs for point in points)
     if failed:
         yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"

@@ -66,8 +66,7 @@ class EntryVerdict:
     change: Estimate | None = None
     """Relative change of the judged quantity, with its 95% interval; negative is worse."""
     changed_quantity: str | None = None
-    """What `change` is a change of: `T(1)`, `T(n)` or `E(n)`, always signed so that less is worse.
-    """
+    """What `change` is a change of: `throughput(1)`, `throughput(n)` or `E(n)`."""
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
     """For an inconclusive row: how many further runs would settle it, where runs can."""

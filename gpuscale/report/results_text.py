@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpuscale.records import Environment, Results
-from gpuscale.report.table import configuration_text, scaling_table
-from gpuscale.scaling import scaling_points, unit_error_note
+from gpuscale.report.table import scaling_table, table_notes
+from gpuscale.scaling import scaling_points
 
 
 def results_text(results: Results) -> str:
@@ -26,11 +26,7 @@ def _lines(results: Results) -> Iterator[str]:
     points = scaling_points(results.runs)
     yield scaling_table(points)
     yield ""
-    texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
-    yield f"{'; '.join(texts)}; intervals: 95%, over runs"
-    for point in points:
-        if note := unit_error_note(point.key, point.efficiency):
-            yield note
+    yield from table_notes(points)
     for run in results.runs:
         if run.failure is not None:
             yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"

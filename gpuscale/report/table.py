@@ -1,11 +1,11 @@
 """The scaling table: one row per (case, strategy, gpus), every number with its interval."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
 from gpuscale.records import Configuration, Estimate
-from gpuscale.scaling import ScalingPoint
+from gpuscale.scaling import ScalingPoint, unit_error_note
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
@@ -14,23 +14,26 @@ UNKNOWN = "–"
 def scaling_table(points: Sequence[ScalingPoint]) -> str:
     """The points as a table; intervals are 95%, and absent where a single run gives none."""
     on_cpu = all(point.configuration.device == "cpu" for point in points)
-    headers = [
-        "case",
-        "gpus",
-        "batch/gpu",
-        "runs",
-        "step time",
-        "samples/s",
-        "speedup",
-        "efficiency",
-        "GPU util",
-        "peak memory" if not on_cpu else "peak memory (host)",
-    ]
+    memory = ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
+    headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
+    headers += ["speedup", "efficiency", *memory]
     shown = set_apart([point.configuration for point in points])
-    rows = [[shown[point.configuration], *_cells(point)] for point in points]
+    rows = [
+        [shown[point.configuration], *_cells(point), *_resource_cells(point, on_cpu=on_cpu)]
+        for point in points
+    ]
     return tabulate(
         rows, headers, disable_numparse=True, colalign=("left", *["right"] * (len(headers) - 1))
     )
+
+
+def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """What a reader of the table must know: how it was measured, and what cannot be."""
+    texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
+    yield f"{'; '.join(texts)}; intervals: 95%, over runs"
+    for point in points:
+        if note := unit_error_note(point.key, point.efficiency):
+            yield note
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
@@ -52,7 +55,7 @@ def configuration_text(configuration: Configuration) -> str:
         words.append("channels-last")
     if configuration.compiled:
         words.append("compiled")
-    words += [f"{configuration.scaling} scaling", f"{configuration.data} data"]
+    words.append(f"{configuration.data} data")
     return ", ".join(words)
 
 
@@ -68,19 +71,26 @@ def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
 
 def _cells(point: ScalingPoint) -> list[str]:
     time_s, rate = point.step_time_s, point.samples_per_s
-    memory = point.peak_memory_bytes
-    if point.configuration.device == "cpu":
-        memory = point.peak_host_memory_bytes
     failed = f" ({point.failed_runs} failed)" if point.failed_runs else ""
     return [
         str(point.key.gpus),
+        point.configuration.scaling,
         str(point.batch_per_gpu),
         f"{point.valid_runs}{failed}",
         UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s),
         UNKNOWN if rate is None else significant(rate.value) + spread_text(rate),
         interval_text(point.speedup),
         interval_text(point.efficiency),
-        UNKNOWN if point.gpu_utilization is None else format_percent(point.gpu_utilization),
+    ]
+
+
+def _resource_cells(point: ScalingPoint, *, on_cpu: bool) -> list[str]:
+    if on_cpu:
+        memory = point.peak_host_memory_bytes
+        return [UNKNOWN if memory is None else format_bytes(memory)]
+    used, memory = point.gpu_utilization, point.peak_memory_bytes
+    return [
+        UNKNOWN if used is None else format_percent(used),
         UNKNOWN if memory is None else format_bytes(memory),
     ]
 

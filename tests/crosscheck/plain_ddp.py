@@ -1,0 +1,54 @@
+"""mnist_cnn under plain DDP, as torch's tutorial writes it: no part of gpuscale's worker.
+
+    torchrun --nproc-per-node 2 tests/crosscheck/plain_ddp.py
+
+Rank 0 prints the median of seconds per step.
+"""
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from bench_cases.test_mnist_cnn import MnistCnn
+from gpuscale.worker.data import SyntheticDataset
+
+WARMUP_STEPS, STEPS = 8, 30
+
+
+def main() -> None:
+    """Train and time single steps."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(42)
+    case = MnistCnn()
+    size = case.named_size("smoke")
+    dataset = SyntheticDataset(case, size)
+    loader = DataLoader(
+        dataset, batch_size=size.batch, sampler=DistributedSampler(dataset), drop_last=True
+    )
+    model = DistributedDataParallel(case.model())
+    optimizer = case.optimizer(model.parameters(), dist.get_world_size())
+    times_s = []
+    started = time.perf_counter()
+    for step, (images, labels) in enumerate(loader):
+        optimizer.zero_grad()
+        case.loss(model(images), labels).backward()
+        optimizer.step()
+        now = time.perf_counter()
+        if step >= WARMUP_STEPS:
+            times_s.append(now - started)
+        started = now
+        if len(times_s) == STEPS:
+            break
+    if dist.get_rank() == 0:
+        print(f"{statistics.median(times_s):.6f}", flush=True)  # noqa: T201 - its one result
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
