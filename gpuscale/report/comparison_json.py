@@ -10,7 +10,7 @@ VERSION = 1
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """The comparison as a JSON document (docs/format.md); unknown is null."""
+    """The comparison as a JSON document (docs/comparison.md); unknown is null."""
     document = {
         "format": FORMAT,
         "version": VERSION,
