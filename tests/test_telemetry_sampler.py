@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,20 +12,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
+from nvml.library import (
+    GPU_A,
+    GPU_B,
+    GPU_IN_MIG_MODE,
+    GPU_ON_FOUR_LANES,
+    GPU_WITH_ECC_ERRORS,
+    GPU_WITH_INACTIVE_LINK,
+    GPU_WITHOUT_POWER,
+    HOT_GPU,
+    MIG_DEVICE,
+    UNKNOWN_UUID,
+    compile_driver,
+)
 
+from gpuscale.records import PcieLink
 from gpuscale.telemetry import Sampler, TelemetryReport, summarize
 from gpuscale.telemetry.sampler import next_tick
 
-SOURCE = Path(__file__).parent / "nvml" / "fake_nvml.c"
 MIB = 1024 * 1024
-# As CUDA gives them, without NVML's prefix.
-GPU_A = "00000000-aaaa-4000-8000-000000000000"
-GPU_B = "11111111-bbbb-4000-8000-000000000001"
-GPU_WITHOUT_POWER = "22222222-cccc-4000-8000-000000000002"
-GPU_IN_MIG_MODE = "33333333-dddd-4000-8000-000000000003"
-MIG_DEVICE = "44444444-eeee-4000-8000-000000000004"
-UNKNOWN_UUID = "99999999-9999-4000-8000-000000000009"
+# One more replay on each of five links at each look after the first, once a second.
+FIVE_A_LOOK = range(5, 500, 5)
 GPU_IS_LOST, DRIVER_NOT_LOADED, VERSION_MISMATCH, UNKNOWN = 15, 9, 18, 999
 
 Build = Callable[..., Path]
@@ -36,18 +44,7 @@ Sample = Callable[..., TelemetryReport]
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compiles the library with some flags; gives the folder that it lies in."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the NVML library of the test with")
-
-    def compiled(*flags: str) -> Path:
-        folder = tmp_path_factory.mktemp("nvml")
-        library = folder / "libnvidia-ml.so.1"
-        command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", *flags, "-o", str(library)]
-        subprocess.run([*command, str(SOURCE)], check=True)
-        return folder
-
-    return compiled
+    return lambda *flags: compile_driver(tmp_path_factory.mktemp("nvml"), *flags)
 
 
 @pytest.fixture(scope="session")
@@ -141,8 +138,8 @@ def test_an_unsupported_field_is_absent_with_the_reason_and_asked_once(
     monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
     (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
     assert gpu.power_mean_w is None
-    assert gpu.absent == ("power: Not Supported",)
-    assert gpu.utilization_mean == pytest.approx(0.7)
+    assert "power: Not Supported" in gpu.absent
+    assert gpu.utilization_mean == 0.0
     asked = Counter(line.split()[1] for line in calls.read_text().splitlines())
     assert asked["power"] == 1
     assert asked["utilization"] >= 5
@@ -154,32 +151,32 @@ def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
 ) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
-    # Two ticks of four queries are answered, and the utilisation of a third.
-    monkeypatch.setenv("FAKE_NVML_FAIL", f"0:9:0:{GPU_IS_LOST}")
+    # The utilisation of a third tick is the last that is answered.
+    monkeypatch.setenv("FAKE_NVML_FAIL", f"0:utilization:3:0:{GPU_IS_LOST}")
     lost, other = sample(GPU_A, GPU_B, ticks=6).gpu_summaries
     n = lost.samples
     assert n == other.samples >= 6
     assert other.absent == ()
     assert lost.utilization_mean == pytest.approx(0.9)
-    assert lost.absent == (
+    assert lost.absent[:4] == (
         f"utilization: GPU is lost (in {n - 3} of {n} samples)",
         f"memory: GPU is lost (in {n - 2} of {n} samples)",
         f"power: GPU is lost (in {n - 2} of {n} samples)",
-        f"SM clock: GPU is lost (in {n - 2} of {n} samples)",
+        f"energy: GPU is lost (in {n - 2} of {n} samples)",
     )
-    asked = Counter(line.split()[0] for line in calls.read_text().splitlines())
-    assert asked["0"] == 10
+    asked = Counter(line.split()[1] for line in calls.read_text().splitlines() if line[0] == "0")
+    assert (asked["utilization"], asked["energy"], asked["clock"]) == (3, 3, 2)
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_after_a_passing_error_the_device_is_read_again(
     sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_NVML_FAIL", f"1:4:4:{UNKNOWN}")
+    monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:2:4:{UNKNOWN}")
     (gpu,) = sample(GPU_B, ticks=6).gpu_summaries
     assert gpu.utilization_mean == pytest.approx(0.5)
-    assert gpu.absent[0] == f"utilization: Unknown Error (in 1 of {gpu.samples} samples)"
-    assert len(gpu.absent) == 4
+    once = f"Unknown Error (in 1 of {gpu.samples} samples)"
+    assert gpu.absent == tuple(f"{of}: {once}" for of in ("memory", "power", "energy", "SM clock"))
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -191,7 +188,8 @@ def test_a_mig_device_has_its_own_memory_and_never_the_power_of_the_whole_gpu(
     assert gpu.memory_used_peak_bytes == 512 * MIB
     assert gpu.sm_clock_mean_mhz == pytest.approx(1410.0)
     assert (gpu.utilization_mean, gpu.power_mean_w) == (None, None)
-    assert gpu.absent == (
+    assert (gpu.energy_j, gpu.power_limit_w, gpu.ecc_uncorrected, gpu.xids) == (None,) * 4
+    assert gpu.absent[:2] == (
         "utilization: Not Supported",
         "power: measured only for the whole GPU, which other MIG devices share",
     )
@@ -206,14 +204,135 @@ def test_the_sums_of_a_whole_gpu_in_mig_mode_are_not_taken_for_a_device_of_it(
     assert gpu.sm_clock_mean_mhz == pytest.approx(1410.0)
 
 
-def test_a_driver_without_the_newer_memory_call_is_asked_by_the_older(
-    sample: Sample, build: Build, monkeypatch: pytest.MonkeyPatch
+def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
+    sample: Sample, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(build("-DDRIVER_BEFORE_R510")))
-    (gpu,) = sample(GPU_A).gpu_summaries
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build("-DOLD_DRIVER")))
+    gpu, hot, linked = sample(GPU_A, HOT_GPU, GPU_WITH_INACTIVE_LINK).gpu_summaries
     # The older call counts the 256 MiB that the driver keeps for itself.
     assert gpu.memory_used_peak_bytes == (4096 + 256) * MIB
-    assert gpu.absent == ()
+    # The older call smooths over a second, here to a tenth less.
+    assert gpu.power_mean_w == pytest.approx(225.0)
+    assert gpu.absent == hot.absent == linked.absent == ()
+    assert hot.temperature_max_c == 91
+    assert hot.clock_event_reasons == {"hw_thermal_slowdown": 1.0}
+    assert linked.nvlink_errors is not None
+    assert linked.nvlink_errors["replay"] in FIVE_A_LOOK
+    asked = Counter(line.split()[1] for line in calls.read_text().splitlines() if line[0] == "0")
+    # Once for the power and once for the errors of NVLink, never again.
+    assert asked["fields"] == 2
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_power_is_read_unsmoothed_and_other_questions_by_their_newer_names(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
+    sample(GPU_A)
+    asked = {line.split()[1] for line in calls.read_text().splitlines()}
+    assert {"fields", "event_reasons", "memory_v2"} <= asked
+    assert not asked & {"power", "throttle_reasons", "memory", "nvlink_counter"}
+    # The oldest binding that gpuscale takes does not have the newer call.
+    newer = "temperature_v" if hasattr(pynvml, "nvmlDeviceGetTemperatureV") else "temperature"
+    assert asked & {"temperature", "temperature_v"} == {newer}
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path) -> None:
+    output = tmp_path / "samples.jsonl"
+    sampler = Sampler.start(uuids=[GPU_A, GPU_WITHOUT_POWER], output=output, interval_s=0.02)
+    try:
+        wait_until(lambda: lines_of(output) > 1, "the first sample was there")
+        began = time.time()
+        wait_until(lambda: lines_of(output) > 20, "the windows had passed")
+    finally:
+        # Its last sample closes the second window.
+        ended = time.time()
+        sampler.stop()
+    middle = (began + ended) / 2
+    report = summarize(
+        output,
+        uuids=[GPU_A, GPU_WITHOUT_POWER],
+        intervals=[(began, middle), (middle, ended), (ended + 60, ended + 61)],
+    )
+    gpu, without = report.gpu_summaries
+    first, second, later = gpu.windows
+    assert (first.energy_j or 0) / (middle - began) == pytest.approx(250, rel=0.1)
+    assert (second.energy_j or 0) / (ended - middle) == pytest.approx(250, rel=0.1)
+    assert first.samples + second.samples == gpu.samples
+    assert (later.samples, later.energy_j, later.utilization_mean) == (0, None, None)
+    assert gpu.energy_j is None
+    assert without.energy_j is None
+    assert [window.energy_j for window in without.windows] == [None] * 3
+    assert without.windows[0].sm_clock_mean_mhz == 300
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> None:
+    uuids = (GPU_A, GPU_ON_FOUR_LANES, GPU_WITH_ECC_ERRORS, HOT_GPU, GPU_WITH_INACTIVE_LINK)
+    well, narrow, ecc, hot, linked = sample(*uuids).gpu_summaries
+    assert well.pcie == PcieLink(generation=3, width=16, max_generation=3, max_width=16)
+    assert narrow.pcie == PcieLink(generation=3, width=4, max_generation=3, max_width=16)
+    assert (well.clock_event_reasons, well.temperature_max_c) == ({}, 45)
+    assert (hot.clock_event_reasons, hot.temperature_max_c) == ({"hw_thermal_slowdown": 1.0}, 91)
+    assert (well.ecc_corrected, well.ecc_uncorrected) == (0, 0)
+    # Two uncorrected errors are older than the run; each further look counts one more corrected.
+    assert ecc.ecc_corrected is not None
+    assert (ecc.ecc_corrected >= 1, ecc.ecc_uncorrected) == (True, 0)
+    assert (well.nvlink_links, well.nvlink_active_min) == (6, 6)
+    assert (linked.nvlink_links, linked.nvlink_active_min) == (6, 5)
+    assert well.nvlink_errors == {"replay": 0, "recovery": 0, "crc": 0}
+    assert linked.nvlink_errors is not None
+    assert linked.nvlink_errors["replay"] in FIVE_A_LOOK
+    assert (linked.nvlink_errors["recovery"], linked.nvlink_errors["crc"]) == (0, 0)
+    assert (well.power_limit_w, well.memory_clock_mean_mhz, well.xids) == (300, 877, ())
+    assert {gpu.absent for gpu in (well, narrow, ecc, hot, linked)} == {()}
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_a_device_without_links_and_ecc_counts_no_errors_of_them(sample: Sample) -> None:
+    (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
+    counted = (gpu.nvlink_links, gpu.nvlink_active_min, gpu.nvlink_errors)
+    assert counted == (None, None, None)
+    assert (gpu.ecc_corrected, gpu.ecc_uncorrected, gpu.xids) == (None, None, None)
+    assert gpu.absent == tuple(
+        f"{of}: Not Supported"
+        for of in (
+            "power",
+            "energy",
+            "power limit",
+            "NVLink",
+            "NVLink errors",
+            "ECC errors",
+            "XID events",
+        )
+    )
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_an_error_event_is_put_down_to_its_gpu_even_when_that_is_lost(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_XID", "1:79")
+    monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:3:0:{GPU_IS_LOST}")
+    well, lost = sample(GPU_A, GPU_B).gpu_summaries
+    assert (well.xids, lost.xids) == ((), (79,))
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_links_and_error_counters_are_read_once_a_second_and_at_the_end(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
+    (gpu,) = sample(GPU_A, ticks=20).gpu_summaries
+    asked = Counter(line.split()[1] for line in calls.read_text().splitlines())
+    assert asked["pcie_width"] < asked["utilization"] / 2
+    assert asked["pcie_width"] >= 2
+    assert gpu.samples >= 20
 
 
 @pytest.mark.usefixtures("fake_driver")

@@ -1,12 +1,14 @@
 """The results format: JSON Lines, a header with the environment and then one line a run."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats import checks
 from gpuscale.formats.checks import check_device, each, expected_ranks, within
-from gpuscale.formats.decode import Decoder, Rules
+from gpuscale.formats.decode import Check, Decoder, Rules, inside
 from gpuscale.formats.encode import encode
 from gpuscale.formats.envelope import (
     RESULTS_FORMAT,
@@ -16,12 +18,16 @@ from gpuscale.formats.envelope import (
     refuse_format,
 )
 from gpuscale.formats.json_text import parse_json
+from gpuscale.formats.text import shown
 from gpuscale.records import (
     Configuration,
     Environment,
     Failure,
     GpuDevice,
     GpuSummary,
+    GpuWindow,
+    PcieLink,
+    Phases,
     RankReport,
     Results,
     Run,
@@ -37,6 +43,7 @@ class _Header:
     created_at: str
     gpuscale_version: str
     environment: Environment
+    injections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +51,23 @@ class _RunLine:
     run: Run
 
 
-def encode_header(*, created_at: str, gpuscale_version: str, environment: Environment) -> str:
+def encode_header(
+    *,
+    created_at: str,
+    gpuscale_version: str,
+    environment: Environment,
+    injections: tuple[str, ...] = (),
+) -> str:
     """The first line of a results file, without its line break.
 
     Raises:
         DecodeError: the line could not be read back.
     """
     header = _Header(
-        created_at=created_at, gpuscale_version=gpuscale_version, environment=environment
+        created_at=created_at,
+        gpuscale_version=gpuscale_version,
+        environment=environment,
+        injections=injections,
     )
     return _encode_line(header, {"format": RESULTS_FORMAT, "version": VERSION})
 
@@ -91,6 +107,7 @@ def decode_results(text: str) -> Results:
         created_at=header.created_at,
         gpuscale_version=header.gpuscale_version,
         environment=header.environment,
+        injections=header.injections,
         runs=tuple(runs),
     )
 
@@ -153,7 +170,8 @@ def _cut_short(number: int) -> DecodeError:
     if before == 0:
         remedy = "it was the first run, so measure again"
     else:
-        remedy = f"delete that line to use the {before} run{'s' if before > 1 else ''} before it"
+        runs = f"{before} run{'s' if before > 1 else ''}"
+        remedy = f"delete that line to use the {runs} before it, or go on with pytest --resume"
     return DecodeError("", f"line {number} {problem}; {remedy}")
 
 
@@ -183,10 +201,12 @@ def _check_finished_run(run: Run, expected: int) -> None:
             f"{run.configuration.strategy} on {run.gpus} GPUs has the ranks 0 to {expected - 1}"
         )
         raise DecodeError("ranks", f"{problem}; give all of them in order, {remedy}")
-    for position, window in enumerate(run.windows):
-        if len(window.busy_s) != expected:
-            problem = f"expected a number for each of {expected} ranks, found {len(window.busy_s)}"
-            raise DecodeError(f"windows[{position}].busy_s", problem)
+    for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
+        for position, window in enumerate(windows):
+            found = len(window.busy_s)
+            if found != expected:
+                problem = f"expected a number for each of {expected} ranks, found {found}"
+                raise DecodeError(f"{name}[{position}].busy_s", problem)
     for report in run.ranks:
         if report.parameter_digest != run.ranks[0].parameter_digest:
             problem = (
@@ -203,9 +223,27 @@ def _check_finished_run(run: Run, expected: int) -> None:
             )
 
 
+def _each_value(check_value: Check) -> Check:
+    """A check of every value of an object."""
+
+    def check(values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            try:
+                check_value(value)
+            except DecodeError as error:
+                raise inside(f"[{shown(key).removeprefix('text ')}]", error) from None
+
+    return check
+
+
+_error_count = within(0, 2**64, "a count")
 _RULES = Rules(
     fields={
-        _Header: {"created_at": checks.moment, "gpuscale_version": checks.name},
+        _Header: {
+            "created_at": checks.moment,
+            "gpuscale_version": checks.name,
+            "injections": each(checks.name),
+        },
         Environment: {"host": checks.name, "cpu_count": checks.positive_count},
         GpuDevice: {
             "index": checks.number_of_device,
@@ -218,6 +256,13 @@ _RULES = Rules(
             "started_at_s": checks.unix_time,
             "busy_s": each(checks.seconds),
         },
+        Phases: {
+            "data_s": checks.duration,
+            "h2d_s": checks.duration,
+            "forward_s": checks.duration,
+            "backward_s": checks.duration,
+            "optimizer_s": checks.duration,
+        },
         RankReport: {
             "rank": checks.number_of_device,
             "local_rank": checks.number_of_device,
@@ -227,6 +272,7 @@ _RULES = Rules(
             "final_loss": within(-1e300, 1e300, "a loss"),
             "peak_memory_bytes": checks.size_bytes,
             "peak_host_memory_bytes": checks.size_bytes,
+            "pace_s": checks.seconds,
         },
         GpuSummary: {
             "uuid": checks.name,
@@ -235,6 +281,33 @@ _RULES = Rules(
             "memory_used_peak_bytes": checks.size_bytes,
             "power_mean_w": within(0, 1e6, "a power in watts"),
             "sm_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
+            "memory_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
+            "temperature_max_c": within(-273.15, 1000, "a temperature in °C"),
+            "energy_j": within(0, 1e15, "an energy in joules"),
+            "power_limit_w": within(0, 1e6, "a power in watts"),
+            "clock_event_reasons": _each_value(within(0, 1, "a share of samples")),
+            "nvlink_links": checks.count,
+            "nvlink_active_min": checks.count,
+            "nvlink_errors": _each_value(_error_count),
+            "ecc_corrected": _error_count,
+            "ecc_uncorrected": _error_count,
+            "xids": each(checks.count),
+        },
+        GpuWindow: {
+            "samples": checks.count,
+            "utilization_mean": within(0, 1, "a share of time"),
+            "memory_used_peak_bytes": checks.size_bytes,
+            "power_mean_w": within(0, 1e6, "a power in watts"),
+            "sm_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
+            "temperature_max_c": within(-273.15, 1000, "a temperature in °C"),
+            "energy_j": within(0, 1e15, "an energy in joules"),
+            "clock_event_reasons": _each_value(within(0, 1, "a share of samples")),
+        },
+        PcieLink: {
+            "generation": checks.count,
+            "width": checks.count,
+            "max_generation": checks.count,
+            "max_width": checks.count,
         },
         Failure: {"rank": checks.number_of_device},
         Run: {

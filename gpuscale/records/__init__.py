@@ -15,9 +15,11 @@ from gpuscale.records.baseline import (
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice
 from gpuscale.records.estimate import Estimate
-from gpuscale.records.request import Pacing, RankOutcome, RunRequest
+from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
+from gpuscale.records.phases import Phases
+from gpuscale.records.request import Pacing, RankOutcome, RankWindow, RunRequest
 from gpuscale.records.results import Results
-from gpuscale.records.run import Failure, FailureKind, GpuSummary, RankReport, Run, Window
+from gpuscale.records.run import Failure, FailureKind, RankReport, Run, Window
 from gpuscale.records.verdict import Comparison, EntryVerdict, Finding, SpeedupPair, Verdict
 
 __all__ = [
@@ -33,13 +35,17 @@ __all__ = [
     "Finding",
     "GpuDevice",
     "GpuSummary",
+    "GpuWindow",
     "Hardware",
     "MeasuredEntry",
     "MeasuredRun",
     "Pacing",
+    "PcieLink",
+    "Phases",
     "PublishedFigure",
     "RankOutcome",
     "RankReport",
+    "RankWindow",
     "Results",
     "Run",
     "RunRequest",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.phases import Phases
 from gpuscale.records.run import RankReport
 
 
@@ -40,6 +41,8 @@ class RunRequest:
     download: bool
     pacing: Pacing
     timeout_s: float
+    injections: tuple[str, ...] = ()
+    """Faults to be made on purpose, such as `data=5ms` (worker/injection.py)."""
 
     @property
     def key(self) -> EntryKey:
@@ -53,6 +56,19 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankWindow:
+    """One window as one rank's clock saw it."""
+
+    started_at_s: float
+    """Unix time at its opening."""
+    busy_s: float
+    """Seconds from the opening barrier to this rank's synchronisation."""
+    synchronized: bool
+    """Whether gradients were synchronised."""
+    phases: Phases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOutcome:
     """What one rank measured, before the launcher joins the ranks into a run."""
 
@@ -62,5 +78,4 @@ class RankOutcome:
     warmup_steps: int
     warmup_s: float
     steps_per_window: int
-    window_started_at_s: tuple[float, ...]
-    window_busy_s: tuple[float, ...]
+    windows: tuple[RankWindow, ...]

@@ -14,4 +14,6 @@ class Results:
     """ISO 8601 with offset."""
     gpuscale_version: str
     environment: Environment
+    injections: tuple[str, ...] = ()
+    """Faults that were made on purpose: such results never pass for real ones."""
     runs: tuple[Run, ...]

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.gpu import GpuSummary
+from gpuscale.records.phases import Phases
 
-FailureKind = Literal["raised", "killed", "timeout", "launch", "invalid"]
+FailureKind = Literal["raised", "killed", "timeout", "launch", "invalid", "unsteady"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class Window:
     """Unix time at which rank 0 opened the window."""
     busy_s: tuple[float, ...]
     """Seconds of each rank without its wait at the closing barrier, by rank."""
+    phases: Phases | None = None
+    """The slowest rank's phases, in seconds of the whole window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +44,11 @@ class RankReport:
     """Peak of the CUDA allocator over the rank's devices; None on CPU."""
     peak_host_memory_bytes: int | None
     """Peak resident set of the process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSummary:
-    """What NVML saw of one device during a run's windows; None is what it did not offer."""
-
-    uuid: str
-    name: str | None
-    samples: int
-    utilization_mean: float | None
-    """Share of time with a kernel running, 0 to 1."""
-    memory_used_peak_bytes: int | None
-    power_mean_w: float | None
-    sm_clock_mean_mhz: float | None
-    absent: tuple[str, ...] = ()
-    """Fields that could not be read, each with NVML's reason."""
+    pace_s: float | None = None
+    """Median seconds per step of this rank alone, without waiting for the others: from the
+    unsynchronised windows, or from all windows where there is one rank."""
+    phases: Phases | None = None
+    """Median over the synchronised windows of each phase, in seconds per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +77,7 @@ class Run:
     steps_per_window: int | None
     """None, like the fields below, where the run failed before it was known."""
     windows: tuple[Window, ...]
+    """Of synchronised training: the ones that count."""
     ranks: tuple[RankReport, ...]
     warmup_steps: int | None
     warmup_s: float | None
@@ -94,6 +88,8 @@ class Run:
     telemetry_absent: str | None = None
     """Why there are no GPU summaries; None where there are."""
     failure: Failure | None = None
+    unsynced_windows: tuple[Window, ...] = ()
+    """The same steps without gradient synchronisation, measured in turn with `windows`."""
 
     @property
     def key(self) -> EntryKey:
@@ -115,6 +111,17 @@ class Run:
         if not self.is_valid or not self.steps_per_window:
             raise ValueError(f"{self.key.label}, run {self.index} has no valid windows")
         return statistics.median(w.time_s for w in self.windows) / self.steps_per_window
+
+    @property
+    def exposed_communication_s(self) -> float | None:
+        """Seconds per step that gradient synchronisation adds; None where it was not measured.
+
+        May be slightly negative: it is the difference of two medians.
+        """
+        if not self.is_valid or not self.unsynced_windows or not self.steps_per_window:
+            return None
+        without_s = statistics.median(w.time_s for w in self.unsynced_windows)
+        return self.median_step_time_s - without_s / self.steps_per_window
 
     @property
     def log_step_time(self) -> float:

@@ -23,6 +23,9 @@ _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
 
+INSPECTION_S = 1.0
+"""Seconds between looks at what changes seldom, such as links and error counters."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Samples until it is told to stop; the exit status is 0 also where there is no GPU."""
@@ -73,19 +76,29 @@ def sample(
     tick needs no signal that could be lost before it is set up, and unlike PR_SET_PDEATHSIG
     it does not take the end of the thread that started us for the end of the process.
     """
-    started = time.monotonic()
+    started = inspection_due = time.monotonic()
     tick = 0
     while os.getppid() == parent:
-        now_s = time.time()
-        # A driver that hangs leaves no chance to look for signals or for the parent.
-        signal.alarm(HANG_S)
-        readings = {uuid: device.read() for uuid, device in devices.items()}
-        signal.alarm(0)
-        output.write(tick_line(Tick(time_s=now_s, readings=readings)))
+        inspects = time.monotonic() >= inspection_due
+        if inspects:
+            inspection_due = time.monotonic() + INSPECTION_S
+        output.write(tick_line(_take(devices, inspects=inspects)))
         tick = next_tick(tick, time.monotonic() - started, interval_s)
         wait_s = started + tick * interval_s - time.monotonic()
         if signal.sigtimedwait(_STOP, max(0.0, wait_s)) is not None:
+            # The counters then cover the end of the run, and energy the end of its last window.
+            output.write(tick_line(_take(devices, inspects=True)))
             return
+
+
+def _take(devices: Mapping[str, DeviceProbe], *, inspects: bool) -> Tick:
+    now_s = time.time()
+    # A driver that hangs leaves no chance to look for signals or for the parent.
+    signal.alarm(HANG_S)
+    readings = {uuid: device.read() for uuid, device in devices.items()}
+    conditions = {uuid: device.inspect() for uuid, device in devices.items()} if inspects else {}
+    signal.alarm(0)
+    return Tick(time_s=now_s, readings=readings, conditions=conditions)
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
@@ -100,7 +113,7 @@ def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gpuscale.telemetry.sampler",
-        description="Sample utilisation, memory, power and SM clock of GPUs into a file.",
+        description="Sample the state of GPUs into a file.",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     parser.add_argument("--interval-s", type=_positive_seconds, default=0.1, metavar="SECONDS")

@@ -5,11 +5,12 @@ It is a file between two processes of one run, not one to keep: it has no versio
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuscale.telemetry.probe import Reading
+from gpuscale.records import PcieLink
+from gpuscale.telemetry.probe import Condition, Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Tick:
     """Unix time at which the reading began."""
     readings: Mapping[str, Reading]
     """By UUID, as asked for."""
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    """By UUID, in every so many ticks; read right after the readings."""
 
 
 def header_line(header: Header) -> str:
@@ -84,8 +87,30 @@ def _header(line: dict[str, Any]) -> Header:
 
 
 def _tick(line: dict[str, Any]) -> Tick:
-    readings = {uuid: Reading(**reading) for uuid, reading in line["readings"].items()}
-    return Tick(time_s=line["time_s"], readings=readings)
+    return Tick(
+        time_s=line["time_s"],
+        readings={uuid: _reading(reading) for uuid, reading in line["readings"].items()},
+        conditions={uuid: _condition(found) for uuid, found in line["conditions"].items()},
+    )
+
+
+def _reading(value: dict[str, Any]) -> Reading:
+    reasons = value.pop("clock_event_reasons")
+    return Reading(**value, clock_event_reasons=_tuple(reasons))
+
+
+def _condition(value: dict[str, Any]) -> Condition:
+    pcie, active, xids = value.pop("pcie"), value.pop("nvlink_active"), value.pop("xids")
+    return Condition(
+        **value,
+        pcie=None if pcie is None else PcieLink(**pcie),
+        nvlink_active=_tuple(active),
+        xids=_tuple(xids),
+    )
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
 
 
 def stderr_path(samples: Path) -> Path:

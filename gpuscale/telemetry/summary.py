@@ -1,21 +1,12 @@
-"""From samples to what a run records: one summary a device, over the timed windows only."""
+"""From the samples file to what a run records: one summary a device, over the timed windows."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from gpuscale.records import GpuSummary
-from gpuscale.telemetry.probe import Reading
+from gpuscale.telemetry.reduction import DeviceSamples, summarize_device
 from gpuscale.telemetry.samples import Header, SampledDevice, read_samples, stderr_path
-
-_LABELS = {
-    "utilization": "utilization",
-    "memory_used_bytes": "memory",
-    "power_w": "power",
-    "sm_clock_mhz": "SM clock",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,68 +27,38 @@ def summarize(
     Args:
         samples: the file that the sampler wrote, or is still writing.
         uuids: the devices of the run, as the sampler was given them.
-        intervals: (begin, end) of each timed window in unix time, both included.
+        intervals: (begin, end) of each timed window in unix time, both included, in order.
 
     Returns:
-        One summary a device, in the order of `uuids`; a device that the driver does not
-        offer has one with no samples and the reason. Where no device has a sample, no
-        summaries and one reason.
+        One summary a device, in the order of `uuids`, with one `GpuWindow` an interval; a
+        device that the driver does not offer has one with no samples and the reason. Where
+        no device has a sample, no summaries and one reason.
     """
     header, ticks = read_samples(samples)
     if header is None:
         return TelemetryReport(absent=_sampler_ended(samples))
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    readings: dict[str, list[Reading]] = {uuid: [] for uuid in uuids}
+    samples_of = {uuid: DeviceSamples() for uuid in uuids}
     taken = 0
     for tick in ticks:
         taken += 1
-        if any(begin <= tick.time_s <= end for begin, end in intervals):
-            for uuid in readings.keys() & tick.readings.keys():
-                readings[uuid].append(tick.readings[uuid])
-    if not any(readings.values()):
+        for uuid, seen in samples_of.items():
+            if uuid in tick.readings:
+                seen.readings.append((tick.time_s, tick.readings[uuid]))
+            if uuid in tick.conditions:
+                seen.conditions.append((tick.time_s, tick.conditions[uuid]))
+    if not any(seen.read_in(i) for seen in samples_of.values() for i in intervals):
         reason = _no_samples(header, samples, uuids, taken=taken, windows=len(intervals))
         return TelemetryReport(absent=reason, driver_version=header.driver_version)
     unknown = SampledDevice(absent="the sampler was not asked for it")
     return TelemetryReport(
         gpu_summaries=tuple(
-            _device_summary(uuid, header.devices.get(uuid, unknown), seen)
-            for uuid, seen in readings.items()
+            summarize_device(uuid, header.devices.get(uuid, unknown), seen, intervals)
+            for uuid, seen in samples_of.items()
         ),
         driver_version=header.driver_version,
     )
-
-
-def _device_summary(uuid: str, device: SampledDevice, readings: Sequence[Reading]) -> GpuSummary:
-    memory_used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
-    return GpuSummary(
-        uuid=uuid,
-        name=device.name,
-        samples=len(readings),
-        utilization_mean=_mean(r.utilization for r in readings),
-        memory_used_peak_bytes=max(memory_used, default=None),
-        power_mean_w=_mean(r.power_w for r in readings),
-        sm_clock_mean_mhz=_mean(r.sm_clock_mhz for r in readings),
-        absent=(f"device: {device.absent}",) if device.absent else _absences(readings),
-    )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _absences(readings: Sequence[Reading]) -> tuple[str, ...]:
-    """`power: Not Supported`, or `power: GPU is lost (in 12 of 40 samples)`."""
-    if not readings:
-        return ("device: no sample fell into the run's windows",)
-    found = []
-    for field, label in _LABELS.items():
-        reasons = Counter(r.absent[field] for r in readings if field in r.absent)
-        for reason, count in reasons.items():
-            share = "" if count == len(readings) else f" (in {count} of {len(readings)} samples)"
-            found.append(f"{label}: {reason}{share}")
-    return tuple(found)
 
 
 def _no_samples(

@@ -1,0 +1,219 @@
+"""`gpuscale doctor` as a user runs it, on the NVML library of the tests."""
+
+import ctypes
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from nvml.library import compile_driver
+
+from gpuscale.telemetry.probe import Reading
+from gpuscale.telemetry.problems import is_busy
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_driver(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def with_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
+    return monkeypatch
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "gpuscale", "doctor", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    return result.returncode, result.stdout
+
+
+def problems_of(*devices: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The problems found on a machine with these devices of the library."""
+    monkeypatch.setenv("FAKE_NVML_FLEET", ",".join(map(str, devices)))
+    code, text = doctor("--format", "json")
+    problems: list[str] = json.loads(text)["problems"]
+    assert code == (1 if problems else 0)
+    return problems
+
+
+def test_a_machine_without_a_driver_has_no_problem_and_says_so() -> None:
+    with suppress(OSError):
+        ctypes.CDLL("libnvidia-ml.so.1")
+        pytest.skip("this machine has an NVIDIA driver")
+    code, text = doctor()
+    assert code == 0
+    assert "driver    no NVIDIA driver: libnvidia-ml.so.1 not found" in text
+    assert text.endswith("no GPU to look at: gpuscale measures CPU ranks here, and says so\n")
+
+
+def test_a_driver_that_does_not_work_is_a_problem(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_INIT", "18")
+    code, text = doctor()
+    assert code == 1
+    assert "NVML/RM version mismatch" in text
+    assert "reload it, or reboot after an update" in text
+
+
+def test_a_driver_that_is_not_loaded_is_no_driver(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_INIT", "9")
+    code, text = doctor()
+    assert (code, "its kernel module is not loaded" in text) == (0, True)
+
+
+def test_a_machine_without_gpus_has_no_problem(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "")
+    code, text = doctor()
+    assert (code, "GPUs      none" in text) == (0, True)
+
+
+def test_healthy_gpus_are_shown_with_what_they_offer(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "0,1")
+    code, text = doctor()
+    assert code == 0
+    assert text.endswith("\nno problem found\n")
+    assert "driver    575.57.08" in text
+    first, second = text.split("\nGPU ")[1:]
+    assert first.startswith("0  Fake V100 A  GPU-00000000-aaaa-4000-8000-000000000000\n")
+    for line in (
+        "utilization   90 %",
+        "memory        4.00 GiB in use",
+        "power         250 W",
+        "SM clock      1380 MHz",
+        "temperature   45 °C",
+        "clock events  none",
+        "PCIe          generation 3 of 3, width x16 of x16",
+        "power limit   300 W",
+        "NVLink        6 of 6 links active",
+        "NVLink errors 0 replay, 0 recovery, 0 crc",
+        "ECC errors    0 corrected, 0 not, since the last reset",
+    ):
+        assert f"  {line}\n" in first
+    assert "absent" not in first
+    assert "power         150 W" in second or "power         151 W" in second
+
+
+def test_what_a_gpu_lacks_is_absent_with_the_drivers_reason(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "2")
+    code, text = doctor()
+    assert code == 0
+    for label in ("power", "energy", "power limit", "NVLink", "ECC errors", "XID events"):
+        assert f"  {label:<13} absent: Not Supported\n" in text
+
+
+def test_an_idle_gpu_on_a_slow_pcie_link_is_well(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "2")
+    code, text = doctor()
+    assert code == 0
+    assert "generation 1 of 3 (lowered while idle; runs record it under load)" in text
+
+
+def test_a_gpu_that_has_just_gone_idle_is_not_busy() -> None:
+    # Its utilisation is still that of the last second, and its link already at rest.
+    assert is_busy(Reading(utilization=0.9, clock_event_reasons=()))
+    assert not is_busy(Reading(utilization=0.9, clock_event_reasons=("gpu_idle",)))
+    assert not is_busy(Reading(clock_event_reasons=()))
+
+
+def test_a_gpu_on_too_few_lanes_is_named(with_driver: pytest.MonkeyPatch) -> None:
+    found = problems_of(0, 1, 5, monkeypatch=with_driver)
+    assert found == ["GPU 2 runs PCIe at width x4 of x16: reseat it or check the riser"]
+
+
+def test_a_gpu_at_its_power_limit_is_well(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "5")
+    _, text = doctor()
+    assert "clock events  sw_power_cap" in text
+    assert "1 problem\n  GPU 0 runs PCIe at width" in text
+
+
+def test_memory_errors_that_were_not_corrected_are_a_problem(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    (found,) = problems_of(6, monkeypatch=with_driver)
+    assert found.startswith("GPU 0 had 2 memory errors that ECC could not correct")
+
+
+def test_a_hot_gpu_and_its_slow_link_under_load_are_two_problems(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    link, heat = problems_of(0, 7, monkeypatch=with_driver)
+    assert link.startswith("GPU 1 runs PCIe at generation 1 of 3 while it is busy")
+    assert heat == (
+        "GPU 1 slows itself because it is too hot: check fans, air flow and heat sink (now 91 °C)"
+    )
+
+
+def test_an_inactive_link_is_a_problem_where_another_such_gpu_has_it(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    (found,) = problems_of(8, 6, 0, monkeypatch=with_driver)[:1]
+    assert found == (
+        "GPU 0 has 5 of 6 NVLink links active, another Fake V100 SXM2 here has 6: "
+        "check bridge or baseboard at link 4"
+    )
+
+
+def test_links_that_all_gpus_of_a_model_lack_are_shown_and_no_problem(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    assert problems_of(0, 8, monkeypatch=with_driver) == []
+    _, text = doctor()
+    assert "NVLink        5 of 6 links active (inactive: 4)" in text
+
+
+def test_a_gpu_that_cannot_be_reached_is_a_problem_and_the_others_are_shown(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "0,99,1")
+    code, text = doctor()
+    assert code == 1
+    assert "GPU 1 cannot be reached (GPU is lost)" in text
+    assert "GPU 2  Fake V100 B" in text
+
+
+def test_a_gpu_that_answers_nothing_is_a_problem(with_driver: pytest.MonkeyPatch) -> None:
+    with_driver.setenv("FAKE_NVML_FAIL", "1:utilization:0:0:15")
+    found = problems_of(0, 1, monkeypatch=with_driver)
+    assert found == ["GPU 1 does not answer (GPU is lost): reset it or reboot"]
+
+
+def test_an_older_driver_is_examined_by_the_older_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compile_driver(tmp_path, "-DOLD_DRIVER")))
+    monkeypatch.setenv("FAKE_NVML_FLEET", "0,7")
+    code, text = doctor()
+    assert (code, "absent" in text) == (1, False)
+    assert "clock events  hw_thermal_slowdown" in text
+
+
+def test_the_json_has_every_field_and_null_for_the_unknown(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    with_driver.setenv("FAKE_NVML_FLEET", "2")
+    code, text = doctor("--format", "json")
+    document = json.loads(text)
+    assert (code, document["format"], document["version"]) == (0, "gpuscale-doctor", 1)
+    (gpu,) = document["gpus"]
+    assert gpu["uuid"] == "GPU-22222222-cccc-4000-8000-000000000002"
+    assert gpu["reading"]["power_w"] is None
+    assert gpu["reading"]["absent"]["power_w"] == "Not Supported"
+    assert gpu["condition"]["ecc_uncorrected"] is None
+    assert document["cpu_count"] >= 1
+
+
+def test_doctor_loads_neither_torch_nor_pytest_nor_numpy() -> None:
+    program = (
+        "import sys; from gpuscale.cli import main; main(['doctor'])\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'pytest', '_pytest'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[]"
