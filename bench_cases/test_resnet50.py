@@ -27,7 +27,7 @@ class Resnet50(TrainingCase):
     training_samples = 1_281_167
     sizes = {
         "full": Size(batch=256, sample_shape=(3, 256, 256)),
-        "smoke": Size(batch=4, sample_shape=(3, 64, 64)),
+        "smoke": Size(batch=4, sample_shape=(3, 32, 32)),
     }
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:

@@ -25,7 +25,7 @@ class Resnet50Cifar(TrainingCase):
     training_samples = 50_000
     sizes = {
         "full": Size(batch=256, sample_shape=(3, 128, 128)),
-        "smoke": Size(batch=4, sample_shape=(3, 64, 64)),
+        "smoke": Size(batch=4, sample_shape=(3, 32, 32)),
     }
 
     def model(self) -> nn.Module:

@@ -1,8 +1,10 @@
 """Warm-up and windows, on made clocks with known truth."""
 
+from dataclasses import replace
+
 import pytest
 
-from gpuscale.records import Pacing
+from gpuscale.records import Pacing, Phases
 from gpuscale.worker import measurement
 from gpuscale.worker.measurement import measure, window_plan
 
@@ -12,12 +14,15 @@ PACING = Pacing(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seco
 class MadeClock:
     """A training whose steps take known times, and the clock that they advance."""
 
-    def __init__(self, first_step_s: float, step_s: float) -> None:
+    def __init__(self, first_step_s: float, step_s: float, unsynced_step_s: float) -> None:
         self.now_s = 100.0
-        self.steps = 0
+        self.steps: list[bool] = []
         self.pending_s = 0.0
+        self.realigned_after: list[int] = []
+        self._opened_s = 0.0
         self._first_step_s = first_step_s
         self._step_s = step_s
+        self._unsynced_step_s = unsynced_step_s
 
     def perf_counter(self) -> float:
         return self.now_s
@@ -25,19 +30,36 @@ class MadeClock:
     def time(self) -> float:
         return self.now_s
 
-    def step(self) -> None:
+    def step(self, *, synchronized: bool = True) -> None:
         # Asynchronous, as on CUDA: the time passes in synchronize.
-        self.pending_s += self._first_step_s if self.steps == 0 else self._step_s
-        self.steps += 1
+        if not self.steps:
+            self.pending_s += self._first_step_s
+        else:
+            self.pending_s += self._step_s if synchronized else self._unsynced_step_s
+        self.steps.append(synchronized)
 
     def synchronize(self) -> None:
         self.now_s += self.pending_s
         self.pending_s = 0.0
 
+    def begin_window(self) -> None:
+        self._opened_s = self.now_s
+
+    def phases(self) -> Phases:
+        whole_s = self.now_s - self._opened_s
+        return Phases(data_s=0, h2d_s=0, forward_s=whole_s, backward_s=0, optimizer_s=0)
+
+    def remember(self) -> None:
+        pass
+
+    def realign(self) -> None:
+        self.realigned_after.append(len(self.steps))
+
 
 class Alone:
-    """Peers that are never slower."""
+    """Peers that are never slower; nobody to synchronise with."""
 
+    can_pause_synchronization = False
     barriers = 0
 
     def barrier(self) -> None:
@@ -45,6 +67,12 @@ class Alone:
 
     def largest(self, value: float) -> float:
         return value
+
+
+class Two(Alone):
+    """Another rank, as fast as this one."""
+
+    can_pause_synchronization = True
 
 
 class Silent:
@@ -56,7 +84,7 @@ class Silent:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
-    clock = MadeClock(first_step_s=30.0, step_s=0.1)
+    clock = MadeClock(first_step_s=30.0, step_s=0.1, unsynced_step_s=0.08)
     monkeypatch.setattr(measurement, "time", clock)
     return clock
 
@@ -69,15 +97,35 @@ def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
 
 
 def test_warm_up_lasts_for_its_steps_where_its_seconds_pass_sooner(clock: MadeClock) -> None:
-    pacing = Pacing(warmup_steps=50, warmup_s=0.1, windows=5, window_s=0.5, run_seconds=20)
+    pacing = Pacing(warmup_steps=50, warmup_s=0.1, windows=10, window_s=0.5, run_seconds=20)
     assert measure(clock, Alone(), pacing, Silent()).warmup_steps == 1 + 50
 
 
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
     result = measure(clock, Alone(), PACING, Silent())
     assert result.steps_per_window == 5
-    assert result.busy_s == pytest.approx([0.5] * 10)
-    assert clock.steps == result.warmup_steps + 10 * 5
+    assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
+    assert len(clock.steps) == result.warmup_steps + 10 * 5
+    assert result.phases_per_step().forward_s == pytest.approx(0.1)
+    assert result.pace_s() == pytest.approx(0.1)
+
+
+def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigned(
+    clock: MadeClock,
+) -> None:
+    result = measure(clock, Two(), PACING, Silent())
+    kinds = [window.synchronized for window in result.windows]
+    assert kinds.count(True) == 10
+    assert kinds.count(False) == 5
+    assert all(kinds[i + 1] for i, synchronized in enumerate(kinds) if not synchronized)
+    # After each of them, before the next step; and the last window is synchronised training.
+    ends = [i + 1 for i, kind in enumerate(clock.steps[:-1]) if not kind and clock.steps[i + 1]]
+    assert clock.realigned_after == ends
+    assert kinds[-1]
+
+
+def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
+    assert measure(clock, Two(), PACING, Silent()).pace_s() == pytest.approx(0.08)
 
 
 def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
@@ -98,13 +146,15 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
 @pytest.mark.parametrize(
     ("step_time_s", "steps", "windows"),
     [
-        (0.005, 100, 10),
-        (0.3, 2, 10),
-        (3.0, 1, 6),
-        (60.0, 1, 5),
+        (0.005, 100, 20),
+        (0.3, 2, 20),
+        (1.5, 1, 13),
+        (3.0, 1, 10),
+        (60.0, 1, 10),
     ],
 )
 def test_slow_cases_get_fewer_windows_but_never_too_few(
     step_time_s: float, steps: int, windows: int
 ) -> None:
-    assert window_plan(step_time_s, PACING) == (steps, windows)
+    pacing = replace(PACING, windows=20)
+    assert window_plan(step_time_s, pacing) == (steps, windows)

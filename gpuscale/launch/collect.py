@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats.exchange import from_json
-from gpuscale.records import Failure, RankOutcome, Run, RunRequest, Window
+from gpuscale.records import Failure, RankOutcome, RankWindow, Run, RunRequest, Window
 from gpuscale.run_directory import RunDirectory
 
 _OUTPUT_TAIL_CHARS = 4000
@@ -80,19 +80,30 @@ def invalidity(run: Run) -> Failure | None:
 
 def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
     first = outcomes[0]
-    busy_by_window = zip(*(outcome.window_busy_s for outcome in outcomes), strict=True)
-    windows = tuple(
-        Window(time_s=max(busy_s), started_at_s=started_at_s, busy_s=tuple(busy_s))
-        for started_at_s, busy_s in zip(first.window_started_at_s, busy_by_window, strict=True)
-    )
+    windows = [
+        (_window(seen), seen[0].synchronized)
+        for seen in zip(*(outcome.windows for outcome in outcomes), strict=True)
+    ]
     return replace(
         empty,
         steps_per_window=first.steps_per_window,
-        windows=windows,
+        windows=tuple(window for window, synchronized in windows if synchronized),
+        unsynced_windows=tuple(window for window, synchronized in windows if not synchronized),
         ranks=tuple(outcome.report for outcome in outcomes),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
         startup_s=_startup_s(empty, outcomes),
+    )
+
+
+def _window(seen: tuple[RankWindow, ...]) -> Window:
+    """One window out of what each rank saw of it."""
+    slowest = max(seen, key=lambda window: window.busy_s)
+    return Window(
+        time_s=slowest.busy_s,
+        started_at_s=seen[0].started_at_s,
+        busy_s=tuple(window.busy_s for window in seen),
+        phases=slowest.phases,
     )
 
 

@@ -100,6 +100,9 @@ def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(directory.path), redirects=Std.ALL),
     )
+    # torch binds ranks to NUMA nodes only where they are as many as the GPUs: T(n) would get
+    # a help that T(1) does not.
+    config.numa_options = None
     with _signals_and_logging_restored():
         try:
             elastic_launch(config, enter_rank)(str(directory.path))

@@ -10,19 +10,28 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.formats.exchange import from_json
+from gpuscale.injections import parse_injection
 from gpuscale.records import RankOutcome, RankReport, RunRequest
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker import checks
 from gpuscale.worker.case_loading import load_case
 from gpuscale.worker.data import training_batches
+from gpuscale.worker.faults import Faults
 from gpuscale.worker.lifeline import die_with_parent
-from gpuscale.worker.measurement import Measurement, measure
+from gpuscale.worker.measurement import Measurement, measure, own_pace_s
 from gpuscale.worker.reporting import RankFiles
 from gpuscale.worker.strategies import Strategy, strategy_for
 from gpuscale.worker.training import Training
 
 _SEED = 42
 _YIELD_TO_PEERS_S = 1.0
+_KEPT_TO_THE_END: list[object] = []
+"""What a rank trained with, so that nothing takes it down before the process ends.
+
+Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo that
+waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their windows.
+The process ends right after, and the system takes all of it.
+"""
 
 
 def main(directory: str) -> None:
@@ -68,15 +77,20 @@ def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    training = Training(case, request, strategy, batches)
+    injections = [parse_injection(text) for text in request.injections]
+    faults = Faults(injections, rank=strategy.rank, device=strategy.device)
+    training = Training(case, request, strategy, batches, faults)
+    if any(injection.factor is not None for injection in injections):
+        # Every rank, slowed or not: steps are made together.
+        faults.know_pace(own_pace_s(training, strategy))
     measurement = measure(training, strategy, request.pacing, files)
-    report = _report(strategy, training)
+    report = _report(strategy, training, measurement)
     strategy.barrier()
-    strategy.close()
+    _KEPT_TO_THE_END.extend((training, strategy))
     return _outcome(report, measurement, joined_at_s)
 
 
-def _report(strategy: Strategy, training: Training) -> RankReport:
+def _report(strategy: Strategy, training: Training, measurement: Measurement) -> RankReport:
     loss = checks.finite_or_none(training.last_loss())
     if not checks.parameters_are_finite(training.model):
         loss = None
@@ -92,6 +106,8 @@ def _report(strategy: Strategy, training: Training) -> RankReport:
         final_loss=loss,
         peak_memory_bytes=checks.peak_device_memory_bytes(strategy.devices),
         peak_host_memory_bytes=checks.peak_host_memory_bytes(),
+        pace_s=measurement.pace_s(),
+        phases=measurement.phases_per_step(),
     )
 
 
@@ -102,8 +118,7 @@ def _outcome(report: RankReport, measurement: Measurement, joined_at_s: float) -
         warmup_steps=measurement.warmup_steps,
         warmup_s=measurement.warmup_s,
         steps_per_window=measurement.steps_per_window,
-        window_started_at_s=measurement.started_at_s,
-        window_busy_s=measurement.busy_s,
+        windows=measurement.windows,
     )
 
 

@@ -1,19 +1,21 @@
 """The measuring loop: warm-up, then windows of steps between barriers."""
 
 import math
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuscale.records import Pacing
+from gpuscale.records import Pacing, Phases, RankWindow
 
-_FEWEST_WINDOWS = 5
+_FEWEST_WINDOWS = 10
+_PACE_STEPS = 7
 
 
 class Stepper(Protocol):
     """What is measured: something that makes steps and can wait for its device."""
 
-    def step(self) -> None:
+    def step(self, *, synchronized: bool = True) -> None:
         """Make one step; it may return before the device is done."""
         ...
 
@@ -21,9 +23,30 @@ class Stepper(Protocol):
         """Return once the device is done."""
         ...
 
+    def begin_window(self) -> None:
+        """Start to take the phases of a window."""
+        ...
+
+    def phases(self) -> Phases:
+        """The phases since `begin_window`, in seconds."""
+        ...
+
+    def remember(self) -> None:
+        """Prepare for steps that are not synchronised."""
+        ...
+
+    def realign(self) -> None:
+        """Undo what steps without synchronisation did to the ranks' agreement."""
+        ...
+
 
 class Peers(Protocol):
     """The other ranks, as far as measuring must agree with them."""
+
+    @property
+    def can_pause_synchronization(self) -> bool:
+        """Whether steps without synchronisation mean anything."""
+        ...
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
@@ -49,10 +72,23 @@ class Measurement:
     warmup_steps: int
     warmup_s: float
     steps_per_window: int
-    started_at_s: tuple[float, ...]
-    """Unix time at the opening of each window."""
-    busy_s: tuple[float, ...]
-    """Seconds from the opening barrier to this rank's synchronisation, by window."""
+    windows: tuple[RankWindow, ...]
+
+    def pace_s(self) -> float:
+        """Median seconds per step of this rank alone, where windows tell it."""
+        alone = [w for w in self.windows if not w.synchronized] or self.windows
+        return statistics.median(window.busy_s for window in alone) / self.steps_per_window
+
+    def phases_per_step(self) -> Phases:
+        """Median of each phase over the synchronised windows, in seconds per step."""
+        phases = [window.phases for window in self.windows if window.synchronized]
+        return Phases(
+            data_s=statistics.median(p.data_s for p in phases),
+            h2d_s=statistics.median(p.h2d_s for p in phases),
+            forward_s=statistics.median(p.forward_s for p in phases),
+            backward_s=statistics.median(p.backward_s for p in phases),
+            optimizer_s=statistics.median(p.optimizer_s for p in phases),
+        ).scaled(1 / self.steps_per_window)
 
 
 def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress) -> Measurement:
@@ -68,19 +104,32 @@ def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress)
     step_time_s, warmup_steps = _warm_up(training, peers, pacing, progress)
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, pacing)
-    started_at_s, busy_s = [], []
-    for window in range(windows):
-        progress.report("window", window, windows)
-        started_at_s.append(time.time())
-        busy_s.append(_timed_steps(training, peers, steps))
+    measured = []
+    for number in range(windows):
+        progress.report("window", number, windows)
+        # In turn, so that both see the same machine; the last one is synchronised training,
+        # which is what the checks after the windows look at.
+        if number % 2 == 1 and peers.can_pause_synchronization:
+            training.remember()
+            measured.append(_window(training, peers, steps, synchronized=False))
+            training.realign()
+        measured.append(_window(training, peers, steps, synchronized=True))
     progress.report("window", windows, windows)
     return Measurement(
         warmup_steps=warmup_steps + 1,
         warmup_s=warmup_s,
         steps_per_window=steps,
-        started_at_s=tuple(started_at_s),
-        busy_s=tuple(busy_s),
+        windows=tuple(measured),
     )
+
+
+def own_pace_s(training: Stepper, peers: Peers) -> float:
+    """Seconds per step of this rank alone, before anything is measured."""
+    _timed_steps(training, peers, 1)
+    training.remember()
+    times_s = [_timed_steps(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
+    training.realign()
+    return statistics.median(times_s)
 
 
 def window_plan(step_time_s: float, pacing: Pacing) -> tuple[int, int]:
@@ -106,12 +155,26 @@ def _warm_up(
         stretch = math.ceil((pacing.warmup_s - elapsed_s) / step_time_s)
 
 
-def _timed_steps(training: Stepper, peers: Peers, steps: int) -> float:
+def _window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
+    started_at_s = time.time()
+    busy_s = _timed_steps(training, peers, steps, synchronized=synchronized)
+    return RankWindow(
+        started_at_s=started_at_s,
+        busy_s=busy_s,
+        synchronized=synchronized,
+        phases=training.phases(),
+    )
+
+
+def _timed_steps(
+    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
+) -> float:
     """Seconds that this rank was busy with so many steps, from a common start."""
     training.synchronize()
     peers.barrier()
     opened = time.perf_counter()
+    training.begin_window()
     for _ in range(steps):
-        training.step()
+        training.step(synchronized=synchronized)
     training.synchronize()
     return time.perf_counter() - opened

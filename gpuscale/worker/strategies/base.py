@@ -1,5 +1,6 @@
 """What the measuring loop needs from a strategy."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -29,8 +30,17 @@ class Strategy(Protocol):
         """The largest of all ranks' values, the same on every rank."""
         ...
 
-    def close(self) -> None:
-        """Leave the process group."""
+    @property
+    def can_pause_synchronization(self) -> bool:
+        """Whether `unsynchronized` leaves something out, so that its cost can be told."""
+        ...
+
+    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """A context in which a step does all but synchronise gradients."""
+        ...
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Give every rank the parameters, buffers and optimiser state of rank 0."""
         ...
 
 

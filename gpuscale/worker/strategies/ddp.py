@@ -1,6 +1,8 @@
 """DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import torch
@@ -46,6 +48,28 @@ class DistributedDataParallelStrategy:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())
 
-    def close(self) -> None:
-        """Leave the process group."""
-        dist.destroy_process_group()
+    @property
+    def can_pause_synchronization(self) -> bool:
+        """Whether there is another rank to synchronise with."""
+        return self.world_size > 1
+
+    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """DDP's own `no_sync`: hooks and buckets stay, the all-reduce is left out."""
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Broadcast rank 0's parameters, buffers and optimiser state."""
+        for tensor in (*model.parameters(), *model.buffers(), *_state_tensors(optimizer)):
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors of an optimiser's state, in an order that all ranks share."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name in sorted(state):
+                if isinstance(state[name], torch.Tensor):
+                    yield state[name]

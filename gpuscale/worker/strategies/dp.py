@@ -1,5 +1,7 @@
 """DataParallel: one process that scatters each batch over its devices and gathers the outputs."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from gpuscale.records import RunRequest
@@ -28,5 +30,14 @@ class DataParallelStrategy:
         """The value itself: there is one process."""
         return value
 
-    def close(self) -> None:
-        """Nothing to leave."""
+    @property
+    def can_pause_synchronization(self) -> bool:
+        """False: scatter, replicate and gather are part of every forward and backward."""
+        return False
+
+    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Nothing to leave out."""
+        return nullcontext()
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing to do: there is one set of parameters."""
