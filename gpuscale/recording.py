@@ -46,9 +46,15 @@ def baseline_from_results(
         minimum_runs: Valid runs that each entry needs.
 
     Raises:
-        UsageError: no valid runs, too few for some entry, different hardware, or runs of one
-            entry with different batch sizes or sample shapes.
+        UsageError: faults made on purpose, no valid runs, too few for some entry, different
+            hardware, or runs of one entry with different batch sizes or sample shapes.
     """
+    injections = dict.fromkeys(text for result in results for text in result.injections)
+    if injections:
+        raise UsageError(
+            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
+            "made of real ones, measured without --inject"
+        )
     if not any(run.is_valid for result in results for run in result.runs):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])

@@ -76,8 +76,11 @@ def test_documentation_shows_these_exit_codes() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"SKIPPED": "1"}, 5),
-        ({"SKIPPED": "1", "COMPARE_EXIT": "1"}, 1),
+        ({"SKIPPED": "needs 4 GPUs; 3 found"}, 5),
+        ({"SKIPPED": "needs 4 GPUs; 3 found", "COMPARE_EXIT": "1"}, 1),
+        ({"SKIPPED": "settled after 3 runs"}, 0),
+        ({"SKIPPED": "settled after 3 runs\nneeds 4 GPUs; 3 found"}, 5),
+        ({"SKIPPED": "mnist_cnn/ddp on 2 GPUs: not steady: drifts"}, 5),
         ({"MEASURED": "nothing"}, 4),
         ({"PYTEST_EXIT": "137", "COMPARE_EXIT": "1"}, 1),
         ({"PYTEST_EXIT": "137"}, 5),

@@ -94,10 +94,12 @@ def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
     text = "\n".join([*example(), *example()[1:]])
     assert refusal(text[:-40]) == (
         "line 5 is cut short (was the job killed while writing it?); "
-        "delete that line to use the 3 runs before it"
+        "delete that line to use the 3 runs before it, or go on with pytest --resume"
     )
     header, first, second = example()
-    assert refusal(f"{header}\n{first}\n{second[:50]}").endswith("use the 1 run before it")
+    assert refusal(f"{header}\n{first}\n{second[:50]}").endswith(
+        "the 1 run before it, or go on with pytest --resume"
+    )
     assert refusal(f"{header}\n{first[:50]}").endswith("it was the first run, so measure again")
     assert refusal(header[:50]) == (
         "line 1: the header is cut short (was the job killed while writing it?); "

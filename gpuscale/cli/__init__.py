@@ -37,6 +37,10 @@ def _dispatch(parsed: argparse.Namespace) -> int:
         from gpuscale.cli.show import run_show
 
         return run_show(parsed)
+    if parsed.command == "doctor":
+        from gpuscale.cli.doctor import run_doctor
+
+        return run_doctor(parsed)
     from gpuscale.cli.baseline import run_baseline_record
 
     return run_baseline_record(parsed)
@@ -53,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_show(commands)
     _add_baseline(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -99,6 +104,11 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         nargs="?",
         help="results or baseline file (default: the newest in .gpuscale/results)",
     )
+    show.add_argument(
+        "--phases",
+        action="store_true",
+        help="where the time of a step goes, phase by phase, instead of the scaling table",
+    )
 
 
 def _add_baseline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -117,3 +127,18 @@ def _add_baseline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     record.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
     record.add_argument("--name", help="the baseline's name (default: that of FILE)")
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at this machine's GPUs: what they offer, and what is wrong with them",
+        description=(
+            "Look at this machine, GPU by GPU: which telemetry it offers, the state of its links "
+            "and memory, and one sentence for each problem."
+        ),
+        epilog="Exit codes: 0 no problem found or no GPU here, 1 a problem was found.",
+    )
+    doctor.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default) or json"
+    )

@@ -18,14 +18,16 @@ def run_compare(arguments: argparse.Namespace) -> int:
     paths = [Path(text) for text in arguments.results] or [newest_results(RESULTS_FOLDER)]
     results = [read_results(path) for path in paths]
     comparison = compare(baseline, results, cases=arguments.case, gpus=gpus)
+    injections = tuple(dict.fromkeys(text for result in results for text in result.injections))
     if arguments.format == "json":
         from gpuscale.report.comparison_json import comparison_json
 
-        text = comparison_json(comparison)
+        text = comparison_json(comparison, injections)
     else:
         from gpuscale.report.comparison_text import comparison_text
 
-        text = comparison_text(comparison, Palette(colour=wants_colour(sys.stdout)))
+        palette = Palette(colour=wants_colour(sys.stdout))
+        text = comparison_text(comparison, palette, injections)
     sys.stdout.write(f"{text}\n")
     return comparison.exit_code
 

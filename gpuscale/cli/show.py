@@ -5,16 +5,26 @@ import sys
 from pathlib import Path
 
 from gpuscale.cli.locations import RESULTS_FOLDER
-from gpuscale.errors import ExitCode
+from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
 from gpuscale.store import newest_results, read_any
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print the file."""
+    """Print the file.
+
+    Raises:
+        UsageError: the phases of a baseline, which has none, were asked for.
+    """
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
     content = read_any(path)
-    if isinstance(content, Results):
+    if arguments.phases:
+        if not isinstance(content, Results):
+            raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
+        from gpuscale.report.phases_text import phases_text
+
+        text = phases_text(content)
+    elif isinstance(content, Results):
         from gpuscale.report.results_text import results_text
 
         text = results_text(content)

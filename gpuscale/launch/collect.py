@@ -8,6 +8,7 @@ from gpuscale.errors import DecodeError
 from gpuscale.formats.exchange import from_json
 from gpuscale.records import Failure, RankOutcome, RankWindow, Run, RunRequest, Window
 from gpuscale.run_directory import RunDirectory
+from gpuscale.steadiness import steadiness
 
 _OUTPUT_TAIL_CHARS = 4000
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
@@ -51,7 +52,7 @@ def collect_run(
         message = f"a rank ended without leaving its measurement ({error})"
         return replace(empty, failure=Failure(kind="launch", message=message))
     run = _join(empty, outcomes)
-    return replace(run, failure=invalidity(run))
+    return replace(run, failure=invalidity(run) or unsteadiness(run))
 
 
 def invalidity(run: Run) -> Failure | None:
@@ -76,6 +77,12 @@ def invalidity(run: Run) -> Failure | None:
             detail=groups,
         )
     return None
+
+
+def unsteadiness(run: Run) -> Failure | None:
+    """Why the windows of a run are no repetitions of one step time; they are kept as evidence."""
+    found = steadiness([window.time_s for window in run.windows])
+    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found.text}")
 
 
 def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:

@@ -18,7 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
     add = group.addoption
     add("--gpus", metavar="N,N,…", help="measure on these numbers of GPUs, e.g. 1,2,4")
-    add("--runs", metavar="R", default="3", help="fresh starts of each item (default 3)")
+    add(
+        "--runs",
+        metavar="R",
+        default="3",
+        help="fresh starts of each item (default 3); MIN:MAX goes on until --target-ci is met",
+    )
+    add("--target-ci", metavar="P%", help="how narrow intervals --runs MIN:MAX wants (default 1%%)")
     add("--strategy", metavar="S,S,…", help="only these strategies: dp, ddp (default: the case's)")
     add(
         "--device", default="auto", help="auto, cuda or cpu (default auto: CUDA where there is one)"
@@ -34,6 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--run-seconds", metavar="S", help="time for a run's windows (default 20; on CPU 2)")
     add("--oversubscribe", action="store_true", help="allow more CPU ranks than cores")
     add("--results", metavar="FILE", help="results file (default: a new one in .gpuscale/results)")
+    add("--resume", metavar="FILE", help="measure only what this results file lacks; append to it")
+    add(
+        "--inject",
+        metavar="SPEC",
+        action="append",
+        help="make a fault on purpose, e.g. data=5ms, slow-rank=1:1.2, compute=1.1, hang=1@50, "
+        "crash=0@20; may be given several times",
+    )
     # pytest-timeout has an option of this name; where it is installed, its value is ours.
     if importlib.util.find_spec("pytest_timeout") is None:
         add("--timeout", metavar="S", help="end a run that takes longer than this (default 600)")

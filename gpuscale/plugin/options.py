@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from gpuscale.errors import UsageError
+from gpuscale.injections import parse_injections
+from gpuscale.plugin.stopping import DEFAULT_TARGET, FEWEST_RUNS, StoppingRule
 from gpuscale.records.configuration import Precision, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -25,6 +27,8 @@ class MeasureOptions:
 
     gpus: tuple[int, ...]
     runs: int
+    """Of each item; the most of them where there is a stopping rule."""
+    stopping: StoppingRule | None
     strategies: tuple[Strategy, ...]
     device: str
     size: str | None
@@ -39,6 +43,8 @@ class MeasureOptions:
     timeout_s: float
     oversubscribe: bool
     results: Path | None
+    resume: Path | None
+    injections: tuple[str, ...]
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
@@ -48,9 +54,12 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
         UsageError: a value means nothing; the message names the remedy.
     """
     data_root = _data_root(given)
+    gpus = _gpus(_text(given, "gpus"))
+    runs, stopping = _runs(_text(given, "runs"), _optional_text(given, "target_ci"))
     return MeasureOptions(
-        gpus=_gpus(_text(given, "gpus")),
-        runs=_whole_number("--runs", _text(given, "runs"), at_least=1),
+        gpus=gpus,
+        runs=runs,
+        stopping=stopping,
         strategies=_strategies(given.get("strategy")),
         device=_one_of("--device", _text(given, "device"), DEVICES),
         size=_optional_text(given, "size"),
@@ -75,7 +84,50 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
         timeout_s=_timeout(given.get("timeout")),
         oversubscribe=bool(given.get("oversubscribe")),
         results=_results(given),
+        resume=_resume(given),
+        injections=_injections(given.get("inject"), gpus),
     )
+
+
+def _runs(text: str, target: str | None) -> tuple[int, StoppingRule | None]:
+    """How many runs at most, and the rule by which there may be fewer."""
+    first, colon, last = text.partition(":")
+    if not colon:
+        if target is not None:
+            raise UsageError(
+                f"--target-ci {target} needs room to stop in; write --runs {FEWEST_RUNS}:8"
+            )
+        return _whole_number("--runs", text, at_least=1), None
+    minimum = _whole_number("--runs", first, at_least=FEWEST_RUNS)
+    maximum = _whole_number("--runs", last, at_least=FEWEST_RUNS)
+    if maximum < minimum:
+        raise UsageError(f"--runs: {text} has its maximum first; write --runs {maximum}:{minimum}")
+    width = DEFAULT_TARGET if target is None else _percentage("--target-ci", target)
+    return maximum, StoppingRule(minimum_runs=minimum, target=width)
+
+
+def _percentage(option: str, text: str) -> float:
+    number, sign, rest = text.strip().partition("%")
+    try:
+        fraction = float(number) / 100 if sign and not rest else math.nan
+    except ValueError:
+        fraction = math.nan
+    if not 0 < fraction < 1:
+        raise UsageError(
+            f"{option}: '{text}' is not a percentage above 0% and below 100%; try {option} 1%"
+        )
+    return fraction
+
+
+def _injections(value: object, gpus: tuple[int, ...]) -> tuple[str, ...]:
+    texts = tuple(str(text).strip() for text in value) if isinstance(value, list | tuple) else ()
+    for text, injection in zip(texts, parse_injections(texts), strict=True):
+        if injection.rank is not None and injection.rank >= max(gpus):
+            raise UsageError(
+                f"--inject: '{text}' would never happen: on {max(gpus)} GPUs the ranks are "
+                f"0 to {max(gpus) - 1}; choose one of them, or more GPUs"
+            )
+    return texts
 
 
 def _gpus(text: str) -> tuple[int, ...]:
@@ -157,6 +209,17 @@ def _results(given: Mapping[str, object]) -> Path | None:
             f"--results: {text} exists already; name a new file (results are never overwritten)"
         )
     return path
+
+
+def _resume(given: Mapping[str, object]) -> Path | None:
+    text = _optional_text(given, "resume")
+    if text is None:
+        return None
+    if given.get("results") is not None:
+        raise UsageError(
+            "--resume appends to the file it names, so --results has no meaning; leave out one"
+        )
+    return Path(text).expanduser().absolute()
 
 
 def _text(given: Mapping[str, object], name: str) -> str:

@@ -1,35 +1,46 @@
 """The line that moves while a run is under way, on terminals only."""
 
+import io
+import os
+import sys
 import threading
 from types import TracebackType
 from typing import TextIO
 
-import pytest
-
 from gpuscale.launch.local import LocalLauncher
-from gpuscale.plugin.items import ItemPlan
 from gpuscale.report.progress import progress_text
 
 _REFRESH_S = 0.2
 _ERASE_LINE = "\r\033[K"
 
 
-class ProgressLine:
-    """Draws how far a run is behind the item's id, and erases it when the run has ended."""
+def terminal_stream() -> TextIO | None:
+    """A stream of its own to the terminal that standard output is; None where it is none.
 
-    def __init__(self, config: pytest.Config, plan: ItemPlan, launcher: LocalLauncher) -> None:
-        reporter = config.pluginmanager.getplugin("terminalreporter")
-        self._writer = None if reporter is None else reporter
+    To be asked while pytest is being configured: later, output is captured at the level of file
+    descriptors, and what pytest itself writes to leads into the capture, too.
+    """
+    try:
+        if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+            return None
+        return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return None
+
+
+class ProgressLine:
+    """Draws how far a run is, and erases the line when the run has ended."""
+
+    def __init__(self, stream: TextIO | None, label: str, launcher: LocalLauncher) -> None:
+        self._stream = stream
         self._launcher = launcher
-        self._label = f"{plan.key.label}, run {plan.run}"
+        self._label = label
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "ProgressLine":
-        if self._writer is not None and self._writer.isatty and self._writer.verbosity > 0:
-            # Captured or not, pytest's own writer still leads to the terminal.
-            stream: TextIO = self._writer._tw._file
-            self._thread = threading.Thread(target=self._draw, args=(stream,), daemon=True)
+        if self._stream is not None:
+            self._thread = threading.Thread(target=self._draw, args=(self._stream,), daemon=True)
             self._thread.start()
         return self
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.records import Environment, Run, RunRequest
-from gpuscale.store import ResultsWriter, default_results_path
+from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 from gpuscale.telemetry import Sampler, TelemetryReport, summarize
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
@@ -31,15 +31,28 @@ class RunSampling:
 
 
 class Recorder:
-    """Collects the runs of one invocation; the results file is created with the first of them."""
+    """Collects the runs of one invocation; the results file is created with the first of them.
 
-    def __init__(self, environment: Environment, *, results: Path | None, folder: Path) -> None:
+    With `resumed`, its runs come first and new ones are appended to its file.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        results: Path | None,
+        folder: Path,
+        injections: tuple[str, ...] = (),
+        resumed: ResumedResults | None = None,
+    ) -> None:
         self.environment = environment
-        self.runs: list[Run] = []
-        self.path: Path | None = None
+        self.injections = injections
+        self.earlier_runs = () if resumed is None else resumed.results.runs
+        self.runs = list(self.earlier_runs)
+        self.path = None if resumed is None else resumed.path
         self._results = results
         self._folder = folder
-        self._writer: ResultsWriter | None = None
+        self._writer: ResultsWriter | ResumedResults | None = resumed
 
     @contextmanager
     def sampling(self, request: RunRequest) -> Iterator[RunSampling | None]:
@@ -67,7 +80,9 @@ class Recorder:
         if self._writer is None:
             now = datetime.now(UTC)
             path = self._results or default_results_path(self._folder / RESULTS_FOLDER, now)
-            self._writer = ResultsWriter(path, environment=self.environment, created_at=now)
+            self._writer = ResultsWriter(
+                path, environment=self.environment, created_at=now, injections=self.injections
+            )
             self.path = path
         self._writer.append(run)
         self.runs.append(run)

@@ -59,6 +59,7 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         download=options.download,
         pacing=_pacing(environment, options),
         timeout_s=options.timeout_s,
+        injections=options.injections,
     )
 
 

@@ -20,8 +20,16 @@ from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.progress import ProgressLine
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.plugin.requests import cases_revision, run_request, skip_reason
-from gpuscale.plugin.summary import header_line, run_word, summary_lines
-from gpuscale.records import Environment, Run
+from gpuscale.plugin.resuming import (
+    is_recorded,
+    point_key,
+    refuse_other_configurations,
+    refuse_other_environment,
+)
+from gpuscale.plugin.stopping import settled_after
+from gpuscale.plugin.summary import header_lines, run_word, summary_lines
+from gpuscale.records import Environment, Run, RunRequest
+from gpuscale.store import ResumedResults
 from gpuscale.version import __version__
 
 _MEASURED = pytest.StashKey[bool]()
@@ -43,13 +51,22 @@ def start_session(config: pytest.Config) -> None:
         environment = replace(launcher.environment, cases_revision=cases_revision(config.rootpath))
         if options.precision == "tf32" and environment.device == "cpu":
             raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+        resumed = _resumed(options, environment)
     except GpuscaleError as error:
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.
         config.option.verbose = 1
-    session = MeasuringSession(config, options, launcher, environment)
+    session = MeasuringSession(config, options, launcher, environment, resumed)
     config.pluginmanager.register(session, "gpuscale-session")
+
+
+def _resumed(options: MeasureOptions, environment: Environment) -> ResumedResults | None:
+    if options.resume is None:
+        return None
+    resumed = ResumedResults(options.resume)
+    refuse_other_environment(resumed.path, resumed.results, environment, options.injections)
+    return resumed
 
 
 class MeasuringSession:
@@ -61,18 +78,25 @@ class MeasuringSession:
         options: MeasureOptions,
         launcher: LocalLauncher,
         environment: Environment,
+        resumed: ResumedResults | None,
     ) -> None:
         self._options = options
         self._launcher = launcher
+        self._resumed = resumed
         self._recorder = Recorder(
-            environment, results=options.results, folder=Path(config.invocation_params.dir)
+            environment,
+            results=options.results,
+            folder=Path(config.invocation_params.dir),
+            injections=options.injections,
+            resumed=resumed,
         )
         self._config = config
         self._words: dict[str, str] = {}
 
-    def pytest_report_header(self) -> str:
+    def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
-        return header_line(__version__, self._recorder.environment, self._options)
+        environment = self._recorder.environment
+        return list(header_lines(__version__, environment, self._options, self._resumed))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -82,8 +106,20 @@ class MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Order items run by run."""
+        """Order items run by run.
+
+        Raises:
+            pytest.UsageError: they cannot be measured together, or not into the resumed file.
+        """
         prepare_and_order(items)
+        if self._resumed is None:
+            return
+        plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        requests = [request for plan in plans if (request := self._request(plan)) is not None]
+        try:
+            refuse_other_configurations(self._resumed.path, self._resumed.results.runs, requests)
+        except GpuscaleError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """What the `scaling` fixture hands to a test."""
@@ -91,7 +127,8 @@ class MeasuringSession:
         plan = plan_of(item)
         if plan is None:
             raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
-        if reason := skip_reason(plan, self._recorder.environment, self._options):
+        reason = skip_reason(plan, self._recorder.environment, self._options)
+        if reason := reason or self._reason_to_leave_out(plan):
             pytest.skip(reason)
         benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
 
@@ -102,6 +139,30 @@ class MeasuringSession:
             return self._measure(item, plan, benchmark)
 
         return measure
+
+    def _request(self, plan: ItemPlan) -> RunRequest | None:
+        """The request for an item; None where measuring it will tell why there is none."""
+        try:
+            return run_request(plan, self._recorder.environment, self._options)
+        except GpuscaleError:
+            return None
+
+    def _reason_to_leave_out(self, plan: ItemPlan) -> str | None:
+        """Why an item that could be measured need not be; None where it must."""
+        request = self._request(plan)
+        if request is None:
+            return None
+        if self._resumed is not None and is_recorded(request, self._resumed.results.runs):
+            return f"measured before, in {self._resumed.path.name}"
+        if self._options.stopping is None:
+            return None
+        count = settled_after(
+            point_key(request),
+            self._recorder.runs,
+            self._options.stopping,
+            gpus=self._options.gpus,
+        )
+        return None if count is None else f"settled after {count} runs"
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -125,6 +186,9 @@ class MeasuringSession:
         if run.failure is not None:
             # As pytest-benchmark does itself on errors; else it warns of an unused fixture.
             benchmark.has_error = True
+            if run.failure.kind == "unsteady":
+                # Nothing is broken, and there is no number either: neither passed nor failed.
+                pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
         assert run.steps_per_window is not None
@@ -150,7 +214,7 @@ class MeasuringSession:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the scaling table and where the results are."""
         terminalreporter.section("scaling", sep="-", bold=True)
-        for line in summary_lines(self._recorder):
+        for line in summary_lines(self._recorder, self._options):
             terminalreporter.write_line(line)
 
     def pytest_unconfigure(self) -> None:

@@ -5,14 +5,48 @@ from pathlib import Path
 
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.recorder import Recorder
+from gpuscale.plugin.stopping import StoppingRule, unsettled_points
 from gpuscale.records import Environment, Run
-from gpuscale.report.table import scaling_table, table_notes
-from gpuscale.scaling import scaling_points
+from gpuscale.report.injection_text import injection_warning
+from gpuscale.report.budget_text import budget_lines
+from gpuscale.report.table import scaling_table, spread_text, table_notes
+from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.store import ResumedResults
 from gpuscale.units import format_seconds
 
 
-def header_line(version: str, environment: Environment, options: MeasureOptions) -> str:
-    """What is measured on."""
+def header_lines(
+    version: str,
+    environment: Environment,
+    options: MeasureOptions,
+    resumed: ResumedResults | None,
+) -> Iterator[str]:
+    """What is measured on, and what a reader must know before anything is."""
+    if options.injections:
+        yield injection_warning(options.injections)
+    yield _machine_line(version, environment, options)
+    if resumed is not None:
+        yield from _resumed_lines(resumed, environment)
+
+
+def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterator[str]:
+    runs = len(resumed.results.runs)
+    yield f"resuming {_relative(resumed.path)}: {runs} run{'' if runs == 1 else 's'} so far"
+    if resumed.copy is not None:
+        yield (
+            "its last line is cut short (was the job killed?): the first new run takes its "
+            f"place, and the file as it is goes to {resumed.copy.name}"
+        )
+    then = resumed.results.environment
+    if (then.host, then.job_id) != (environment.host, environment.job_id):
+        before, now = (
+            f"{place.host}, job {place.job_id}" if place.job_id else place.host
+            for place in (then, environment)
+        )
+        yield f"begun on {before}, now on {now}: all runs of the file count as one allocation"
+
+
+def _machine_line(version: str, environment: Environment, options: MeasureOptions) -> str:
     if environment.device == "cuda":
         return f"gpuscale {version}: {environment.hardware_label}, NCCL (device: cuda)"
     why = "--device cpu" if options.device == "cpu" else "no GPU found"
@@ -28,19 +62,39 @@ def run_word(run: Run) -> str:
     return f"{format_seconds(run.median_step_time_s)}/step"
 
 
-def summary_lines(recorder: Recorder) -> Iterator[str]:
+def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
     """The closing table and where its numbers are kept."""
     if not recorder.runs or recorder.path is None:
         yield "nothing was measured: no results file was written"
         return
+    if recorder.injections:
+        yield injection_warning(recorder.injections)
     points = scaling_points(recorder.runs)
     yield from scaling_table(points).splitlines()
     yield ""
     yield from table_notes(points)
-    failed = sum(point.failed_runs for point in points)
+    yield from budget_lines(recorder.runs)
+    failed = sum(not run.is_valid for run in recorder.runs[len(recorder.earlier_runs) :])
     if failed:
         yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"
+    if options.stopping is not None:
+        unsettled = unsettled_points(recorder.runs, options.stopping, gpus=options.gpus)
+        yield from (_unsettled_line(point, options.stopping) for point in unsettled)
     yield f"results: {_relative(recorder.path)}"
+
+
+def _unsettled_line(point: ScalingPoint, rule: StoppingRule) -> str:
+    widths = [
+        f"{name}{spread_text(estimate)}"
+        for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
+        if estimate is not None and estimate.has_interval
+    ]
+    found = f": {', '.join(widths)}" if widths else ""
+    runs = f"{point.valid_runs} run{'' if point.valid_runs == 1 else 's'}"
+    return (
+        f"not settled to ±{rule.target * 100:g} %: {point.key.label} after {runs}{found}; "
+        "go on with --resume and a larger maximum of --runs"
+    )
 
 
 def _relative(path: Path) -> str:

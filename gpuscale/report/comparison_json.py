@@ -1,25 +1,29 @@
 """A comparison as data: the same verdicts, for scripts."""
 
 import json
+from collections.abc import Sequence
 
 from gpuscale.records import Comparison, EntryVerdict, Estimate, SpeedupPair
 from gpuscale.report.comparison_text import summary_line
+from gpuscale.report.injection_text import injection_note
 
 FORMAT = "gpuscale-comparison"
 VERSION = 1
 
 
-def comparison_json(comparison: Comparison) -> str:
+def comparison_json(comparison: Comparison, injections: Sequence[str] = ()) -> str:
     """The comparison as a JSON document (docs/comparison.md); unknown is null."""
+    notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
     document = {
         "format": FORMAT,
         "version": VERSION,
         "baseline": {"name": comparison.baseline_name, "machine": comparison.baseline_machine},
         "current": {"machine": comparison.current_machine},
+        "injections": list(injections),
         "exit_code": comparison.exit_code.value,
         "summary": summary_line(comparison),
         "entries": [_entry(entry) for entry in comparison.entries],
-        "notes": list(comparison.notes),
+        "notes": list(notes),
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
 

@@ -1,20 +1,29 @@
 """A comparison for the terminal: a row each, what is behind the rows, one line of summary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
 from gpuscale.records import Comparison, EntryVerdict, Estimate, Verdict
 from gpuscale.report.colour import Palette
+from gpuscale.report.injection_text import injection_note, injection_warning
 from gpuscale.report.table import UNKNOWN, interval_text
 from gpuscale.units import format_percent
 
 _HEADERS = ("case", "gpus", "speedup", "E", "change", "detectable", "verdict")
 
 
-def comparison_text(comparison: Comparison, palette: Palette) -> str:
-    """The comparison as text, without a line break at its end."""
-    return "\n".join(_lines(comparison, palette))
+def comparison_text(
+    comparison: Comparison, palette: Palette, injections: Sequence[str] = ()
+) -> str:
+    """The comparison as text, without a line break at its end.
+
+    Args:
+        comparison: What to show.
+        palette: For terminals or not.
+        injections: The faults that were made on purpose in the results.
+    """
+    return "\n".join(_lines(comparison, palette, injections))
 
 
 def summary_line(comparison: Comparison) -> str:
@@ -24,7 +33,9 @@ def summary_line(comparison: Comparison) -> str:
     return ", ".join(words) if words else "nothing to compare"
 
 
-def _lines(comparison: Comparison, palette: Palette) -> Iterator[str]:
+def _lines(comparison: Comparison, palette: Palette, injections: Sequence[str]) -> Iterator[str]:
+    if injections:
+        yield palette.bold(injection_warning(injections))
     yield f"baseline  {palette.bold(comparison.baseline_name)}: {comparison.baseline_machine}"
     yield f"current   {comparison.current_machine}"
     if comparison.entries:
@@ -36,9 +47,10 @@ def _lines(comparison: Comparison, palette: Palette) -> Iterator[str]:
             colalign=("left", "right", "left", "left", "left", "right", "left"),
         )
     yield from _reasons(comparison)
-    if comparison.notes:
+    notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
+    if notes:
         yield ""
-        yield from (f"note: {note}" for note in comparison.notes)
+        yield from (f"note: {note}" for note in notes)
     yield ""
     code = comparison.exit_code
     yield f"{summary_line(comparison)} (exit code {code.value})"

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from gpuscale.records import Environment, Results
+from gpuscale.report.budget_text import budget_lines
+from gpuscale.report.injection_text import injection_warning
 from gpuscale.report.table import scaling_table, table_notes
 from gpuscale.scaling import scaling_points
 
@@ -14,6 +16,8 @@ def results_text(results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     environment = results.environment
+    if results.injections:
+        yield injection_warning(results.injections)
     yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
     yield f"machine   {environment.host}: {environment.hardware_label} ({_device(environment)})"
     yield f"software  {_software(environment)}"
@@ -27,6 +31,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield scaling_table(points)
     yield ""
     yield from table_notes(points)
+    yield from budget_lines(results.runs)
     for run in results.runs:
         if run.failure is not None:
             yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"

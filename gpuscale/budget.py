@@ -1,0 +1,232 @@
+"""Where the lost efficiency went: E(n) = 1 - communication - data - skew - rest.
+
+T(n) is longer than the time that perfect scaling would take by the exposed communication, by
+data that each rank waits longer for than one GPU alone did, by the slowest rank's lag behind
+the median rank, and by a rest that nobody measured. Divided by T(n) these are the points that
+E(n) lacks to 1, since E(n) is the ideal time over T(n).
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy import special
+
+from gpuscale.records import Configuration, EntryKey, RankReport, Run
+from gpuscale.scaling import PointKey, ScalingPoint, reference_key, scaling_points
+from gpuscale.statistics import SIGNIFICANCE, exponential, grouped_log_sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyBudget:
+    """The lost efficiency of one (configuration, gpus), each part as a fraction of T(n).
+
+    Parts may be negative: data that more ranks wait for less are a gain. What is None was not
+    measured and is in the rest.
+    """
+
+    key: EntryKey
+    configuration: Configuration
+    efficiency: float
+    communication: float | None
+    data: float | None
+    """Waiting for batches and copying them, beyond what the ideal time contains."""
+    skew: float | None
+    rest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSkew:
+    """The slowest rank of one run, by its own pace."""
+
+    key: EntryKey
+    run: int
+    rank: int
+    host: str
+    device_uuids: tuple[str, ...]
+    pace_s: float
+    """Seconds per step without waiting for other ranks."""
+    median_pace_s: float
+    """The same of the median rank; of an even number of ranks, of the faster of the middle two."""
+
+    @property
+    def skew_s(self) -> float:
+        """Seconds per step by which the rank lags behind the median rank."""
+        return self.pace_s - self.median_pace_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpread:
+    """The fastest and the slowest device of the runs on one GPU."""
+
+    key: EntryKey
+    configuration: Configuration
+    fastest: str
+    """UUID, like `slowest`."""
+    fastest_step_time_s: float
+    slowest: str
+    slowest_step_time_s: float
+    devices: int
+
+    @property
+    def spread(self) -> float:
+        """By which fraction the slowest device takes longer than the fastest."""
+        return self.slowest_step_time_s / self.fastest_step_time_s - 1
+
+
+def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
+    """The budget of every point on more than one GPU that has a reference on one.
+
+    Times are medians over the valid runs; the parts add up to the loss of the efficiency that
+    `scaling_points` gives.
+    """
+    valid: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        if run.is_valid:
+            valid.setdefault(PointKey.of(run), []).append(run)
+    return tuple(_budgets(scaling_points(runs), valid))
+
+
+def _budgets(
+    points: Iterable[ScalingPoint], valid: Mapping[PointKey, Sequence[Run]]
+) -> Iterator[EfficiencyBudget]:
+    for point in points:
+        reference = reference_key(point.point_key, valid)
+        if point.key.gpus == 1 or reference is None or point.efficiency is None:
+            continue
+        yield _budget(point, point.efficiency.value, valid[point.point_key], valid[reference])
+
+
+def _budget(
+    point: ScalingPoint, efficiency: float, runs: Sequence[Run], reference: Sequence[Run]
+) -> EfficiencyBudget:
+    assert point.step_time_s is not None, "a point with an efficiency has a step time"
+    step_time_s = point.step_time_s.value
+    # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
+    ideal = point.batch_per_gpu / reference[0].batch_per_gpu
+    data_s, reference_data_s = _median(map(_data_s, runs)), _median(map(_data_s, reference))
+    communication = _share(_median(run.exposed_communication_s for run in runs), step_time_s)
+    data = (
+        None
+        if data_s is None or reference_data_s is None
+        else (data_s - ideal * reference_data_s) / step_time_s
+    )
+    skew = _share(_median(skew.skew_s for skew in rank_skews(runs)), step_time_s)
+    known = sum(part for part in (communication, data, skew) if part is not None)
+    return EfficiencyBudget(
+        key=point.key,
+        configuration=point.configuration,
+        efficiency=efficiency,
+        communication=communication,
+        data=data,
+        skew=skew,
+        rest=1 - efficiency - known,
+    )
+
+
+def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
+    """The slowest rank of every valid run of several ranks whose paces are known."""
+    return tuple(_skews(runs))
+
+
+def _skews(runs: Iterable[Run]) -> Iterator[RankSkew]:
+    for run in runs:
+        paced = _by_pace(run.ranks)
+        if not run.is_valid or len(paced) < 2:
+            continue
+        (median_pace_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
+        yield RankSkew(
+            key=run.key,
+            run=run.index,
+            rank=slowest.rank,
+            host=slowest.host,
+            device_uuids=slowest.device_uuids,
+            pace_s=pace_s,
+            median_pace_s=median_pace_s,
+        )
+
+
+def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
+    """The ranks from fast to slow; none where a pace is unknown."""
+    paced = [(rank.pace_s, rank) for rank in ranks]
+    known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
+    return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
+
+
+def _data_s(run: Run) -> float | None:
+    """Seconds per step in which the median rank waits for its batch or copies it."""
+    paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
+    if not paced:
+        return None
+    phases = paced[(len(paced) - 1) // 2].phases
+    return None if phases is None else phases.data_s + phases.h2d_s
+
+
+def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
+    """The configurations whose T(1) differs between devices by more than runs differ anyway.
+
+    Runs on the same devices tell the noise, on any number of GPUs; an analysis of variance must
+    find the devices different with p < 0.01.
+    """
+    spreads = []
+    by_configuration: dict[Configuration, list[Run]] = {}
+    for run in runs:
+        if run.is_valid:
+            by_configuration.setdefault(run.configuration, []).append(run)
+    for configured in by_configuration.values():
+        singles = [run for run in configured if run.gpus == 1]
+        for point in dict.fromkeys(map(PointKey.of, singles)):
+            on_point = [run for run in singles if PointKey.of(run) == point]
+            if (spread := _device_spread(on_point, configured)) is not None:
+                spreads.append(spread)
+    return tuple(spreads)
+
+
+def _device_spread(singles: Sequence[Run], configured: Iterable[Run]) -> DeviceSpread | None:
+    repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
+    for run in configured:
+        if uuids := _uuids(run):
+            repeated.setdefault((PointKey.of(run), uuids), []).append(run.log_step_time)
+    devices: dict[str, list[float]] = {}
+    for run in singles:
+        for uuid in _uuids(run):
+            devices.setdefault(uuid, []).append(run.log_step_time)
+    if len(devices) < 2:
+        return None
+    noise = grouped_log_sample(repeated.values())
+    if noise.variance is None or not _differ(devices.values(), noise.variance, noise.df):
+        return None
+    means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
+    return DeviceSpread(
+        key=singles[0].key,
+        configuration=singles[0].configuration,
+        fastest=means[0][1],
+        fastest_step_time_s=exponential(means[0][0]),
+        slowest=means[-1][1],
+        slowest_step_time_s=exponential(means[-1][0]),
+        devices=len(devices),
+    )
+
+
+def _uuids(run: Run) -> frozenset[str]:
+    return frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids)
+
+
+def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
+    """Whether the means of groups lie further apart than that variance of a value explains."""
+    filled = list(groups)
+    middle = statistics.fmean(value for group in filled for value in group)
+    squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)
+    between = squares / (len(filled) - 1)
+    if variance == 0:
+        return between > 0
+    return float(special.fdtrc(len(filled) - 1, df, between / variance)) < SIGNIFICANCE
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _share(seconds: float | None, step_time_s: float) -> float | None:
+    return None if seconds is None else seconds / step_time_s

@@ -1,0 +1,16 @@
+"""What is said of results in which faults were made on purpose: they never pass for real ones."""
+
+from collections.abc import Sequence
+
+
+def injection_warning(injections: Sequence[str]) -> str:
+    """The line above every table of such results: `INJECTED data=5ms: not a real result`."""
+    return f"INJECTED {', '.join(injections)}: not a real result"
+
+
+def injection_note(injections: Sequence[str]) -> str:
+    """The note below a comparison of such results."""
+    return (
+        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they "
+        "are found, and nothing about the machine"
+    )

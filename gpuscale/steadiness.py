@@ -1,0 +1,169 @@
+"""Whether the windows of a run are repetitions of one step time, or of something that moves.
+
+A median of windows that drift, jump or alternate between two levels is a number of nothing.
+Three shapes are laid over the logarithms of the window times: a straight line, two levels in
+succession, and two levels in any order. A shape counts where the change that it draws is at
+least 5% and many times the scatter left around it. How many times was set by simulation, so
+that about two clean series in a thousand at worst are called unsteady, also with correlated or
+heavy-tailed noise (docs/measuring.md has the rates, tests/test_steadiness.py holds them).
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+UnsteadyKind = Literal["drift", "level", "two levels"]
+
+FEWEST_WINDOWS = 5
+SMALLEST_CHANGE = 0.05
+"""Changes below this fraction are called steady, however clearly they are seen."""
+
+_DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
+"""Standard over mean absolute deviation of normal noise."""
+_NEEDED: dict[UnsteadyKind, tuple[float, float, float]] = {
+    "drift": (3.0, 40.0, 3.0),
+    "level": (2.4, 33.0, 3.0),
+    "two levels": (3.7, 30.0, 4.0),
+}
+"""Fitted to the 99.95% quantiles of change over scatter in clean series of 5 to 30 windows with
+correlated noise (first order, 0.5), the worst of those tried."""
+_SMALLEST_SCATTER = 1e-6
+"""Relative; keeps a series without any scatter from dividing by 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsteadiness:
+    """What a series of window times does instead of staying where it is."""
+
+    kind: UnsteadyKind
+    size: float
+    """Relative change, 0.18 is 18% slower: last against first window of a drift, second
+    against first level, slow against fast of two levels (never negative then)."""
+    window: int | None
+    """Number, from 1, of the first window on the second level; None for the other kinds."""
+    text: str
+    """In words: `second level 18% slower from window 7`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """One shape laid over the logarithms."""
+
+    kind: UnsteadyKind
+    change: float
+    """On the log scale."""
+    left_over: float
+    """Sum of absolute deviations of the windows from the shape."""
+    second: tuple[int, ...] = ()
+    """Indices of the windows on the second (for two levels: slower) level."""
+
+    def is_clear(self, count: int) -> bool:
+        """Whether the change is large, and far larger than the scatter around the shape."""
+        scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
+        size = abs(math.expm1(self.change))
+        return size >= SMALLEST_CHANGE and abs(self.change) >= scatter * _needed(self.kind, count)
+
+
+def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
+    """What moves in a series of window times; None where it is steady.
+
+    A few outlying windows are no unsteadiness: a level must hold for a fifth of the windows
+    and one of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
+
+    Args:
+        step_times_s: positive times of equally long windows in the order in which they were
+            measured; fewer than 5 tell nothing and count as steady.
+    """
+    count = len(step_times_s)
+    if count < FEWEST_WINDOWS:
+        return None
+    logs = [math.log(time_s) for time_s in step_times_s]
+    if max(logs) - min(logs) < math.log1p(SMALLEST_CHANGE):
+        return None
+    clear = {shape.kind: shape for shape in _shapes(logs) if shape.is_clear(count)}
+    if not clear:
+        return None
+    if "level" in clear:
+        # Two levels in succession are two levels in some order, too, and fit outliers better.
+        clear.pop("two levels", None)
+    return _described(min(clear.values(), key=lambda shape: shape.left_over), count)
+
+
+def _needed(kind: UnsteadyKind, count: int) -> float:
+    """How many times the scatter a change must be, for so many windows."""
+    base, rise, origin = _NEEDED[kind]
+    return base + rise / (count - origin)
+
+
+def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
+    yield _drift(logs)
+    in_turn = range(len(logs))
+    by_time = sorted(in_turn, key=logs.__getitem__)
+    if level := _levels(logs, "level", in_turn, _shortest_level(len(logs), 5)):
+        yield level
+    if levels := _levels(logs, "two levels", by_time, _shortest_level(len(logs), 4)):
+        yield levels
+
+
+def _shortest_level(count: int, parts: int) -> int:
+    return max(2 if count < 8 else 3, math.ceil(count / parts))
+
+
+def _drift(logs: Sequence[float]) -> _Shape:
+    """The line of Theil and Sen, which outliers hardly move."""
+    count = len(logs)
+    slope = statistics.median(
+        (logs[j] - logs[i]) / (j - i) for i in range(count) for j in range(i + 1, count)
+    )
+    _, left_over = _level([log - slope * i for i, log in enumerate(logs)], range(count))
+    return _Shape(kind="drift", change=slope * (count - 1), left_over=left_over)
+
+
+def _levels(
+    logs: Sequence[float], kind: UnsteadyKind, order: Sequence[int], shortest: int
+) -> _Shape | None:
+    """The two levels that leave the least over, when the windows in this order are cut once.
+
+    None where fewer windows than the shortest level has really lie on one of them: then the
+    others are outliers that share its side of the cut with windows of the other level.
+    """
+    cuts = range(shortest, len(logs) - shortest + 1)
+    best = min(cuts, key=lambda cut: sum(_level(logs, part)[1] for part in _parts(order, cut)))
+    before, after = _parts(order, best)
+    (first, left_before), (second, left_after) = _level(logs, before), _level(logs, after)
+    at_home = [
+        sum(abs(logs[i] - own) < abs(logs[i] - other) for i in part)
+        for part, own, other in ((before, first, second), (after, second, first))
+    ]
+    if min(at_home) < shortest:
+        return None
+    return _Shape(
+        kind=kind, change=second - first, left_over=left_before + left_after, second=tuple(after)
+    )
+
+
+def _parts(order: Sequence[int], cut: int) -> tuple[Sequence[int], Sequence[int]]:
+    return order[:cut], order[cut:]
+
+
+def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
+    """The median of these windows, and the sum of their absolute deviations from it."""
+    own = [logs[i] for i in windows]
+    median = statistics.median(own)
+    return median, math.fsum(abs(log - median) for log in own)
+
+
+def _described(shape: _Shape, count: int) -> Unsteadiness:
+    size = math.expm1(shape.change)
+    amount = f"{abs(size):.0%} {'slower' if size > 0 else 'faster'}"
+    window = None
+    if shape.kind == "drift":
+        text = f"drifts, {amount} by window {count} than at window 1"
+    elif shape.kind == "level":
+        window = shape.second[0] + 1
+        text = f"second level {amount} from window {window}"
+    else:
+        text = f"two levels, {len(shape.second)} of {count} windows {amount} than the others"
+    return Unsteadiness(kind=shape.kind, size=size, window=window, text=text)

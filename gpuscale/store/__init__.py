@@ -1,0 +1,22 @@
+"""The only place that touches results files and baseline files.
+
+Whatever a file holds and whatever a file system does, only `FileError` is raised, with one line
+of text: path, place, problem and remedy.
+"""
+
+from gpuscale.store.baselines import write_baseline
+from gpuscale.store.names import default_results_path, newest_results
+from gpuscale.store.reading import MOST_BYTES, read_any, read_baseline, read_results
+from gpuscale.store.writing import ResultsWriter, ResumedResults
+
+__all__ = [
+    "MOST_BYTES",
+    "ResultsWriter",
+    "ResumedResults",
+    "default_results_path",
+    "newest_results",
+    "read_any",
+    "read_baseline",
+    "read_results",
+    "write_baseline",
+]

@@ -1,0 +1,45 @@
+"""How results files are named, so that the newest one is found."""
+
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpuscale.store.problems import READ_PROBLEMS, file_error, path_problem
+
+_DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
+_MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
+
+
+def default_results_path(folder: Path, now: datetime) -> Path:
+    """A new file name in the folder, dated in UTC: in the order of names, later is newer.
+
+    Args:
+        folder: Usually `.gpuscale/results`.
+        now: With its time zone.
+    """
+    if now.tzinfo is None:
+        raise ValueError("now has no time zone; use datetime.now(timezone.utc)")
+    dated = now.astimezone(UTC)
+    milliseconds = f"{dated.microsecond // 1000:03d}"
+    name = f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
+    return folder / name
+
+
+def newest_results(folder: Path) -> Path:
+    """The newest of the results files that `default_results_path` named.
+
+    Raises:
+        FileError: the folder has none, or cannot be read.
+    """
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+    except FileNotFoundError:
+        raise file_error(folder, f"there are no results yet; {_MEASURE}") from None
+    except (OSError, ValueError) as error:
+        raise file_error(folder, path_problem(error, READ_PROBLEMS)) from None
+    dated = [name for name in names if _DATED_NAME.fullmatch(name)]
+    if not dated:
+        raise file_error(folder, f"there are no results in this folder; {_MEASURE}")
+    return folder / max(dated)

@@ -1,0 +1,231 @@
+"""Results files that runs are written to: new ones, and those of a session that was ended."""
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpuscale.errors import DecodeError, FileError
+from gpuscale.formats import decode_results, encode_header, encode_run
+from gpuscale.records import Environment, Results, Run
+from gpuscale.store.problems import RESUME_PROBLEMS, WRITE_PROBLEMS, file_error, path_problem
+from gpuscale.store.reading import decoded, read_at_most, read_descriptor, refuse_unreadable
+from gpuscale.store.replacing import replace_file, sync_folder
+from gpuscale.version import __version__
+
+
+class _RunAppender:
+    """A results file that is being written: a run is on disk when `append` returns.
+
+    Each line goes out in one piece, and a line that the disk takes only in part is taken back,
+    so that a kill or a full disk loses the run under way and nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def append(self, run: Run) -> None:
+        """Writes one run and waits until it is on disk.
+
+        Raises:
+            FileError: the run is not in the file; the runs before it are.
+        """
+        if self._descriptor < 0:
+            raise ValueError(f"{self.path} is closed")
+        try:
+            line = encode_run(run)
+        except DecodeError as error:
+            label = f"{run.key.label}, run {run.index}"
+            raise file_error(self.path, f"cannot record {label}: {error}") from None
+        self._write_line(line)
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write_line(self, line: str) -> None:
+        rest = memoryview(line.encode() + b"\n")
+        try:
+            end = os.fstat(self._descriptor).st_size
+            try:
+                # One write takes the whole line, unless the disk is full.
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                os.fsync(self._descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, end)
+                raise
+        except OSError as error:
+            raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
+
+
+class ResultsWriter(_RunAppender):
+    """A new results file, created with its header at once."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        environment: Environment,
+        created_at: datetime,
+        injections: tuple[str, ...] = (),
+    ) -> None:
+        """Creates the file, and its folders where they are missing.
+
+        Args:
+            path: A file that does not exist yet.
+            environment: Where the runs are measured.
+            created_at: With its time zone.
+            injections: Faults that are made on purpose in all of them.
+
+        Raises:
+            FileError: the file exists already or cannot be written.
+        """
+        super().__init__(path)
+        try:
+            header = encode_header(
+                created_at=created_at.isoformat(timespec="milliseconds"),
+                gpuscale_version=__version__,
+                environment=environment,
+                injections=injections,
+            )
+        except DecodeError as error:
+            raise file_error(path, f"cannot record this environment: {error}") from None
+        self._descriptor = _create(path)
+        try:
+            _lock(path, self._descriptor)
+            self._write_line(header)
+        except FileError:
+            self.close()
+            with suppress(OSError):
+                path.unlink()
+            raise
+
+
+class ResumedResults(_RunAppender):
+    """A results file that further runs are appended to.
+
+    Opening it changes nothing. A last line that a kill cut short is no part of `results`; the
+    first `append` cuts it off, after copying the file as it was to `copy`.
+    """
+
+    results: Results
+    copy: Path | None
+    """Where a file whose last line is cut short will be copied to; None for a whole file."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens and reads the file, and keeps other sessions from writing to it.
+
+        Raises:
+            FileError: it cannot be read or written, or is no results file with a header.
+        """
+        super().__init__(path)
+        try:
+            refuse_unreadable(path, path.stat())
+            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+            self._descriptor = os.open(path, flags)
+        except (OSError, ValueError) as error:
+            raise file_error(path, path_problem(error, RESUME_PROBLEMS)) from None
+        try:
+            _lock(path, self._descriptor)
+            content = read_descriptor(path, self._descriptor)
+            self._size = len(content)
+            self._kept = _size_without_partial_line(content)
+            self._ends_with_break = content[: self._kept].endswith(b"\n")
+            self.results = decoded(path, content[: self._kept], decode_results)
+            self.copy = None if self._kept == self._size else _unused_name(path)
+        except BaseException:
+            self.close()
+            raise
+        self._is_ready = False
+
+    def append(self, run: Run) -> None:
+        """Writes one run and waits until it is on disk.
+
+        Raises:
+            FileError: the run is not in the file; the runs before it are.
+        """
+        if not self._is_ready and self._descriptor >= 0:
+            self._make_ready()
+            self._is_ready = True
+        super().append(run)
+
+    def _make_ready(self) -> None:
+        try:
+            if os.fstat(self._descriptor).st_size != self._size:
+                problem = "has changed since it was read, by another session; resume it again"
+                raise file_error(self.path, problem)
+            if self.copy is not None:
+                os.lseek(self._descriptor, 0, os.SEEK_SET)
+                replace_file(self.copy, read_at_most(self._descriptor, self._size))
+                os.ftruncate(self._descriptor, self._kept)
+            elif not self._ends_with_break:
+                self._write_line("")
+        except OSError as error:
+            raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
+
+
+def _size_without_partial_line(content: bytes) -> int:
+    """How much of a results file is whole: all but a last line that was cut short.
+
+    The header stays in any case: without it there is nothing to go on from.
+    """
+    before, line_break, last = content.rpartition(b"\n")
+    if not line_break:
+        return len(content)
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return len(before) + 1
+    return len(content)
+
+
+def _unused_name(path: Path) -> Path:
+    return path.with_name(f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short")
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        problem = "another session is writing to it; wait until that has ended"
+        raise file_error(path, problem) from None
+    except OSError:
+        # Some network file systems have no locks; two sessions in one file are rare enough.
+        return
+
+
+def _create(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise file_error(path.parent, WRITE_PROBLEMS[errno.ENOTDIR]) from None
+    except (OSError, ValueError) as error:
+        raise file_error(path.parent, path_problem(error, WRITE_PROBLEMS)) from None
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
+    sync_folder(path.parent)
+    return descriptor

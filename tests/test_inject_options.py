@@ -1,0 +1,148 @@
+"""Faults on purpose: what may be asked for, and that such results never pass for real ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from measuring import REPOSITORY, run_pytest, write_case
+from test_cli import gpuscale
+from test_options import GIVEN
+
+from gpuscale.errors import UsageError
+from gpuscale.formats import decode_results, encode_header
+from gpuscale.injections import Injection, parse_injection, parse_injections
+from gpuscale.plugin.options import parse_options
+from gpuscale.store import read_results
+
+WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"
+RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "injection"),
+    [
+        ("data=5ms", Injection(kind="data", seconds=0.005)),
+        (" data=0.25s ", Injection(kind="data", seconds=0.25)),
+        ("data=750us", Injection(kind="data", seconds=0.00075)),
+        ("slow-rank=1:1.2", Injection(kind="slow-rank", rank=1, factor=1.2)),
+        ("compute=1.1", Injection(kind="compute", factor=1.1)),
+        ("hang=1@50", Injection(kind="hang", rank=1, step=50)),
+        ("crash=0@20", Injection(kind="crash", rank=0, step=20)),
+    ],
+)
+def test_each_fault_is_read(text: str, injection: Injection) -> None:
+    read = parse_injection(text)
+    assert (read.kind, read.rank, read.step) == (injection.kind, injection.rank, injection.step)
+    assert read.seconds == pytest.approx(injection.seconds)
+    assert read.factor == injection.factor
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is no fault that is known; try one of data=5ms, slow-rank=1:1.2, compute=1.1"),
+        ("data", "is no fault that is known"),
+        ("network=2", "is no fault that is known"),
+        ("DATA=5ms", "is no fault that is known"),
+        ("data=", "with its unit (us, ms or s); for example data=5ms"),
+        ("data=5", "with its unit (us, ms or s); for example data=5ms"),
+        ("data=0ms", "needs a time above 0"),
+        ("data=-5ms", "needs a time above 0"),
+        ("data=61s", "needs a time above 0 and up to 60 s"),
+        ("data=1e3ms", "needs a time above 0"),
+        ("compute=1", "needs a factor above 1 and up to 100, where 1.2 is 20% slower"),
+        ("compute=0.9", "needs a factor above 1"),
+        ("compute=nan", "needs a factor above 1"),
+        ("compute=101", "needs a factor above 1"),
+        ("slow-rank=1", "lacks its ':'; for example slow-rank=1:1.2"),
+        ("slow-rank=:1.2", "the rank is a whole number from 0"),
+        ("slow-rank=-1:1.2", "the rank is a whole number from 0"),
+        ("slow-rank=1:20%", "needs a factor above 1"),
+        ("hang=1", "lacks its '@'; for example hang=1@50"),
+        ("hang=1@0", "the step is a whole number from 1"),
+        ("hang=1@2.5", "the step is a whole number from 1"),
+        ("crash=x@20", "the rank is a whole number from 0 to 100000, not 'x'"),
+        ("crash=0@" + "9" * 5000, "the step is a whole number from 1"),
+    ],
+)
+def test_a_text_that_means_nothing_is_refused_with_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_injection(text)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("--inject: ")
+
+
+@given(st.text(max_size=30) | st.from_regex(r"[a-z-]{1,9}=\S{0,12}", fullmatch=True))
+def test_any_other_text_is_a_usage_error_and_nothing_else(text: str) -> None:
+    try:
+        parse_injection(text)
+    except UsageError:
+        return
+
+
+def test_one_rank_has_each_kind_of_fault_only_once() -> None:
+    two_ranks = parse_injections(("slow-rank=0:1.2", "slow-rank=1:1.3", "data=5ms"))
+    assert [injection.rank for injection in two_ranks] == [0, 1, None]
+    for texts in (("data=5ms", "data=7ms"), ("data=5ms", "data=5ms"), ("hang=1@5", "hang=1@6")):
+        with pytest.raises(UsageError, match="are of one kind; give only one of them"):
+            parse_injections(texts)
+
+
+def test_a_fault_of_a_rank_that_never_exists_is_refused() -> None:
+    assert parse_options(GIVEN | {"inject": ["hang=1@50"]}).injections == ("hang=1@50",)
+    with pytest.raises(UsageError, match="on 2 GPUs the ranks are 0 to 1"):
+        parse_options(GIVEN | {"inject": ["hang=2@50"]})
+
+
+def test_without_faults_the_header_does_not_speak_of_any() -> None:
+    environment = read_results(RESULTS).environment
+    moment = "2026-11-21T03:30:15+00:00"
+    header = encode_header(created_at=moment, gpuscale_version="0", environment=environment)
+    assert "injections" not in header
+    injected = encode_header(
+        created_at=moment,
+        gpuscale_version="0",
+        environment=environment,
+        injections=("data=5ms",),
+    )
+    assert decode_results(injected + "\n").injections == ("data=5ms",)
+
+
+def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    session = run_pytest(
+        tmp_path,
+        *("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"),
+        *("--inject", "data=5ms", "--inject", "slow-rank=1:1.2", "--results", "n.jsonl"),
+    )
+    assert session.exit_code == 0, session.output
+    assert session.output.count(WARNING) == 2
+    assert WARNING in session.output.split(" scaling -")[1]
+    path = tmp_path / "n.jsonl"
+    assert read_results(path).injections == ("data=5ms", "slow-rank=1:1.2")
+    assert gpuscale("show", path).stdout.splitlines()[0] == WARNING
+
+    # They are compared all the same, with the same exit code: a trial of gpuscale itself.
+    baseline = REPOSITORY / "baselines" / "arc4.json"
+    answer = gpuscale("compare", baseline, path)
+    assert answer.stdout.splitlines()[0] == WARNING
+    assert "note: faults were made on purpose (data=5ms, slow-rank=1:1.2)" in answer.stdout
+    document = json.loads(gpuscale("compare", baseline, path, "--format", "json").stdout)
+    assert document["injections"] == ["data=5ms", "slow-rank=1:1.2"]
+    assert document["notes"][0].startswith("faults were made on purpose")
+    assert answer.returncode == document["exit_code"] == 4
+
+    recorded = gpuscale("baseline", "record", path, "--cluster", "x", "-o", tmp_path / "b.json")
+    assert recorded.returncode == 2
+    assert "a baseline is made of real ones, measured without --inject" in recorded.stderr
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_a_fault_that_means_nothing_ends_pytest_before_anything_starts(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--inject", "data=5")
+    assert session.exit_code == 4, session.output
+    assert "for example data=5ms" in session.output
+    assert not (tmp_path / ".gpuscale").exists()

@@ -1,0 +1,181 @@
+"""Where the time of a step goes, as `gpuscale show --phases` prints it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measuring import REPOSITORY
+from phase_records import phased_run, phases
+from scaling_records import CNN, results, run
+
+from gpuscale.formats import encode_header, encode_run
+from gpuscale.records import Results, Run
+from gpuscale.report.phases_text import phases_text
+
+WORKSHOP = phases(
+    data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003
+)
+
+
+def table_row(text: str, case: str, gpus: int) -> dict[str, str]:
+    """The cells of a row of the first table by column; a cell has time and share."""
+    lines = text.splitlines()
+    rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
+    starts = [i for i in range(len(lines[rule])) if f" {lines[rule]}"[i : i + 2] == " -"]
+    spans = list(zip(starts, [*starts[1:], None], strict=True))
+    headers = [lines[rule - 1][slice(*span)].strip() for span in spans]
+    for line in lines[rule + 1 :]:
+        cells = [line[slice(*span)].strip() for span in spans]
+        if cells[:2] == [case, str(gpus)]:
+            return dict(zip(headers, cells, strict=True))
+    raise AssertionError(f"no row for {case} on {gpus} in\n{text}")
+
+
+def shown(*runs: Run) -> str:
+    return phases_text(results(*runs))
+
+
+def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
+    row = table_row(shown(phased_run([WORKSHOP])), "mnist_cnn/ddp", 1)
+    assert row["step"] == "10.0 ms"
+    assert row["data"].split() == ["1.76", "ms", "17.6", "%"]
+    assert row["h2d"].split() == ["110", "µs", "1.1", "%"]
+    assert row["forward"].split() == ["6.38", "ms", "63.8", "%"]
+    assert row["backward"].split() == ["1.45", "ms", "14.5", "%"]
+    assert row["optimizer"].split() == ["300", "µs", "3.0", "%"]
+    assert row["communication"] == "–"
+    assert row["sum"] == "100.0 %"
+
+
+def test_exposed_communication_is_taken_out_of_the_backward_pass() -> None:
+    text = shown(phased_run([WORKSHOP] * 2, communication_s=0.0025))
+    row = table_row(text, "mnist_cnn/ddp", 2)
+    assert row["communication"].split() == ["2.50", "ms", "20.0", "%"]
+    assert row["backward"].split() == ["1.45", "ms", "11.6", "%"]
+    assert "a step with gradient synchronisation less one without" in text
+
+
+def test_steps_of_a_window_share_its_phases() -> None:
+    one = phased_run([WORKSHOP])
+    (window,) = one.windows
+    assert window.phases is not None
+    tenfold = replace(window, time_s=10 * window.time_s, phases=window.phases.scaled(10))
+    text = shown(replace(one, steps_per_window=10, windows=(tenfold,)))
+    assert table_row(text, "mnist_cnn/ddp", 1)["data"].split() == ["1.76", "ms", "17.6", "%"]
+
+
+def test_what_is_shown_adds_up_although_windows_differ() -> None:
+    rng = np.random.default_rng(1)
+    runs = [
+        phased_run(
+            [
+                phases(
+                    data_s=rng.exponential(0.002),
+                    forward_s=rng.exponential(0.02),
+                    backward_s=rng.exponential(0.03),
+                    optimizer_s=rng.exponential(0.001),
+                )
+            ],
+            index=index,
+        )
+        for index in range(1, 20)
+    ]
+    row = table_row(shown(*runs), "mnist_cnn/ddp", 1)
+    columns = ("data", "h2d", "forward", "backward", "optimizer")
+    shares = [float(row[column].split()[2]) for column in columns]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_extreme_windows_take_no_part() -> None:
+    runs = [
+        phased_run([WORKSHOP.scaled(factor)], index=index)
+        for index, factor in enumerate([1.0, 1.1, 5.0], start=1)
+    ]
+    assert table_row(shown(*runs), "mnist_cnn/ddp", 1)["step"] == "11.0 ms"
+
+
+def test_phases_that_miss_the_window_by_more_than_three_percent_are_named() -> None:
+    def with_time(factor: float) -> str:
+        one = phased_run([WORKSHOP])
+        (window,) = one.windows
+        return shown(replace(one, windows=(replace(window, time_s=window.time_s * factor),)))
+
+    note = "mnist_cnn/ddp on 1 GPU: the phases of 1 of 1 windows miss the window's time"
+    assert note not in with_time(1.02)
+    assert note in with_time(1.05)
+    assert table_row(with_time(1.05), "mnist_cnn/ddp", 1)["sum"] == "95.2 %"
+
+
+def test_dp_says_that_its_communication_cannot_be_told_apart() -> None:
+    dp = replace(CNN, strategy="dp")
+    text = shown(phased_run([WORKSHOP], gpus=2, configuration=dp))
+    assert table_row(text, "mnist_cnn/dp", 2)["communication"] == "–"
+    assert "dp: scatter, replicate and gather are inside forward and backward" in text
+    assert "was not measured" not in text
+
+
+def test_communication_that_could_have_been_measured_and_was_not_is_named() -> None:
+    text = shown(phased_run([WORKSHOP] * 2))
+    assert "mnist_cnn/ddp on 2 GPUs: exposed communication was not measured" in text
+
+
+def test_the_slowest_rank_of_every_run_is_named_with_its_place_and_lag() -> None:
+    slowed = phased_run([WORKSHOP, WORKSHOP, WORKSHOP.scaled(1.2)], communication_s=0.001, index=3)
+    last = " ".join(shown(slowed).splitlines()[-1].split())
+    assert last == "mnist_cnn/ddp 3 3 rank 2 (node1, GPU-2) 12.0 ms 20.0 %"
+
+
+def test_results_without_phases_say_so() -> None:
+    assert shown(run(1, 0.1), run(2, None)) == "no phases were recorded"
+
+
+def test_injected_faults_are_named_above_the_table() -> None:
+    injected = replace(results(phased_run([WORKSHOP])), injections=("data=5ms",))
+    assert phases_text(injected).startswith("INJECTED data=5ms")
+
+
+def written(path: Path, content: Results) -> Path:
+    header = encode_header(
+        created_at=content.created_at,
+        gpuscale_version=content.gpuscale_version,
+        environment=content.environment,
+    )
+    lines = [header, *map(encode_run, content.runs)]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_show_phases_prints_them_from_a_file(tmp_path: Path) -> None:
+    content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
+    answer = gpuscale("show", written(tmp_path / "results.jsonl", content), "--phases")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == f"{phases_text(content)}\n"
+
+
+def test_show_prints_the_budget_below_the_table(tmp_path: Path) -> None:
+    content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
+    answer = gpuscale("show", written(tmp_path / "results.jsonl", content))
+    assert answer.returncode == 0, answer.stderr
+    assert (
+        "mnist_cnn/ddp 2 GPUs  E 0.80 = 1 − communication 0.20 − data 0.00 − skew 0.00 − rest 0.00"
+    ) in answer.stdout
+
+
+def test_a_baseline_has_no_phases_to_show() -> None:
+    answer = gpuscale("show", REPOSITORY / "baselines" / "arc4.json", "--phases")
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1
+    assert "a baseline has no phases; give --phases a results file" in answer.stderr

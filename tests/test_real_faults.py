@@ -1,0 +1,105 @@
+"""Faults made on purpose, in real sessions, show where they belong."""
+
+import re
+from pathlib import Path
+
+import pytest
+from measuring import Session, run_pytest, write_case
+
+from gpuscale.records import Run
+
+OPTIONS = ("--runs", "1", "--device", "cpu", "--run-seconds", "2")
+# Steps of a few milliseconds: long beside the clocks, short beside the tests.
+HEAVIER = """
+class Case(Tiny):
+    sample_shape = (256,)
+    batch = 256
+
+    def model(self):
+        return torch.nn.Sequential(
+            torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
+        )
+"""
+
+
+def only_run(session: Session) -> Run:
+    (run,) = session.results.runs
+    return run
+
+
+def test_late_data_shows_as_data(tmp_path: Path) -> None:
+    write_case(tmp_path, HEAVIER)
+    plain = run_pytest(tmp_path, "--gpus", "1", *OPTIONS, "--results", "plain.jsonl")
+    late = run_pytest(tmp_path, "--gpus", "1", *OPTIONS, "--inject", "data=50ms")
+    assert plain.exit_code == 0, plain.output
+    phases = only_run(late).ranks[0].phases
+    assert phases is not None
+    assert 0.050 < phases.data_s < 0.065
+    assert "INJECTED data=50ms" in late.output
+    assert late.results.injections == ("data=50ms",)
+
+
+def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:
+    write_case(tmp_path, HEAVIER)
+    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS)
+    run = only_run(session)
+    assert run.is_valid, session.output
+    for window in (*run.windows, *run.unsynced_windows):
+        assert window.phases is not None
+        assert window.phases.total_s == pytest.approx(window.time_s, rel=0.03)
+
+
+def test_ranks_agree_again_after_windows_without_synchronisation(tmp_path: Path) -> None:
+    # State of all kinds: momentum, a step count, running statistics.
+    stateful = """
+class Case(Tiny):
+    def model(self):
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10))
+
+    def optimizer(self, parameters, gpus):
+        return torch.optim.Adam(parameters, lr=0.01)
+"""
+    write_case(tmp_path, stateful)
+    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS)
+    run = only_run(session)
+    assert len(run.unsynced_windows) >= 5
+    assert run.is_valid, session.output
+    assert len({rank.parameter_digest for rank in run.ranks}) == 1
+
+
+def test_an_injected_crash_and_hang_are_found_as_such(tmp_path: Path) -> None:
+    write_case(tmp_path, HEAVIER)
+    crashed = run_pytest(
+        tmp_path, "--gpus", "2", *OPTIONS, "--inject", "crash=0@20", "--results", "c.jsonl"
+    )
+    assert crashed.exit_code == 1
+    assert "rank 0 was killed by SIGSEGV" in crashed.output
+    hung = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, "--inject", "hang=1@20", "--timeout", "8")
+    assert hung.exit_code == 1
+    assert "not done after 8 s" in hung.output
+    assert re.search(r"rank 1 was here:.*in at_step", hung.output, re.DOTALL)
+
+
+def test_a_real_case_that_slows_down_midway_gives_no_number(tmp_path: Path) -> None:
+    slowing = """
+import time
+
+class Case(Tiny):
+    started = None
+
+    def forward(self, model, inputs):
+        Case.started = Case.started or time.monotonic()
+        # Twice as slow from two seconds on: in the middle of the windows.
+        time.sleep(0.02 if time.monotonic() - Case.started < 2 else 0.04)
+        return model(inputs)
+"""
+    write_case(tmp_path, slowing)
+    session = run_pytest(
+        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "10"
+    )
+    run = only_run(session)
+    assert run.failure is not None, session.output
+    assert run.failure.kind == "unsteady"
+    assert re.search(r"not steady: (second level \d+% slower from window|drifts)", session.output)
+    assert len(run.windows) >= 10
+    assert "1 xfailed" in session.output

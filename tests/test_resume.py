@@ -1,0 +1,312 @@
+"""A session that was ended goes on: only what lacks is measured, into the same file."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measuring import pytest_command, run_pytest, write_case
+from scaling_records import BATCH, CNN, SHAPE, environment, measured
+from scaling_records import run as made
+from test_store import NOW, refusal, results, writer
+
+from gpuscale.errors import UsageError
+from gpuscale.plugin.resuming import (
+    is_recorded,
+    refuse_other_configurations,
+    refuse_other_environment,
+)
+from gpuscale.records import Environment, GpuDevice, Pacing, RunRequest
+from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
+from gpuscale.version import __version__
+
+HERE = Path("night.jsonl")
+TINY = ("--gpus", "1,2", "--device", "cpu", "--run-seconds", "0.1")
+
+
+def file_of(path: Path, count: int) -> bytes:
+    """A results file with so many runs; its bytes."""
+    with writer(path) as file:
+        for run in (results().runs * count)[:count]:
+            file.append(run)
+    return path.read_bytes()
+
+
+def test_resuming_appends_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    before = file_of(path, 1)
+    with ResumedResults(path) as resumed:
+        assert resumed.results == read_results(path)
+        assert resumed.copy is None
+        assert path.read_bytes() == before
+        resumed.append(results().runs[1])
+    assert path.read_bytes().startswith(before)
+    assert read_results(path).runs == results().runs
+    assert [entry.name for entry in tmp_path.iterdir()] == ["night.jsonl"]
+
+
+@pytest.mark.parametrize("partial", [b"{", b'{"run": {"configuration": {"ca', b"\0\0\0", b"\xff"])
+def test_a_line_that_a_kill_cut_short_gives_way_to_the_next_run(
+    tmp_path: Path, partial: bytes
+) -> None:
+    path = tmp_path / "night.jsonl"
+    whole = file_of(path, 1)
+    path.write_bytes(whole + partial)
+    with ResumedResults(path) as resumed:
+        assert resumed.results.runs == results().runs[:1]
+        assert resumed.copy is not None
+        assert path.read_bytes() == whole + partial
+        resumed.append(results().runs[1])
+        resumed.append(results().runs[1])
+    assert resumed.copy.read_bytes() == whole + partial
+    assert read_results(path).runs == (*results().runs, results().runs[1])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_is_only_opened_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    path.write_bytes(file_of(path, 1) + b"{")
+    before = path.read_bytes()
+    ResumedResults(path).close()
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["night.jsonl"]
+
+
+def test_a_last_run_without_its_line_break_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    path.write_bytes(file_of(path, 1).rstrip(b"\n"))
+    with ResumedResults(path) as resumed:
+        assert resumed.copy is None
+        resumed.append(results().runs[1])
+    assert read_results(path).runs == results().runs
+
+
+def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    path.write_bytes(file_of(path, 1) + b"{\n")
+    assert "line 3" in refusal(ResumedResults, path)
+    ResultsWriter(tmp_path / "b", environment=results().environment, created_at=NOW).close()
+
+
+def test_a_header_that_was_cut_short_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    path.write_bytes(file_of(path, 0)[:60])
+    assert "the header is cut short" in refusal(ResumedResults, path)
+
+
+def test_a_file_that_is_not_there_is_begun_with_results(tmp_path: Path) -> None:
+    message = refusal(ResumedResults, tmp_path / "none.jsonl")
+    assert message.endswith("there is no such file; check the path, or begin it with --results")
+
+
+def test_two_sessions_never_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    with writer(path):
+        assert "another session is writing to it" in refusal(ResumedResults, path)
+    with ResumedResults(path):
+        assert "another session is writing to it" in refusal(ResumedResults, path)
+    ResumedResults(path).close()
+
+
+def test_a_file_that_changed_meanwhile_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    whole = file_of(path, 1)
+    with ResumedResults(path) as resumed:
+        path.write_bytes(whole + b" ")
+        assert "has changed since it was read" in refusal(resumed.append, results().runs[1])
+    assert path.read_bytes() == whole + b" "
+
+
+def test_the_copy_is_never_taken_for_the_newest_results(tmp_path: Path) -> None:
+    path = tmp_path / "2026-11-21T033015.123Z-5f0a1c.jsonl"
+    path.write_bytes(file_of(path, 1) + b"{")
+    with ResumedResults(path) as resumed:
+        resumed.append(results().runs[1])
+    assert newest_results(tmp_path) == path
+
+
+def compared(change: Callable[[Environment], Environment]) -> None:
+    then = replace(measured({1: [1.0]}), gpuscale_version=__version__)
+    refuse_other_environment(HERE, then, change(then.environment), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda e: replace(e, torch_version="2.15"), "torch_version: 2.11 → 2.15"),
+        (lambda e: replace(e, nccl_version="2.27.5"), "nccl_version: None → 2.27.5"),
+        (lambda e: replace(e, cpu_model="EPYC"), "cpu_model: Xeon Gold 6138 → EPYC"),
+        (lambda e: replace(e, cases_revision="a1b2"), "cases_revision: None → a1b2"),
+        (lambda e: replace(e, gpus=e.gpus[:3]), "GPUs: Tesla V100-SXM2-16GB, Tesla"),
+        (
+            lambda e: replace(e, gpus=(GpuDevice(index=0, name="A100"), *e.gpus[1:])),
+            "→ A100, Tesla V100",
+        ),
+        (
+            lambda e: replace(e, variables={"NCCL_P2P_DISABLE": "1"}),
+            "NCCL_P2P_DISABLE: not set → 1",
+        ),
+    ],
+)
+def test_another_environment_is_refused_with_the_difference(
+    change: Callable[[Environment], Environment], difference: str
+) -> None:
+    with pytest.raises(UsageError, match="was measured in another environment") as caught:
+        compared(change)
+    assert difference in str(caught.value)
+    assert "measure into a new file" in str(caught.value)
+
+
+def test_another_node_of_the_same_kind_is_no_other_environment() -> None:
+    compared(
+        lambda e: replace(
+            e,
+            host="node2",
+            job_id="4712",
+            kernel="6.8",
+            variables={"CUDA_VISIBLE_DEVICES": "2,3"},
+            gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in e.gpus),
+        )
+    )
+
+
+def test_another_driver_is_refused_where_both_are_known() -> None:
+    where = replace(environment(), driver_version="550.54")
+    then = replace(measured({1: [1.0]}), gpuscale_version=__version__, environment=where)
+    refuse_other_environment(HERE, then, where, ())
+    with pytest.raises(UsageError, match=r"driver_version: 550\.54 → 560\.35"):
+        refuse_other_environment(HERE, then, replace(where, driver_version="560.35"), ())
+
+
+def test_faults_on_purpose_never_join_real_results() -> None:
+    then = replace(measured({1: [1.0]}), gpuscale_version=__version__)
+    with pytest.raises(UsageError, match="injections: none → data=5ms"):
+        refuse_other_environment(HERE, then, then.environment, ("data=5ms",))
+
+
+def test_another_gpuscale_may_measure_in_another_way() -> None:
+    then = replace(measured({1: [1.0]}), gpuscale_version="0.0.9")
+    with pytest.raises(UsageError, match=r"gpuscale: 0\.0\.9 → "):
+        refuse_other_environment(HERE, then, then.environment, ())
+
+
+def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
+    asked = RunRequest(
+        configuration=CNN,
+        gpus=gpus,
+        index=index,
+        batch_per_gpu=BATCH,
+        sample_shape=SHAPE,
+        case_module="",
+        case_file="",
+        case_class="",
+        import_paths=(),
+        devices=(),
+        data_root=None,
+        download=False,
+        pacing=Pacing(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
+        timeout_s=1,
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type] # any field of a request
+
+
+def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
+    runs = (made(1, 1.0), made(1, None, index=2), made(2, 1.0, index=3))
+    assert is_recorded(request(), runs)
+    assert not is_recorded(request(index=2), runs)
+    assert not is_recorded(request(index=3), runs)
+    assert is_recorded(request(gpus=2, index=3), runs)
+    assert is_recorded(request(index=2), (*runs, made(1, 1.0, index=2)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference"),
+    [
+        (request(configuration=replace(CNN, precision="bf16")), "precision: fp32 → bf16"),
+        (request(2, configuration=replace(CNN, data_workers=2)), "data_workers: None → 2"),
+        (request(batch_per_gpu=64), "batch_per_gpu: 128 → 64"),
+        (request(sample_shape=(3, 8)), r"sample_shape: \(1, 28, 28\) → \(3, 8\)"),
+    ],
+)
+def test_options_that_train_in_another_way_are_refused(asked: RunRequest, difference: str) -> None:
+    with pytest.raises(UsageError, match=difference):
+        refuse_other_configurations(HERE, [made(1, 1.0)], [request(), asked])
+
+
+def test_other_cases_strategies_and_divided_batches_may_join() -> None:
+    others = (
+        request(configuration=replace(CNN, strategy="dp", size="smoke")),
+        request(configuration=replace(CNN, case="resnet50", size="smoke")),
+        request(gpus=2, batch_per_gpu=64),
+    )
+    refuse_other_configurations(HERE, [made(1, 1.0)], others)
+
+
+def test_a_killed_session_goes_on_where_it_was(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    path = tmp_path / "night.jsonl"
+    process = subprocess.Popen(
+        pytest_command(*TINY, "--runs", "3", "--results", "night.jsonl"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait(timeout=60)
+    runs = len(read_results(path).runs)
+    # As if the kill had come while a line was being written.
+    path.write_bytes(path.read_bytes() + b'{"run": {"configuration"')
+
+    session = run_pytest(tmp_path, *TINY, "--runs", "3", "--resume", "night.jsonl", "-rs")
+    assert session.exit_code == 0, session.output
+    assert f"resuming night.jsonl: {runs} runs so far" in session.output
+    assert "its last line is cut short" in session.output
+    assert len(re.findall(r"run\d\] PASSED", session.output)) == 6 - runs
+    assert "measured before, in night.jsonl" in session.output
+    everything = read_results(path).runs
+    assert sorted((run.gpus, run.index) for run in everything) == [
+        (gpus, index) for gpus in (1, 2) for index in (1, 2, 3)
+    ]
+    table = session.output.split(" scaling -")[1]
+    assert len(re.findall(r"^tiny/ddp +[12] +weak +8 +3 ", table, re.MULTILINE)) == 2
+    assert len(list(tmp_path.glob("night.jsonl.*.cut-short"))) == 1
+
+    again = run_pytest(tmp_path, *TINY, "--runs", "3", "--resume", "night.jsonl")
+    assert again.exit_code == 0, again.output
+    assert "6 skipped" in again.output
+    assert read_results(path).runs == everything
+
+
+def test_a_session_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    path = tmp_path / "night.jsonl"
+    one = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.1", "--runs", "1")
+    assert run_pytest(tmp_path, *one, "--results", "night.jsonl").exit_code == 0
+    before = path.read_bytes()
+
+    other = run_pytest(tmp_path, *one, "--resume", "night.jsonl", "--precision", "bf16")
+    assert other.exit_code == 4, other.output
+    assert "precision: fp32 → bf16" in other.output
+
+    both = run_pytest(tmp_path, *one, "--resume", "night.jsonl", "--results", "b.jsonl")
+    assert both.exit_code == 4, both.output
+    assert "leave out one" in both.output
+    assert path.read_bytes() == before
+
+    lines = before.decode().splitlines(keepends=True)
+    header = json.loads(lines[0])
+    header["environment"]["torch_version"] = "1.0"
+    path.write_text("".join([json.dumps(header) + "\n", *lines[1:]]))
+    elsewhere = run_pytest(tmp_path, *one, "--resume", "night.jsonl")
+    assert elsewhere.exit_code == 4, elsewhere.output
+    assert "torch_version: 1.0 → " in elsewhere.output
+    assert "Traceback" not in elsewhere.output

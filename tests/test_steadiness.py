@@ -1,0 +1,175 @@
+"""Steady and unsteady series of window times, made with known truth."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gpuscale.steadiness import Unsteadiness, steadiness
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def gaussian(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.standard_normal(count)
+
+
+def heavy_tailed(rng: np.random.Generator, count: int) -> np.ndarray:
+    return rng.standard_t(3, count) / math.sqrt(3)
+
+
+def with_outliers(rng: np.random.Generator, count: int) -> np.ndarray:
+    slow = rng.random(count) < 0.07
+    return gaussian(rng, count) + slow * rng.lognormal(1.2, 0.6, count)
+
+
+def correlated(rng: np.random.Generator, count: int) -> np.ndarray:
+    """First-order autoregressive, coefficient 0.5."""
+    before = 20
+    shocks = gaussian(rng, count + before) * math.sqrt(0.75)
+    values = np.empty(count + before)
+    values[0] = shocks[0]
+    for i in range(1, count + before):
+        values[i] = 0.5 * values[i - 1] + shocks[i]
+    return values[before:]
+
+
+def times_s(
+    rng: np.random.Generator, shape: np.ndarray, deviation: float, noise: Noise = gaussian
+) -> list[float]:
+    """Windows of 0.5 s that follow a shape on the log scale, with that relative noise."""
+    logs = shape + deviation * noise(rng, len(shape))
+    return [0.5 * math.exp(log) for log in logs.tolist()]
+
+
+def jump(count: int, at: int, size: float) -> np.ndarray:
+    return np.where(np.arange(count) >= at, math.log1p(size), 0.0)
+
+
+def drift(count: int, size: float) -> np.ndarray:
+    return np.linspace(0, math.log1p(size), count)
+
+
+def alternating(count: int, size: float) -> np.ndarray:
+    return np.where(np.arange(count) // 2 % 2 == 1, math.log1p(size), 0.0)
+
+
+@pytest.mark.parametrize("noise", [gaussian, heavy_tailed, with_outliers, correlated])
+@pytest.mark.parametrize("deviation", [0.001, 0.01, 0.03, 0.08])
+def test_at_most_two_clean_series_in_a_thousand_are_called_unsteady(
+    noise: Noise, deviation: float
+) -> None:
+    rng = np.random.default_rng(1)
+    counts = range(5, 31)
+    repetitions = 100
+    alarms = sum(
+        steadiness(times_s(rng, np.zeros(count), deviation, noise)) is not None
+        for count in counts
+        for _ in range(repetitions)
+    )
+    # 2600 series: 0.2% would be 5.2, and 13 or more of them once in 350 trials.
+    assert alarms < 13
+
+
+SHAPES = {
+    "level": lambda count: jump(count, count // 2, 0.15),
+    "drift": lambda count: drift(count, 0.15),
+    "two levels": lambda count: alternating(count, 0.15),
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "deviation", "at_least"),
+    [(8, 0.005, 0.99), (10, 0.01, 0.90), (15, 0.01, 0.99), (20, 0.02, 0.80), (30, 0.02, 0.97)],
+)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_change_of_15_percent_is_found_and_called_by_its_name(
+    kind: str, count: int, deviation: float, at_least: float
+) -> None:
+    rng = np.random.default_rng(2)
+    trials = 200
+    found = [steadiness(times_s(rng, SHAPES[kind](count), deviation)) for _ in range(trials)]
+    assert sum(each is not None and each.kind == kind for each in found) >= at_least * trials
+    sizes = [each.size for each in found if each is not None and each.kind == kind]
+    assert np.median(sizes) == pytest.approx(0.15, abs=0.02)
+
+
+def one(series: list[float]) -> Unsteadiness:
+    found = steadiness(series)
+    assert found is not None
+    return found
+
+
+def test_a_jump_says_how_much_slower_and_from_which_window() -> None:
+    rng = np.random.default_rng(3)
+    found = one(times_s(rng, jump(12, 6, 0.18), 0.002))
+    assert found.kind == "level"
+    assert found.window == 7
+    assert found.size == pytest.approx(0.18, abs=0.01)
+    assert found.text == "second level 18% slower from window 7"
+
+
+def test_a_run_that_gets_faster_has_not_settled_either() -> None:
+    rng = np.random.default_rng(4)
+    found = one(times_s(rng, jump(12, 4, -0.1), 0.002))
+    assert found.text == "second level 10% faster from window 5"
+
+
+def test_a_drift_says_how_far_it_went() -> None:
+    rng = np.random.default_rng(5)
+    found = one(times_s(rng, drift(15, 0.2), 0.002))
+    assert (found.kind, found.window) == ("drift", None)
+    assert found.text == "drifts, 20% slower by window 15 than at window 1"
+
+
+def test_two_levels_say_how_many_windows_are_slow() -> None:
+    rng = np.random.default_rng(6)
+    found = one(times_s(rng, alternating(20, 0.3), 0.001))
+    assert (found.kind, found.window) == ("two levels", None)
+    assert found.text == "two levels, 10 of 20 windows 30% slower than the others"
+
+
+def test_a_slow_stretch_that_ends_again_is_two_levels() -> None:
+    rng = np.random.default_rng(7)
+    shape = jump(18, 6, 0.2) - jump(18, 12, 0.2)
+    assert one(times_s(rng, shape, 0.005)).kind == "two levels"
+
+
+@pytest.mark.parametrize("outliers", [(3,), (11,), (0, 1), (2, 9)])
+def test_one_or_two_slow_windows_are_no_unsteadiness(outliers: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(8)
+    series = times_s(rng, np.zeros(12), 0.003)
+    for i in outliers:
+        series[i] *= 1.5
+    assert steadiness(series) is None
+
+
+def test_a_jump_is_found_beside_an_outlier() -> None:
+    rng = np.random.default_rng(9)
+    series = times_s(rng, jump(15, 8, 0.3), 0.005)
+    series[3] *= 1.4
+    found = one(series)
+    assert (found.kind, found.window) == ("level", 9)
+
+
+def test_changes_below_a_twentieth_are_steady_however_clear() -> None:
+    rng = np.random.default_rng(10)
+    assert steadiness(times_s(rng, jump(20, 10, 0.04), 0.0005)) is None
+    assert steadiness(times_s(rng, jump(20, 10, 0.06), 0.0005)) is not None
+
+
+def test_too_few_windows_tell_nothing() -> None:
+    assert steadiness([]) is None
+    assert steadiness([1.0, 1.0, 2.0, 2.0]) is None
+
+
+def test_windows_without_any_scatter_are_judged_too() -> None:
+    assert steadiness([1.0] * 10) is None
+    assert one([1.0] * 5 + [1.5] * 5).window == 6
+
+
+def test_the_answer_does_not_depend_on_the_unit_of_time() -> None:
+    rng = np.random.default_rng(11)
+    series = times_s(rng, jump(12, 6, 0.18), 0.002)
+    assert one(series).text == one([1e-6 * time_s for time_s in series]).text
