@@ -197,3 +197,45 @@ def in_a_terminal(variables: dict[str, str]) -> str:
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
     assert "\033[33mINCOMPARABLE" in in_a_terminal({"NO_COLOR": ""})
     assert "\033[" not in in_a_terminal({"NO_COLOR": "1"})
+
+
+def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(RESULTS.read_bytes())
+    answer = gpuscale("compare", ARC4, RESULTS, copy)
+    assert answer.returncode == 2
+    assert "copy.jsonl: line 2: this run is in" in answer.stderr
+    record = gpuscale("baseline", "record", copy, copy, "--cluster", "X", "-o", tmp_path / "b.json")
+    assert record.returncode == 2
+    assert "give every run once" in record.stderr
+
+
+def test_recording_overwrites_nothing(tmp_path: Path) -> None:
+    existing = tmp_path / "results.jsonl"
+    existing.write_bytes(RESULTS.read_bytes())
+    answer = gpuscale("baseline", "record", existing, "--cluster", "X", "-o", existing)
+    assert answer.returncode == 2
+    assert "exists already" in answer.stderr
+    assert existing.read_bytes() == RESULTS.read_bytes()
+
+
+def test_a_terminal_without_arrows_gets_question_marks_and_the_same_exit_code() -> None:
+    answer = gpuscale("compare", ARC4, RESULTS, variables={"PYTHONIOENCODING": "ascii"})
+    assert answer.returncode == 4
+    assert "1.72 ? " in answer.stdout
+
+
+def test_a_full_disk_under_the_output_is_no_regression() -> None:
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines() == [
+        "gpuscale: cannot write the output: No space left on device"
+    ]

@@ -191,3 +191,27 @@ def test_runs_before_an_interruption_are_on_disk(tmp_path: Path) -> None:
     assert wait_until(lambda: processes_of(tmp_path) == [])
     lines = next(folder.glob("*.jsonl")).read_text().splitlines()
     assert len(lines) == 3
+
+
+def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    log = (tmp_path / "log").open("w")
+    process = subprocess.Popen(
+        pytest_command("--gpus", "1", "--runs", "50", "--device", "cpu"),
+        cwd=tmp_path,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    folder = tmp_path / ".gpuscale" / "results"
+    assert wait_until(lambda: any(folder.glob("*.jsonl")), 60)
+    time.sleep(1)
+    process.terminate()
+    code = process.wait(timeout=30)
+    log.close()
+    output = (tmp_path / "log").read_text()
+    # Between two runs the signal ends pytest itself; during one, the session ends in order.
+    assert code in (128 + signal.SIGTERM, -signal.SIGTERM), output
+    if code > 0:
+        assert "ended by SIGTERM; earlier runs are kept" in output
+    assert output.count("PASSED") < 50
+    assert wait_until(lambda: processes_of(tmp_path) == [])

@@ -117,3 +117,26 @@ def test_a_size_that_the_case_lacks_is_named_with_those_it_has(tmp_path: Path) -
     session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--runs", "1")
     assert session.exit_code == 1, session.output
     assert "case has no size 'smoke'; it has big" in session.output
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('strategies = "ddp"', "it takes a tuple of dp, ddp"),
+        ('strategies = ("fsdp",)', "it takes a tuple of dp, ddp"),
+        ('scaling = "stong"', "Case.scaling is 'stong'; it is one of weak, strong"),
+    ],
+)
+def test_a_case_that_says_what_gpuscale_does_not_know_is_refused_before_it_runs(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    write_case(tmp_path, f"class Case(Tiny):\n    {line}")
+    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu")
+    assert session.exit_code == 2, session.output
+    assert message in session.output
+
+
+def test_a_strategy_that_the_case_lacks_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--strategy", "dp", "-rs")
+    assert "tiny has ddp only (--strategy)" in session.output

@@ -1,9 +1,12 @@
 """The `gpuscale` command: parses, dispatches, and turns expected failures into one line."""
 
 import argparse
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from gpuscale.errors import ExitCode, GpuscaleError
 from gpuscale.version import __version__
@@ -11,6 +14,13 @@ from gpuscale.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code of the process."""
+    if sys.stdout is None or sys.stderr is None:
+        # Started with closed streams: nobody would see the verdict.
+        return ExitCode.USAGE
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal without arrows gets question marks instead of a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     parsed = _parser().parse_args(arguments)
     try:
         # Each command imports what it needs: `gpuscale --help` is typed often.
@@ -21,11 +31,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gpuscale: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
         return ExitCode.USAGE
     except BrokenPipeError:
-        # `gpuscale show … | head`: the reader has seen enough. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # `gpuscale show … | head`: the reader has seen enough.
+        _silence(sys.stdout)
         return 128 + 13
+    except OSError as error:
+        _silence(sys.stdout)
+        print(f"gpuscale: cannot write the output: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return ExitCode.USAGE
     except KeyboardInterrupt:
         return 128 + 2
+    except Exception:
+        # Python's own exit code for a crash is 1, which here means "regressed".
+        traceback.print_exc()
+        print("gpuscale: this is a bug; please report the lines above", file=sys.stderr)  # noqa: T201
+        return ExitCode.USAGE
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere; Python would complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _dispatch(parsed: argparse.Namespace) -> int:

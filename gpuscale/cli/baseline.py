@@ -4,15 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.errors import ExitCode
+from gpuscale.cli.inputs import read_all_results
+from gpuscale.errors import ExitCode, FileError
 from gpuscale.recording import baseline_from_results
-from gpuscale.store import read_results, write_baseline
+from gpuscale.store import write_baseline
 
 
 def run_baseline_record(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output = Path(arguments.output)
-    results = [read_results(Path(text)) for text in arguments.results]
+    if output.exists():
+        raise FileError(output, "exists already; choose another name, or delete it")
+    results = read_all_results([Path(text) for text in arguments.results])
     name = output.stem if arguments.name is None else arguments.name
     baseline = baseline_from_results(results, name=name, cluster=arguments.cluster)
     write_baseline(output, baseline)

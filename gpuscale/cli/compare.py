@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.locations import RESULTS_FOLDER
+from gpuscale.cli.inputs import RESULTS_FOLDER, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import UsageError
 from gpuscale.report.colour import Palette, wants_colour
-from gpuscale.store import newest_results, read_baseline, read_results
+from gpuscale.store import newest_results, read_baseline
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
@@ -16,7 +16,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     gpus = None if arguments.gpus is None else _gpus(arguments.gpus)
     baseline = read_baseline(Path(arguments.baseline))
     paths = [Path(text) for text in arguments.results] or [newest_results(RESULTS_FOLDER)]
-    results = [read_results(path) for path in paths]
+    results = read_all_results(paths)
     comparison = compare(baseline, results, cases=arguments.case, gpus=gpus)
     injections = tuple(dict.fromkeys(text for result in results for text in result.injections))
     if arguments.format == "json":

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.locations import RESULTS_FOLDER
+from gpuscale.cli.inputs import RESULTS_FOLDER
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
 from gpuscale.store import newest_results, read_any

@@ -4,6 +4,9 @@ from gpuscale.compare.decision import Decision, Quantities, Quantity
 from gpuscale.records import EntryKey, Finding, Verdict
 from gpuscale.units import format_percent
 
+_SMALLEST_SHOWN = 0.0005
+"""Changes below this fraction are printed as 0.0 %."""
+
 
 def gpus_label(count: int) -> str:
     """`1 GPU` or `4 GPUs`."""
@@ -80,5 +83,7 @@ def _moved(key: EntryKey, quantities: Quantities, decision: Decision) -> str:
 
 
 def _change(quantity: Quantity) -> str:
+    if abs(quantity.loss) < _SMALLEST_SHOWN:
+        return "stayed the same"
     word = "fell" if quantity.loss > 0 else "rose"
     return f"{word} by {format_percent(abs(quantity.loss))}"

@@ -18,8 +18,20 @@ from gpuscale.launch.trampoline import enter_rank
 from gpuscale.records import Environment, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, write_atomically
 
-_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+_LOGGERS = (
+    "torch.distributed.elastic",
+    "torch.multiprocessing.spawn",
+    "torchelastic-events-null",
+)
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class RunTerminated(BaseException):
+    """This process was asked by a signal to end while ranks were running; they have ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
 
 
 class LocalLauncher:
@@ -111,7 +123,7 @@ def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
+            raise RunTerminated(error.sigval) from None
     return {}
 
 

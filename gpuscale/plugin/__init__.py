@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from gpuscale.records import Run
 
+_NOTHING_ASKED = pytest.StashKey[bool]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options; what they mean is checked in plugin/options.py."""
@@ -64,11 +66,22 @@ def pytest_configure(config: pytest.Config) -> None:
         start_session(config)
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why tests with `scaling` were skipped, also to those who do not ask with -rs."""
+    if config.stash.get(_NOTHING_ASKED, False):
+        terminalreporter.write_line(
+            "gpuscale measured nothing; give the numbers of GPUs, e.g. --gpus 1,2"
+        )
+
+
 @pytest.fixture
 def scaling(request: pytest.FixtureRequest) -> "Callable[[], Run]":
     """Measure the case of the test's `gpuscale` mark; calling it returns the Run."""
     measurement = request.config.pluginmanager.getplugin("gpuscale-session")
     if measurement is None:
+        request.config.stash[_NOTHING_ASKED] = True
         pytest.skip("nothing to measure; give the numbers of GPUs, e.g. --gpus 1,2")
     measure: Callable[[], Run] = measurement.measure_for(request)
     return measure

@@ -10,7 +10,7 @@ class BenchmarkFixture(Protocol):
     """The part of pytest-benchmark's fixture that is used here."""
 
     extra_info: dict[str, object]
-    has_error: bool
+    skipped: bool
 
     def pedantic(self, target: Callable[[], None], *, rounds: int, iterations: int) -> object:
         """Time so many calls of `target`."""

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscale.cases import TrainingCase
 from gpuscale.plugin.clock import WindowClock
-from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.options import SCALING_MODES, STRATEGIES, MeasureOptions
 from gpuscale.records import EntryKey
 from gpuscale.records.configuration import Strategy
 
@@ -46,11 +46,16 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
             "add @pytest.mark.gpuscale(case=YourCase)"
         )
     case = _case_of(mark, metafunc.definition.nodeid)
+    strategies = [strategy for strategy in case.strategies if strategy in options.strategies]
+    if not strategies:
+        reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
+        nothing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
+        metafunc.parametrize("scaling", [nothing], indirect=True)
+        return
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run)
         for run in range(1, options.runs + 1)
-        for strategy in case.strategies
-        if strategy in options.strategies
+        for strategy in strategies
         for gpus in options.gpus
     ]
     metafunc.parametrize("scaling", plans, ids=[plan.label for plan in plans], indirect=True)
@@ -96,7 +101,22 @@ def _case_of(mark: pytest.Mark, nodeid: str) -> type[TrainingCase]:
             f"{nodeid}: the gpuscale mark takes a TrainingCase class, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
+    _refuse_unknown_words(case)
     return case
+
+
+def _refuse_unknown_words(case: type[TrainingCase]) -> None:
+    """A case that says what gpuscale does not know would fail only after its first run."""
+    strategies: object = case.strategies
+    if isinstance(strategies, str) or not set(case.strategies) <= set(STRATEGIES):
+        raise pytest.Collector.CollectError(
+            f"{case.__name__}.strategies is {strategies!r}; it takes a tuple of "
+            f"{', '.join(STRATEGIES)}, such as ('ddp',)"
+        )
+    if case.scaling not in SCALING_MODES:
+        raise pytest.Collector.CollectError(
+            f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(SCALING_MODES)}"
+        )
 
 
 def _refuse_namesakes(items: Sequence[pytest.Item]) -> None:

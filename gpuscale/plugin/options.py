@@ -10,9 +10,10 @@ from typing import TypeVar, get_args
 from gpuscale.errors import UsageError
 from gpuscale.injections import parse_injections
 from gpuscale.plugin.stopping import DEFAULT_TARGET, FEWEST_RUNS, StoppingRule
-from gpuscale.records.configuration import Precision, Strategy
+from gpuscale.records.configuration import Precision, ScalingMode, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_TIMEOUT_S = 600.0

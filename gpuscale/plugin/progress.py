@@ -11,7 +11,9 @@ from gpuscale.launch.local import LocalLauncher
 from gpuscale.report.progress import progress_text
 
 _REFRESH_S = 0.2
-_ERASE_LINE = "\r\033[K"
+_SAVE_CURSOR = "\0337"
+# Back behind the item's id, and nothing after it, also where the bar ran into a second line.
+_ERASE = "\0338\033[J"
 
 
 def terminal_stream() -> TextIO | None:
@@ -29,12 +31,11 @@ def terminal_stream() -> TextIO | None:
 
 
 class ProgressLine:
-    """Draws how far a run is, and erases the line when the run has ended."""
+    """Draws how far a run is behind the item's id, and erases it when the run has ended."""
 
-    def __init__(self, stream: TextIO | None, label: str, launcher: LocalLauncher) -> None:
+    def __init__(self, stream: TextIO | None, launcher: LocalLauncher) -> None:
         self._stream = stream
         self._launcher = launcher
-        self._label = label
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -55,13 +56,11 @@ class ProgressLine:
             self._thread.join()
 
     def _draw(self, stream: TextIO) -> None:
-        drawn = False
+        stream.write(_SAVE_CURSOR)
         while not self._stop.wait(_REFRESH_S):
             progress = self._launcher.progress()
             if progress is not None:
-                stream.write(_ERASE_LINE + progress_text(self._label, *progress))
+                stream.write(_ERASE + progress_text(*progress))
                 stream.flush()
-                drawn = True
-        if drawn:
-            stream.write(_ERASE_LINE)
-            stream.flush()
+        stream.write(_ERASE)
+        stream.flush()

@@ -1,5 +1,6 @@
 """One pytest invocation that measures: from options to items, runs, results file and table."""
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuscale.errors import GpuscaleError
-from gpuscale.launch.local import LocalLauncher
+from gpuscale.launch.local import LocalLauncher, RunTerminated
 from gpuscale.plugin.clock import BenchmarkFixture, show_windows
 from gpuscale.plugin.items import (
     CLOCK_KEY,
@@ -17,7 +18,7 @@ from gpuscale.plugin.items import (
     prepare_and_order,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.progress import ProgressLine
+from gpuscale.plugin.progress import ProgressLine, terminal_stream
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.plugin.requests import cases_revision, run_request, skip_reason
 from gpuscale.plugin.resuming import (
@@ -45,6 +46,8 @@ def start_session(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
         )
+    if not hasattr(config.option, "benchmark_columns"):
+        raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
     try:
         options = parse_options(vars(config.option))
         launcher = LocalLauncher(device=options.device)
@@ -57,6 +60,9 @@ def start_session(config: pytest.Config) -> None:
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.
         config.option.verbose = 1
+    if config.option.benchmark_columns is None:
+        # All ten columns are 200 characters wide.
+        config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
     session = MeasuringSession(config, options, launcher, environment, resumed)
     config.pluginmanager.register(session, "gpuscale-session")
 
@@ -91,7 +97,9 @@ class MeasuringSession:
             resumed=resumed,
         )
         self._config = config
+        self._terminal = terminal_stream()
         self._words: dict[str, str] = {}
+        self._skips: Counter[str] = Counter()
 
     def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
@@ -115,7 +123,7 @@ class MeasuringSession:
         if self._resumed is None:
             return
         plans = [plan for item in items if (plan := plan_of(item)) is not None]
-        requests = [request for plan in plans if (request := self._request(plan)) is not None]
+        requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
         try:
             refuse_other_configurations(self._resumed.path, self._resumed.results.runs, requests)
         except GpuscaleError as error:
@@ -129,6 +137,7 @@ class MeasuringSession:
             raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
         reason = skip_reason(plan, self._recorder.environment, self._options)
         if reason := reason or self._reason_to_leave_out(plan):
+            self._skips[reason] += 1
             pytest.skip(reason)
         benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
 
@@ -140,17 +149,17 @@ class MeasuringSession:
 
         return measure
 
-    def _request(self, plan: ItemPlan) -> RunRequest | None:
-        """The request for an item; None where measuring it will tell why there is none."""
+    def _request(self, plan: ItemPlan) -> RunRequest | str:
+        """The request for an item, or why there is none."""
         try:
             return run_request(plan, self._recorder.environment, self._options)
-        except GpuscaleError:
-            return None
+        except GpuscaleError as error:
+            return str(error)
 
     def _reason_to_leave_out(self, plan: ItemPlan) -> str | None:
         """Why an item that could be measured need not be; None where it must."""
         request = self._request(plan)
-        if request is None:
+        if isinstance(request, str):
             return None
         if self._resumed is not None and is_recorded(request, self._resumed.results.runs):
             return f"measured before, in {self._resumed.path.name}"
@@ -173,19 +182,22 @@ class MeasuringSession:
         return outcome
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: BenchmarkFixture) -> Run:
+        # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
+        benchmark.skipped = True
+        request = self._request(plan)
+        if isinstance(request, str):
+            pytest.fail(request, pytrace=False)
         try:
-            request = run_request(plan, self._recorder.environment, self._options)
-        except GpuscaleError as error:
-            pytest.fail(str(error), pytrace=False)
-        with (
-            ProgressLine(self._config, plan, self._launcher),
-            self._recorder.sampling(request) as sampling,
-        ):
-            run = self._launcher.run(request)
-            run = self._recorder.append(run, sampling)
+            with (
+                ProgressLine(self._terminal, self._launcher),
+                self._recorder.sampling(request) as sampling,
+            ):
+                run = self._launcher.run(request)
+                run = self._recorder.append(run, sampling)
+        except RunTerminated as terminated:
+            # A scheduler's way to say that time is up: what comes after would be killed.
+            pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
         if run.failure is not None:
-            # As pytest-benchmark does itself on errors; else it warns of an unused fixture.
-            benchmark.has_error = True
             if run.failure.kind == "unsteady":
                 # Nothing is broken, and there is no number either: neither passed nor failed.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
@@ -198,6 +210,7 @@ class MeasuringSession:
             run=run.index,
             batch_per_gpu=run.batch_per_gpu,
         )
+        benchmark.skipped = False
         show_windows(benchmark, item.stash[CLOCK_KEY], run.windows, run.steps_per_window)
         self._words[item.nodeid] = run_word(run)
         return run
@@ -213,9 +226,13 @@ class MeasuringSession:
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the scaling table and where the results are."""
+        if self._config.option.collectonly:
+            return
         terminalreporter.section("scaling", sep="-", bold=True)
         for line in summary_lines(self._recorder, self._options):
             terminalreporter.write_line(line)
+        for reason, count in self._skips.items():
+            terminalreporter.write_line(f"{count} skipped: {reason}")
 
     def pytest_unconfigure(self) -> None:
         """Close what is open."""

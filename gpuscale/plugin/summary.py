@@ -7,8 +7,8 @@ from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.plugin.stopping import StoppingRule, unsettled_points
 from gpuscale.records import Environment, Run
-from gpuscale.report.injection_text import injection_warning
 from gpuscale.report.budget_text import budget_lines
+from gpuscale.report.injection_text import injection_warning
 from gpuscale.report.table import scaling_table, spread_text, table_notes
 from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.store import ResumedResults
@@ -74,7 +74,12 @@ def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
     yield ""
     yield from table_notes(points)
     yield from budget_lines(recorder.runs)
-    failed = sum(not run.is_valid for run in recorder.runs[len(recorder.earlier_runs) :])
+    new_runs = recorder.runs[len(recorder.earlier_runs) :]
+    failures = [run.failure for run in new_runs if run.failure is not None]
+    for run in new_runs:
+        if run.failure is not None and run.failure.kind == "unsteady":
+            yield f"{run.key.label}, run {run.index}, gives no number: {run.failure.message}"
+    failed = sum(failure.kind != "unsteady" for failure in failures)
     if failed:
         yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"
     if options.stopping is not None:

@@ -46,6 +46,12 @@ def _lines(comparison: Comparison, palette: Palette, injections: Sequence[str]) 
             disable_numparse=True,
             colalign=("left", "right", "left", "left", "left", "right", "left"),
         )
+        if any(entry.minimum_detectable_loss is not None for entry in comparison.entries):
+            yield ""
+            yield (
+                "change: with its 95% interval, less is worse; detectable: the smallest loss that "
+                "is found 19 times in 20"
+            )
     yield from _reasons(comparison)
     notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
     if notes:

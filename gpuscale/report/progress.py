@@ -1,10 +1,10 @@
-"""How far a run is, in a line."""
+"""How far a run is, in a few words."""
 
 _BAR_CELLS = 20
 
 
-def progress_text(label: str, stage: str, done: int, total: int) -> str:
-    """A bar with its label: `mnist_cnn/ddp on 2 GPUs, run 1  ███████░░░░░  window 7/12`."""
+def progress_text(stage: str, done: int, total: int) -> str:
+    """A bar and what it counts: `██████████░░░░░░░░░░ window 5/10`."""
     filled = _BAR_CELLS * done // total if total else 0
     bar = "█" * filled + "░" * (_BAR_CELLS - filled)
-    return f"{label}  {bar}  {stage} {done}/{total}"
+    return f"{bar} {stage} {done}/{total}"

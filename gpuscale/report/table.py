@@ -9,6 +9,7 @@ from gpuscale.scaling import ScalingPoint, unit_error_note
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
+_WIDEST_SYMMETRIC = 0.2
 
 
 def scaling_table(points: Sequence[ScalingPoint]) -> str:
@@ -30,7 +31,9 @@ def scaling_table(points: Sequence[ScalingPoint]) -> str:
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """What a reader of the table must know: how it was measured, and what cannot be."""
     texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
-    yield f"{'; '.join(texts)}; intervals: 95%, over runs"
+    several = any(point.valid_runs > 1 for point in points)
+    intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
+    yield f"{'; '.join(texts)}; {intervals}"
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield note
@@ -50,7 +53,8 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
 
 def configuration_text(configuration: Configuration) -> str:
     """What identifies a result beside case, strategy and gpus, in words."""
-    words: list[str] = [configuration.size, configuration.precision]
+    words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
+    words += [configuration.size, configuration.precision]
     if configuration.channels_last:
         words.append("channels-last")
     if configuration.compiled:
@@ -96,8 +100,14 @@ def _resource_cells(point: ScalingPoint, *, on_cpu: bool) -> list[str]:
 
 
 def spread_text(estimate: Estimate) -> str:
-    """Half the interval relative to the value: ` ±2.1 %`; empty without an interval."""
+    """Half the interval relative to the value: ` ±2.1 %`; empty without an interval.
+
+    A wide interval is not symmetric; it is shown as factors of the value instead.
+    """
     if estimate.low is None or estimate.high is None:
         return ""
     half = (estimate.high - estimate.low) / 2 / estimate.value
+    if half > _WIDEST_SYMMETRIC:
+        below, above = estimate.low / estimate.value, estimate.high / estimate.value
+        return f" ×[{significant(below, 2)}, {significant(above, 2)}]"
     return f" ±{format_percent(half)}"

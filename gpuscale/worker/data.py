@@ -103,6 +103,28 @@ class Batches:
             return next(self._iterator)
 
 
+def real_dataset(
+    case: TrainingCase, request: RunRequest, size: Size, *, download: bool
+) -> Dataset[Any]:
+    """The case's real data.
+
+    Raises:
+        CaseError: they are not below `--data-root`, or cannot be downloaded.
+    """
+    root = Path(request.data_root or "")
+    try:
+        return case.real_dataset(root, size, download=download)
+    except (OSError, RuntimeError) as error:
+        remedy = (
+            "fetch the data by other means, and leave out --download"
+            if download
+            else "lay them there, or add --download where the case can"
+        )
+        raise CaseError(
+            f"--data-root {root}: no data of {case.name()} there ({error}); {remedy}"
+        ) from error
+
+
 def training_batches(
     case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
 ) -> Batches:
@@ -111,8 +133,7 @@ def training_batches(
     if request.data_root is None:
         dataset = SyntheticDataset(case, size)
     else:
-        root = Path(request.data_root)
-        dataset = case.real_dataset(root, size, download=request.download)
+        dataset = real_dataset(case, request, size, download=request.download)
     return Batches(
         dataset,
         batch=batch,

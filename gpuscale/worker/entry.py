@@ -15,7 +15,7 @@ from gpuscale.records import RankOutcome, RankReport, RunRequest
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker import checks
 from gpuscale.worker.case_loading import load_case
-from gpuscale.worker.data import training_batches
+from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.lifeline import die_with_parent
 from gpuscale.worker.measurement import Measurement, measure, own_pace_s
@@ -66,7 +66,7 @@ def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
     joined_at_s = time.time()
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
-            case.real_dataset(Path(request.data_root), size, download=True)
+            real_dataset(case, request, size, download=True)
         strategy.barrier()
     batches = training_batches(
         case,

@@ -1,0 +1,32 @@
+"""The results files that a command is given, or finds for itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuscale.errors import FileError
+from gpuscale.records import Results
+from gpuscale.store import read_results
+
+RESULTS_FOLDER = Path(".gpuscale") / "results"
+
+
+def read_all_results(paths: Sequence[Path]) -> list[Results]:
+    """The results in some files, each run of which counts once.
+
+    Raises:
+        FileError: a file cannot be read, or holds a run that was there before: counted twice, it
+            would make the intervals narrower than the data do.
+    """
+    seen: dict[tuple[object, ...], Path] = {}
+    results = []
+    for path in paths:
+        read = read_results(path)
+        for number, run in enumerate(read.runs, start=2):
+            identity = (run.key, run.configuration, run.index, run.started_at_s)
+            if identity in seen:
+                where = "this file" if seen[identity] == path else str(seen[identity])
+                problem = f"this run is in {where} already; give every run once"
+                raise FileError(path, problem, place=f"line {number}")
+            seen[identity] = path
+        results.append(read)
+    return results
