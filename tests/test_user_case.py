@@ -26,7 +26,9 @@ def test_the_readmes_case_takes_at_most_fifteen_lines() -> None:
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("project")
     (folder / "test_digits_mlp.py").write_text(readme_case())
-    return run_pytest(folder, "--gpus", "1,2", "--runs", "1", "--device", "cpu")
+    return run_pytest(
+        folder, "--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"
+    )
 
 
 def test_the_readmes_case_is_measured_as_it_stands(session: Session) -> None:
