@@ -116,7 +116,7 @@ def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigne
     result = measure(clock, Two(), PACING, Silent())
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10
-    assert kinds.count(False) == 5
+    assert kinds.count(False) == 3
     assert all(kinds[i + 1] for i, synchronized in enumerate(kinds) if not synchronized)
     # After each of them, before the next step; and the last window is synchronised training.
     ends = [i + 1 for i, kind in enumerate(clock.steps[:-1]) if not kind and clock.steps[i + 1]]

@@ -62,7 +62,7 @@ class Case(Tiny):
     write_case(tmp_path, stateful)
     session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS)
     run = only_run(session)
-    assert len(run.unsynced_windows) >= 5
+    assert len(run.unsynced_windows) >= 3
     assert run.is_valid, session.output
     assert len({rank.parameter_digest for rank in run.ranks}) == 1
 

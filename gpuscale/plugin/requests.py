@@ -13,7 +13,7 @@ from gpuscale.records import Configuration, Environment, Pacing, RunRequest
 _MOST_DATA_WORKERS = 8
 _PACINGS = {
     "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
-    "cpu": Pacing(warmup_steps=2, warmup_s=0.4, windows=10, window_s=0.15, run_seconds=2.0),
+    "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=2.0),
 }
 
 

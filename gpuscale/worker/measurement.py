@@ -10,6 +10,7 @@ from gpuscale.records import Pacing, Phases, RankWindow
 
 _FEWEST_WINDOWS = 10
 _PACE_STEPS = 7
+_SYNCED_PER_UNSYNCED = 3
 
 
 class Stepper(Protocol):
@@ -109,7 +110,7 @@ def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress)
         progress.report("window", number, windows)
         # In turn, so that both see the same machine; the last one is synchronised training,
         # which is what the checks after the windows look at.
-        if number % 2 == 1 and peers.can_pause_synchronization:
+        if number % _SYNCED_PER_UNSYNCED == 1 and peers.can_pause_synchronization:
             training.remember()
             measured.append(_window(training, peers, steps, synchronized=False))
             training.realign()
