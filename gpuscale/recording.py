@@ -96,11 +96,10 @@ def _gpus_per_node(environments: Sequence[Environment]) -> int | None:
 def _by_entry(results: Sequence[Results]) -> dict[_Entry, list[_Measured]]:
     entries: dict[_Entry, list[_Measured]] = {}
     for result in results:
-        allocation = result.environment.job_id or f"{result.environment.host} {result.created_at}"
         for run in result.runs:
             measured = entries.setdefault(_Entry(run.configuration, run.gpus), [])
             if run.is_valid:
-                measured.append(_Measured(run=run, allocation=allocation))
+                measured.append(_Measured(run=run, allocation=result.allocation))
     return entries
 
 

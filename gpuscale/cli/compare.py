@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.inputs import RESULTS_FOLDER, read_all_results
+from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import UsageError
 from gpuscale.report.colour import Palette, wants_colour
-from gpuscale.store import newest_results, read_baseline
+from gpuscale.store import RESULTS_FOLDER, newest_results, read_baseline
 
 
 def run_compare(arguments: argparse.Namespace) -> int:

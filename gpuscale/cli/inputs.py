@@ -7,8 +7,6 @@ from gpuscale.errors import FileError
 from gpuscale.records import Results
 from gpuscale.store import read_results
 
-RESULTS_FOLDER = Path(".gpuscale") / "results"
-
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
     """The results in some files, each run of which counts once.

@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.inputs import RESULTS_FOLDER
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
-from gpuscale.store import newest_results, read_any
+from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
 def run_show(arguments: argparse.Namespace) -> int:

@@ -43,18 +43,12 @@ class Row:
     reason: str = ""
 
 
-def allocation_of(results: Results) -> str:
-    """Which job on which nodes a results file comes from: the job id, or host and time."""
-    environment = results.environment
-    return environment.job_id or f"{environment.host} {results.created_at}"
-
-
 def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
     """The points of all results together, with their runs by allocation."""
     logs: dict[PointKey, dict[str, tuple[float, ...]]] = {}
     failures: dict[PointKey, str] = {}
     for result in results:
-        allocation = allocation_of(result)
+        allocation = result.allocation
         for run in result.runs:
             key = PointKey.of(run)
             if run.is_valid:

@@ -14,13 +14,12 @@ class Launcher(Protocol):
         ...
 
     def run(self, request: RunRequest) -> Run:
-        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
+        """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised.
+
+        No rank is left when it returns.
+        """
         ...
 
     def progress(self) -> tuple[str, int, int] | None:
         """How far the run under way is: stage, done, total; None where nothing is known."""
-        ...
-
-    def close(self) -> None:
-        """Leave no process behind."""
         ...

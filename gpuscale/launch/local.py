@@ -87,9 +87,6 @@ class LocalLauncher:
             return None
         return stage, int(done), int(total)
 
-    def close(self) -> None:
-        """Nothing to do: every rank of a run has ended when `run` returns."""
-
 
 def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
     """Start the ranks and wait for them; the exit codes of those that failed, by rank."""

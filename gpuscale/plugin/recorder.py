@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.records import Environment, Run, RunRequest
-from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
+from gpuscale.store import RESULTS_FOLDER, ResultsWriter, ResumedResults, default_results_path
 from gpuscale.telemetry import Sampler, TelemetryReport, summarize
 
-RESULTS_FOLDER = Path(".gpuscale") / "results"
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 
 

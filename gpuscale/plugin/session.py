@@ -237,4 +237,3 @@ class MeasuringSession:
     def pytest_unconfigure(self) -> None:
         """Close what is open."""
         self._recorder.close()
-        self._launcher.close()

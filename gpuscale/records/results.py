@@ -17,3 +17,8 @@ class Results:
     injections: tuple[str, ...] = ()
     """Faults that were made on purpose: such results never pass for real ones."""
     runs: tuple[Run, ...]
+
+    @property
+    def allocation(self) -> str:
+        """Which job on which nodes they come from: the job id, or host and time."""
+        return self.environment.job_id or f"{self.environment.host} {self.created_at}"

@@ -5,12 +5,13 @@ of text: path, place, problem and remedy.
 """
 
 from gpuscale.store.baselines import write_baseline
-from gpuscale.store.names import default_results_path, newest_results
+from gpuscale.store.names import RESULTS_FOLDER, default_results_path, newest_results
 from gpuscale.store.reading import MOST_BYTES, read_any, read_baseline, read_results
 from gpuscale.store.writing import ResultsWriter, ResumedResults
 
 __all__ = [
     "MOST_BYTES",
+    "RESULTS_FOLDER",
     "ResultsWriter",
     "ResumedResults",
     "default_results_path",

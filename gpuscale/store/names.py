@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gpuscale.store.problems import READ_PROBLEMS, file_error, path_problem
 
+RESULTS_FOLDER = Path(".gpuscale") / "results"
+"""Where results are written and looked for, below the folder in which a command is given."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
 _MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
 
