@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from gpuscale.errors import UsageError
+from gpuscale.evidence import evidence_of
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -65,6 +66,7 @@ def baseline_from_results(
         cluster=cluster,
         hardware=hardware,
         measured=tuple(_measured_entry(entry, runs, entries) for entry, runs in entries.items()),
+        environments={result.allocation: result.environment for result in results},
         recorded_at=max((result.created_at for result in results), key=datetime.fromisoformat),
     )
 
@@ -133,7 +135,11 @@ def _measured_entry(
         batch_per_gpu=batch_per_gpu,
         sample_shape=sample_shape,
         runs=tuple(
-            MeasuredRun(step_time_s=m.run.median_step_time_s, allocation=m.allocation)
+            MeasuredRun(
+                step_time_s=m.run.median_step_time_s,
+                allocation=m.allocation,
+                evidence=evidence_of(m.run),
+            )
             for m in measured
         ),
     )

@@ -15,6 +15,7 @@ from gpuscale.formats.envelope import (
     refuse_format,
 )
 from gpuscale.formats.json_text import parse_json
+from gpuscale.formats.machine import MACHINE_FIELDS
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -22,6 +23,8 @@ from gpuscale.records import (
     MeasuredEntry,
     MeasuredRun,
     PublishedFigure,
+    RankEvidence,
+    RunEvidence,
     Source,
     Tolerances,
 )
@@ -119,6 +122,7 @@ _margin = within(0, 0.99, "a fraction")
 _deviation = within(0, 0.99, "a relative deviation")
 _RULES = Rules(
     fields={
+        **MACHINE_FIELDS,
         Baseline: {"name": checks.name, "cluster": checks.name, "recorded_at": checks.moment},
         Hardware: {"gpu_name": checks.name, "gpus_per_node": checks.gpus},
         Source: {"title": checks.name},
@@ -142,6 +146,16 @@ _RULES = Rules(
         MeasuredRun: {
             "step_time_s": within(1e-18, 1e9, "a time in seconds"),
             "allocation": checks.name,
+        },
+        RunEvidence: {
+            "exposed_communication_s": within(-1e9, 1e9, "a time in seconds"),
+            "peak_memory_bytes": checks.size_bytes,
+            "energy_per_sample_j": within(0, 1e15, "an energy in joules"),
+        },
+        RankEvidence: {
+            "rank": checks.number_of_device,
+            "host": checks.name,
+            "pace_s": checks.seconds,
         },
         Tolerances: {
             "margin": _margin,

@@ -1,14 +1,12 @@
 """The results format: JSON Lines, a header with the environment and then one line a run."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats import checks
 from gpuscale.formats.checks import check_device, each, expected_ranks, within
-from gpuscale.formats.decode import Check, Decoder, Rules, inside
+from gpuscale.formats.decode import Decoder, Rules
 from gpuscale.formats.encode import encode
 from gpuscale.formats.envelope import (
     RESULTS_FORMAT,
@@ -18,16 +16,11 @@ from gpuscale.formats.envelope import (
     refuse_format,
 )
 from gpuscale.formats.json_text import parse_json
-from gpuscale.formats.text import shown
+from gpuscale.formats.machine import MACHINE_FIELDS
 from gpuscale.records import (
     Configuration,
     Environment,
     Failure,
-    GpuDevice,
-    GpuSummary,
-    GpuWindow,
-    PcieLink,
-    Phases,
     RankReport,
     Results,
     Run,
@@ -223,45 +216,19 @@ def _check_finished_run(run: Run, expected: int) -> None:
             )
 
 
-def _each_value(check_value: Check) -> Check:
-    """A check of every value of an object."""
-
-    def check(values: Mapping[str, Any]) -> None:
-        for key, value in values.items():
-            try:
-                check_value(value)
-            except DecodeError as error:
-                raise inside(f"[{shown(key).removeprefix('text ')}]", error) from None
-
-    return check
-
-
-_error_count = within(0, 2**64, "a count")
 _RULES = Rules(
     fields={
+        **MACHINE_FIELDS,
         _Header: {
             "created_at": checks.moment,
             "gpuscale_version": checks.name,
             "injections": each(checks.name),
-        },
-        Environment: {"host": checks.name, "cpu_count": checks.positive_count},
-        GpuDevice: {
-            "index": checks.number_of_device,
-            "name": checks.name,
-            "memory_bytes": checks.size_bytes,
         },
         Configuration: checks.CONFIGURATION,
         Window: {
             "time_s": checks.seconds,
             "started_at_s": checks.unix_time,
             "busy_s": each(checks.seconds),
-        },
-        Phases: {
-            "data_s": checks.duration,
-            "h2d_s": checks.duration,
-            "forward_s": checks.duration,
-            "backward_s": checks.duration,
-            "optimizer_s": checks.duration,
         },
         RankReport: {
             "rank": checks.number_of_device,
@@ -273,41 +240,6 @@ _RULES = Rules(
             "peak_memory_bytes": checks.size_bytes,
             "peak_host_memory_bytes": checks.size_bytes,
             "pace_s": checks.seconds,
-        },
-        GpuSummary: {
-            "uuid": checks.name,
-            "samples": checks.count,
-            "utilization_mean": within(0, 1, "a share of time"),
-            "memory_used_peak_bytes": checks.size_bytes,
-            "power_mean_w": within(0, 1e6, "a power in watts"),
-            "sm_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
-            "memory_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
-            "temperature_max_c": within(-273.15, 1000, "a temperature in °C"),
-            "energy_j": within(0, 1e15, "an energy in joules"),
-            "power_limit_w": within(0, 1e6, "a power in watts"),
-            "clock_event_reasons": _each_value(within(0, 1, "a share of samples")),
-            "nvlink_links": checks.count,
-            "nvlink_active_min": checks.count,
-            "nvlink_errors": _each_value(_error_count),
-            "ecc_corrected": _error_count,
-            "ecc_uncorrected": _error_count,
-            "xids": each(checks.count),
-        },
-        GpuWindow: {
-            "samples": checks.count,
-            "utilization_mean": within(0, 1, "a share of time"),
-            "memory_used_peak_bytes": checks.size_bytes,
-            "power_mean_w": within(0, 1e6, "a power in watts"),
-            "sm_clock_mean_mhz": within(0, 1e6, "a clock in MHz"),
-            "temperature_max_c": within(-273.15, 1000, "a temperature in °C"),
-            "energy_j": within(0, 1e15, "an energy in joules"),
-            "clock_event_reasons": _each_value(within(0, 1, "a share of samples")),
-        },
-        PcieLink: {
-            "generation": checks.count,
-            "width": checks.count,
-            "max_generation": checks.count,
-            "max_width": checks.count,
         },
         Failure: {"rank": checks.number_of_device},
         Run: {

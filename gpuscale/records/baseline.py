@@ -1,9 +1,12 @@
 """Reference results of one cluster: measured runs, or published numbers with their source."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gpuscale.records.configuration import Configuration, Device, EntryKey
+from gpuscale.records.environment import Environment
+from gpuscale.records.evidence import RunEvidence
 
 Timed = Literal["job", "training_loop", "epoch"]
 
@@ -72,6 +75,8 @@ class MeasuredRun:
     step_time_s: float
     allocation: str
     """Which job on which nodes: runs of one allocation share what that night was like."""
+    evidence: RunEvidence | None = None
+    """None in baselines that kept only the step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +123,5 @@ class Baseline:
     source: Source | None = None
     recorded_at: str | None = None
     tolerances: Tolerances = Tolerances()
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    """Machine and software of the measured runs, by allocation."""

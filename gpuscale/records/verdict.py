@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuscale.errors import ExitCode
+from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import EntryKey
 from gpuscale.records.estimate import Estimate
 
@@ -54,6 +55,30 @@ class SpeedupPair:
     efficiency: Estimate | None
 
 
+class Metric(StrEnum):
+    """What is judged beside step time and speedup; less of each is better."""
+
+    EXPOSED_COMMUNICATION = "exposed communication"
+    PEAK_MEMORY = "peak memory"
+    ENERGY_PER_SAMPLE = "energy per sample"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricVerdict:
+    """The verdict on one metric of one row."""
+
+    metric: Metric
+    unit: str
+    """Of `baseline` and `current`: `s`, `bytes` or `J`."""
+    verdict: Verdict
+    baseline: Estimate
+    current: Estimate
+    change: Estimate | None = None
+    """Relative change with its 95% interval, of exposed communication as a part of the step
+    time; positive is worse."""
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryVerdict:
     """The verdict on one (case, strategy, gpus)."""
@@ -72,6 +97,10 @@ class EntryVerdict:
     """For an inconclusive row: how many further runs would settle it, where runs can."""
     reason: str = ""
     """One sentence that a tired person understands."""
+    metrics: tuple[MetricVerdict, ...] = ()
+    """What else was judged; only metrics that both sides measured."""
+    causes: tuple[Cause, ...] = ()
+    """What the finding is put down to, the heaviest first; empty where nothing was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
