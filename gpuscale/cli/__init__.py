@@ -5,9 +5,14 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TextIO
 
+from gpuscale.cli.arguments.baseline import add_baseline
+from gpuscale.cli.arguments.compare import add_compare
+from gpuscale.cli.arguments.doctor import add_doctor
+from gpuscale.cli.arguments.show import add_show
 from gpuscale.errors import ExitCode, GpuscaleError
 from gpuscale.version import __version__
 
@@ -53,21 +58,9 @@ def _silence(stream: TextIO) -> None:
 
 
 def _dispatch(parsed: argparse.Namespace) -> int:
-    if parsed.command == "compare":
-        from gpuscale.cli.compare import run_compare
-
-        return run_compare(parsed)
-    if parsed.command == "show":
-        from gpuscale.cli.show import run_show
-
-        return run_show(parsed)
-    if parsed.command == "doctor":
-        from gpuscale.cli.doctor import run_doctor
-
-        return run_doctor(parsed)
-    from gpuscale.cli.baseline import run_baseline_record
-
-    return run_baseline_record(parsed)
+    module, function = parsed.run.split(":")
+    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+    return run(parsed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,91 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpuscale {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_compare(commands)
-    _add_show(commands)
-    _add_baseline(commands)
-    _add_doctor(commands)
+    add_compare(commands)
+    add_show(commands)
+    add_baseline(commands)
+    add_doctor(commands)
     return parser
-
-
-def _add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    compare = commands.add_parser(
-        "compare",
-        help="judge results against a baseline",
-        description="Judge results against a baseline.",
-        epilog=(
-            "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
-            "3 inconclusive or incomplete, 4 nothing comparable was measured."
-        ),
-    )
-    compare.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
-    compare.add_argument(
-        "results",
-        metavar="RESULTS",
-        nargs="*",
-        help="results files of one machine (default: the newest in .gpuscale/results)",
-    )
-    compare.add_argument(
-        "--gpus", metavar="N,N,…", help="judge only these numbers of GPUs (default: all)"
-    )
-    compare.add_argument(
-        "--case",
-        metavar="CASE[/STRATEGY]",
-        action="append",
-        help="judge only this case; may be given several times (default: all)",
-    )
-    compare.add_argument(
-        "--format", choices=("text", "json"), default="text", help="text (default) or json"
-    )
-
-
-def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    show = commands.add_parser(
-        "show",
-        help="print a results or baseline file as a table",
-        description="Print a results or baseline file as a table.",
-    )
-    show.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        help="results or baseline file (default: the newest in .gpuscale/results)",
-    )
-    show.add_argument(
-        "--phases",
-        action="store_true",
-        help="where the time of a step goes, phase by phase, instead of the scaling table",
-    )
-
-
-def _add_baseline(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    baseline = commands.add_parser(
-        "baseline", help="make a baseline", description="Make a baseline."
-    )
-    actions = baseline.add_subparsers(dest="action", required=True, metavar="ACTION")
-    record = actions.add_parser(
-        "record",
-        help="make a baseline of measured results",
-        description="Make a baseline of measured results: at least 6 runs of each entry.",
-    )
-    record.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
-    record.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the baseline file to write"
-    )
-    record.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
-    record.add_argument("--name", help="the baseline's name (default: that of FILE)")
-
-
-def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    doctor = commands.add_parser(
-        "doctor",
-        help="look at this machine's GPUs: what they offer, and what is wrong with them",
-        description=(
-            "Look at this machine, GPU by GPU: which telemetry it offers, the state of its links "
-            "and memory, and one sentence for each problem."
-        ),
-        epilog="Exit codes: 0 no problem found or no GPU here, 1 a problem was found.",
-    )
-    doctor.add_argument(
-        "--format", choices=("text", "json"), default="text", help="text (default) or json"
-    )

@@ -1,0 +1,36 @@
+"""The arguments of `gpuscale compare`."""
+
+from gpuscale.cli.arguments.commands import Commands
+
+
+def add_compare(commands: Commands) -> None:
+    """Add `gpuscale compare`."""
+    compare = commands.add_parser(
+        "compare",
+        help="judge results against a baseline",
+        description="Judge results against a baseline.",
+        epilog=(
+            "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
+            "3 inconclusive or incomplete, 4 nothing comparable was measured."
+        ),
+    )
+    compare.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
+    compare.add_argument(
+        "results",
+        metavar="RESULTS",
+        nargs="*",
+        help="results files of one machine (default: the newest in .gpuscale/results)",
+    )
+    compare.add_argument(
+        "--gpus", metavar="N,N,…", help="judge only these numbers of GPUs (default: all)"
+    )
+    compare.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help="judge only this case; may be given several times (default: all)",
+    )
+    compare.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default) or json"
+    )
+    compare.set_defaults(run="gpuscale.cli.compare:run_compare")
