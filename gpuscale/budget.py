@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy import special
-
+from gpuscale.distributions import f_tail
 from gpuscale.records import Configuration, EntryKey, RankReport, Run
 from gpuscale.scaling import PointKey, ScalingPoint, reference_key, scaling_points
 from gpuscale.statistics import SIGNIFICANCE, exponential, grouped_log_sample
@@ -220,7 +219,7 @@ def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bo
     between = squares / (len(filled) - 1)
     if variance == 0:
         return between > 0
-    return float(special.fdtrc(len(filled) - 1, df, between / variance)) < SIGNIFICANCE
+    return f_tail(between / variance, len(filled) - 1, df) < SIGNIFICANCE
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -7,10 +7,9 @@ from gpuscale.records import RankEvidence, Run, RunEvidence
 
 def evidence_of(run: Run) -> RunEvidence:
     """What a valid run tells beside its step time."""
-    peaks = [rank.peak_memory_bytes for rank in run.ranks if rank.peak_memory_bytes is not None]
     return RunEvidence(
         exposed_communication_s=run.exposed_communication_s,
-        peak_memory_bytes=max(peaks, default=None),
+        peak_memory_bytes=peak_memory_bytes(run),
         energy_per_sample_j=energy_per_sample_j(run),
         ranks=tuple(
             RankEvidence(
@@ -24,6 +23,12 @@ def evidence_of(run: Run) -> RunEvidence:
         ),
         gpu_summaries=tuple(replace(summary, windows=()) for summary in run.gpu_summaries),
     )
+
+
+def peak_memory_bytes(run: Run) -> int | None:
+    """Largest peak of the CUDA allocator on any rank; None on CPU."""
+    peaks = [rank.peak_memory_bytes for rank in run.ranks if rank.peak_memory_bytes is not None]
+    return max(peaks, default=None)
 
 
 def energy_per_sample_j(run: Run) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpuscale.evidence import energy_per_sample_j
 from gpuscale.records import Configuration, EntryKey, Estimate, Run
 from gpuscale.statistics import Sample, difference, log_sample
 
@@ -42,6 +43,8 @@ class ScalingPoint:
     failed_runs: int
     step_time_s: Estimate | None
     samples_per_s: Estimate | None
+    samples_per_j: Estimate | None
+    """Over the energy of all devices; None where a device has no energy counter."""
     speedup: Estimate | None
     """Throughput over that of 1 GPU with the same configuration; 1 exactly on 1 GPU."""
     efficiency: Estimate | None
@@ -92,6 +95,7 @@ def _point(key: PointKey, runs: Sequence[Run], samples: Mapping[PointKey, Sample
         failed_runs=len(runs) - len(valid),
         step_time_s=step_time,
         samples_per_s=None if step_time is None else step_time.inverse(key.global_batch),
+        samples_per_j=_samples_per_j(valid),
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
         gpu_utilization=_gpu_utilization(valid),
@@ -148,6 +152,12 @@ def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | No
     return speedup_estimate(
         samples[key], key.global_batch, samples[reference], reference.global_batch
     )
+
+
+def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
+    energies_j = [energy_per_sample_j(run) for run in runs]
+    logs = [math.log(energy_j) for energy_j in energies_j if energy_j]
+    return geometric_mean(log_sample(logs)).inverse(1) if logs else None
 
 
 def _gpu_utilization(runs: Sequence[Run]) -> float | None:

@@ -18,6 +18,7 @@ from scaling_records import (
 
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
+from gpuscale.compare.matching import currents_of
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Hardware, Verdict
 
@@ -133,6 +134,12 @@ def test_another_sample_shape_is_incomparable_and_named() -> None:
     assert "sample_shape: 1×28×28 → 1×56×56" in comparison.entries[0].reason
 
 
+def test_runs_of_two_jobs_in_one_file_are_two_allocations() -> None:
+    ours, theirs = run(1, 0.1), replace(run(1, 0.1, index=2), job_id="resumed")
+    (current,) = currents_of([results(ours, theirs, where=environment(job_id="begun"))])
+    assert {job: len(logs) for job, logs in current.logs.items()} == {"begun": 1, "resumed": 1}
+
+
 def test_wildly_different_times_are_judged_without_overflow() -> None:
     comparison = compare(baseline({1: [1e-9, 1e9], 2: [1e9]}), [measured({1: [1e9, 1e-9]})])
     row = comparison.entries[0]
@@ -146,8 +153,8 @@ def test_judging_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "scipy.special" in loaded
-    assert loaded.isdisjoint({"torch", "pytest", "pynvml", "scipy.stats"})
+    assert "gpuscale.statistics" in loaded
+    assert loaded.isdisjoint({"torch", "pytest", "pynvml", "numpy", "scipy"})
 
 
 def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:

@@ -134,7 +134,7 @@ def test_the_margin_is_the_sites_own() -> None:
 
 
 def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
-    noisy = (0.95, 1.04, 1.03, 0.98, 1.05, 0.96)
+    noisy = (0.98, 1.02, 1.015, 0.99, 1.02, 0.98)
     before = baseline({1: [0.1 * f for f in noisy]})
     row = _row(compare(before, [measured({1: [0.096, 0.105, 0.102]})]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
@@ -148,7 +148,27 @@ def test_further_runs_are_none_where_the_allocation_is_what_is_unsure() -> None:
     row = _row(compare(before, [_now(n1=0.103)]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    assert "further runs cannot settle it" in row.reason
+    assert row.reason.endswith(
+        "further runs of tonight cannot settle it, since nights differ by 10.5 %: "
+        "runs of more nights in the baseline may"
+    )
+
+
+def test_further_runs_are_none_where_tonights_runs_are_too_noisy_and_the_reason_says_so() -> None:
+    now = measured({1: [0.06, 0.11, 0.19]})
+    row = _row(compare(_then(n1=0.1), [now]), 1)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.further_runs is None
+    assert "further runs cannot settle it, since these differ by " in row.reason
+    assert row.reason.endswith(" from one to the next: find what disturbs them")
+
+
+def test_further_runs_are_none_where_the_baselines_runs_are_too_noisy() -> None:
+    before = baseline({1: [0.06, 0.11, 0.19]})
+    row = _row(compare(before, [_now(n1=0.1)]), 1)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.further_runs is None
+    assert "since the baseline's differ by " in row.reason
 
 
 def test_every_judged_row_states_what_it_could_have_detected() -> None:

@@ -7,18 +7,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpuscale.compare.moderation import Moderated, Prior, moderated_term, priors_of
 from gpuscale.statistics import (
-    Prior,
+    Difference,
     Sample,
     Term,
     benjamini_hochberg,
     detectable_loss,
     difference,
+    difference_of_levels,
     grouped_log_sample,
     log_sample,
-    moderated,
-    prior_of,
 )
+
+
+def _prior_of(*others: Sample) -> Prior | None:
+    """What these samples say of one that tells nothing itself."""
+    return priors_of([*others, log_sample([0.0])])[-1]
+
 
 ONE = [0.10, 0.12, 0.11, 0.15, 0.09, 0.13]
 OTHER = [0.20, 0.29, 0.14]
@@ -31,7 +37,8 @@ def test_welch_difference_agrees_with_scipy() -> None:
     interval = stats.ttest_ind(ONE, OTHER, equal_var=False).confidence_interval(0.95)
     assert welch.p_below_zero() == pytest.approx(expected.pvalue, rel=1e-9)
     assert welch.p_above_zero() == pytest.approx(1 - expected.pvalue, rel=1e-9)
-    assert welch.df == pytest.approx(expected.df, rel=1e-9)
+    assert welch.parts is not None
+    assert welch.parts[0].df == pytest.approx(expected.df, rel=1e-9)
     assert welch.interval() == pytest.approx((interval.low, interval.high), rel=1e-9)
 
 
@@ -59,11 +66,61 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
 
 def test_a_declared_variance_counts_as_known_exactly() -> None:
     declared = difference(0.0, [Term(variance=0.01**2, df=math.inf)])
-    assert math.isinf(declared.df)
     assert declared.interval() == pytest.approx((-0.0195996, 0.0195996), rel=1e-5)
-    sample = log_sample(ONE)
-    mixed = difference(0.0, [sample.term(), Term(variance=1.0, df=math.inf)])
-    assert mixed.df > 1e6
+
+
+def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
+    runs, nights = Term(variance=4e-4, df=2), Term(variance=1e-4, df=math.inf)
+    both = difference_of_levels(-0.1, [runs, nights])
+    expected = math.hypot(0.02 * stats.t.ppf(0.975, 2), 0.01 * stats.norm.ppf(0.975))
+    assert both.half_width(0.975) == pytest.approx(expected)
+    alone = difference_of_levels(-0.1, [runs, Term(variance=0.0, df=math.inf)])
+    assert alone.p_below_zero() == pytest.approx(stats.t.cdf(-5, 2))
+    assert difference_of_levels(0.1, [None, nights]).p_below_zero() is None
+
+
+@pytest.mark.parametrize("dfs", [(2, math.inf), (0.37, 7), (1, 1), (30, math.inf)])
+@pytest.mark.parametrize("ratio", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("distance", [8.0, 20.0, 300.0])
+def test_the_p_of_levels_is_where_their_half_width_is_the_value(
+    dfs: tuple[float, float], ratio: float, distance: float
+) -> None:
+    parts = (Term(variance=1.0, df=dfs[0]), Term(variance=ratio, df=dfs[1]))
+    both = Difference(value=-distance, parts=parts)
+    p = both.p_below_zero()
+    assert p is not None
+    assert 0 < p < 0.5
+    if p > 1e-12:
+        assert both.half_width(1 - p) == pytest.approx(distance, rel=1e-3)
+    assert both.p_above_zero() == pytest.approx(1 - p)
+
+
+def test_a_p_of_no_interest_is_an_upper_bound() -> None:
+    parts = (Term(variance=1.0, df=2), Term(variance=1.0, df=math.inf))
+    p = Difference(value=-1.0, parts=parts).p_below_zero()
+    assert p is not None
+    half_width = Difference(value=0.0, parts=parts).half_width(1 - p)
+    assert half_width is not None
+    assert 0.1 < p < 0.5
+    assert half_width < 1.0
+
+
+@pytest.mark.parametrize("deviation", [0.001, 0.01, 0.05])
+def test_a_declared_deviation_does_not_hide_how_little_two_runs_tell(deviation: float) -> None:
+    rng = np.random.default_rng(5)
+    trials, alarms = 1500, 0
+    nights = Term(variance=2 * 0.01**2, df=math.inf)
+    for before, now in rng.normal(0, deviation, (trials, 2, 2)).tolist():
+        a, b = log_sample(before), log_sample(now)
+        left, right = (
+            Moderated(sample=own, prior=_prior_of(other)) for own, other in ((a, b), (b, a))
+        )
+        runs = moderated_term([(left, 0.5), (right, 0.5)])
+        value = a.mean - b.mean + rng.normal(0, 0.01 * math.sqrt(2))
+        p = difference_of_levels(value, [runs, nights]).p_below_zero()
+        alarms += p is not None and p < 0.01
+    # 1% is 15 of 1500; 25 or more would then come up less than once in 100 times.
+    assert alarms < 25
 
 
 def test_a_share_of_nothing_adds_nothing_even_where_the_variance_is_unknown() -> None:
@@ -96,32 +153,57 @@ def test_variance_within_groups_leaves_out_what_a_group_shares() -> None:
 
 def test_moderated_variance_by_hand() -> None:
     own = Sample(mean=0.0, variance=4.0, count=3, df=2)
-    result = moderated(own, Prior(variance=1.0, df=3.0))
-    assert result.variance == pytest.approx((3 * 1 + 2 * 4) / 5)
-    assert result.df == 5
-    assert moderated(own, None) == own
+    result = Moderated(sample=own, prior=Prior(variance=1.0, df=3.0))
+    assert result.own_part == pytest.approx(2 * 4 / 5)
+    assert result.prior_part == pytest.approx(3 * 1 / 5)
+    assert result.variance == pytest.approx(2.2)
+    assert Moderated(sample=own, prior=None).variance == own.variance
 
 
 def test_the_prior_gives_a_single_run_a_variance() -> None:
-    result = moderated(log_sample([0.5]), Prior(variance=1.0, df=3.0))
-    assert result.variance == 1.0
-    assert result.df == 3
+    alone = log_sample([0.5])
+    assert Moderated(sample=alone, prior=Prior(variance=1.0, df=3.0)).variance == 1.0
+    assert Moderated(sample=alone, prior=None).variance is None
+    assert moderated_term([(Moderated(sample=alone, prior=None), 1.0)]) is None
 
 
-def test_prior_is_worth_no_more_than_the_others_have() -> None:
-    few = prior_of([log_sample([0.0, 0.1])])
-    many = prior_of([log_sample(ONE), log_sample(OTHER)])
+def test_the_priors_of_several_samples_count_as_one_contribution() -> None:
+    own = Sample(mean=0.0, variance=1.0, count=2, df=1)
+    leaning = Moderated(sample=own, prior=Prior(variance=1.0, df=3.0))
+    term = moderated_term([(leaning, 0.5), (leaning, 0.5)])
+    assert term is not None
+    assert term.variance == pytest.approx(1.0)
+    # A part of 0.75 with 3 degrees of freedom, and two of 0.125 with 1 each.
+    assert term.df == pytest.approx(1 / (0.75**2 / 3 + 2 * 0.125**2))
+
+
+def test_prior_is_worth_no_more_than_a_median_of_the_others_has() -> None:
+    few = _prior_of(log_sample([0.0, 0.1]))
+    many = _prior_of(log_sample(ONE), log_sample(OTHER), log_sample(ONE))
     assert few is not None
     assert many is not None
-    assert (few.df, many.df) == (1, 3)
-    assert prior_of([log_sample([1.0])]) is None
-    assert prior_of([]) is None
+    assert (few.df, many.df) == (0.37, 3)
+    assert _prior_of(log_sample([1.0])) is None
+    assert _prior_of() is None
+
+
+def test_a_prior_leaves_the_sample_itself_out() -> None:
+    spreads = [0.01, 0.02, 0.03, 0.5]
+    samples = [log_sample([-spread, 0.0, spread]) for spread in spreads]
+    for i, prior in enumerate(priors_of([*samples, log_sample([1.0])])):
+        expected = _prior_of(*(sample for j, sample in enumerate(samples) if j != i))
+        assert prior is not None
+        assert prior == expected
+    # The wild one is judged by the quiet ones, and they hardly by it.
+    wild = priors_of(samples)[3]
+    assert wild is not None
+    assert wild.variance < 0.03**2
 
 
 def test_prior_deviation_has_the_right_median_also_from_few_runs() -> None:
     rng = np.random.default_rng(1)
     others = [log_sample(values) for values in rng.normal(0, 0.02, (4000, 3)).tolist()]
-    prior = prior_of(others)
+    prior = _prior_of(*others)
     assert prior is not None
     assert math.sqrt(prior.variance) == pytest.approx(0.02, rel=0.03)
 
@@ -130,9 +212,26 @@ def test_benjamini_hochberg_agrees_with_scipy() -> None:
     rng = np.random.default_rng(2)
     probabilities = [0.001, 0.03, 0.03, *rng.uniform(0, 1, 20).tolist()]
     expected = stats.false_discovery_control(probabilities)
-    assert benjamini_hochberg(probabilities) == pytest.approx(tuple(expected))
-    assert benjamini_hochberg([]) == ()
-    assert benjamini_hochberg([0.2]) == (0.2,)
+    assert benjamini_hochberg(probabilities, [2.0] * 23) == pytest.approx(tuple(expected))
+    assert benjamini_hochberg([], []) == ()
+    assert benjamini_hochberg([0.2], [1.0]) == (0.2,)
+
+
+def test_weights_share_the_error_of_a_family_out() -> None:
+    # Of a mean weight of 1, the first test may spend 1.6 and the second 0.4.
+    assert benjamini_hochberg([0.004, 0.9], [4.0, 1.0]) == pytest.approx((0.005, 1.0))
+    assert benjamini_hochberg([0.9, 0.004], [4.0, 1.0]) == pytest.approx((0.9, 0.02))
+    # No p gets smaller for standing in a family.
+    assert benjamini_hochberg([0.004, 0.004], [4.0, 1.0]) == pytest.approx((0.005, 0.01))
+    assert benjamini_hochberg([0.004, 1e-9], [4.0, 1.0]) == pytest.approx((0.004, 5e-9))
+
+
+def test_a_weighted_family_of_nulls_errs_no_more_often_than_stated() -> None:
+    rng = np.random.default_rng(6)
+    weights = [1.0, 1.0, 0.25, 0.25]
+    families = rng.uniform(0, 1, (4000, 4)).tolist()
+    alarms = sum(min(benjamini_hochberg(family, weights)) < 0.05 for family in families)
+    assert alarms / 4000 == pytest.approx(0.05, abs=0.012)
 
 
 @pytest.mark.parametrize("runs", [2, 3, 6])
@@ -156,9 +255,9 @@ def _finds_a_loss(moderate: bool, trials: int = 400) -> float:
         others = [log_sample(values) for values in rng.normal(0, 0.005, (5, 3)).tolist()]
         before = log_sample(rng.normal(0, 0.005, 2).tolist())
         now = log_sample(rng.normal(0.04, 0.005, 2).tolist())
-        if moderate:
-            before, now = (moderated(sample, prior_of(others)) for sample in (before, now))
-        p = difference(before.mean - now.mean, [before.term(), now.term()]).p_below_zero()
+        prior = _prior_of(*others) if moderate else None
+        runs = moderated_term((Moderated(sample=each, prior=prior), 0.5) for each in (before, now))
+        p = difference(before.mean - now.mean, [runs]).p_below_zero()
         found += p is not None and p < 0.01
     return found / trials
 

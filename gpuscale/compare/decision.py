@@ -3,68 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from gpuscale.records import Finding, Tolerances, Verdict
-from gpuscale.statistics import SIGNIFICANCE, Difference, exponential
+from gpuscale.compare.quantity import Quantity
+from gpuscale.records import Finding, Verdict
 
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p at which T(1) is named as what moved; no loss is claimed on its strength."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """The tested change of one quantity; above 0 is better."""
-
-    name: str
-    """`throughput(1)`, `throughput(n)` or `E(n)`."""
-    gain: Difference
-    """Logarithm of throughput (or speedup) now over that of the baseline."""
-    p_worse: float | None
-    """One-sided and adjusted for the family; None where nothing tells the spread."""
-    p_better: float | None
-    tolerances: Tolerances
-
-    @property
-    def loss(self) -> float:
-        """The observed relative loss; negative for a gain."""
-        return 1 - exponential(self.gain.value)
-
-    @property
-    def loss_bound(self) -> float | None:
-        """The loss that the truth does not exceed, with 95% confidence."""
-        bound = self.gain.lower_bound()
-        return None if bound is None else 1 - exponential(bound)
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether a loss as large as the bound of `ok` is excluded."""
-        return self.loss_bound is not None and self.loss_bound < self.tolerances.ok_bound
-
-    @property
-    def is_worse(self) -> bool:
-        """Significantly worse, and by more than the margin."""
-        return _below(self.p_worse, SIGNIFICANCE) and self.loss > self.tolerances.margin
-
-    @property
-    def is_better(self) -> bool:
-        """Significantly better, and by more than the margin."""
-        return _below(self.p_better, SIGNIFICANCE) and -self.loss > self.tolerances.margin
-
-    def moved_worse(self, significance: float) -> bool:
-        """Worse by more than the margin, at this one-sided p without regard to the family.
-
-        It says which end of a ratio moved once the family has told that the ratio did.
-        """
-        return _below(self.gain.p_below_zero(), significance) and self.loss > self.tolerances.margin
-
-    def moved_better(self, significance: float) -> bool:
-        """The same for the better."""
-        return (
-            _below(self.gain.p_above_zero(), significance) and -self.loss > self.tolerances.margin
-        )
-
-
-def _below(probability: float | None, limit: float) -> bool:
-    return probability is not None and probability < limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +48,7 @@ def decide(quantities: Quantities) -> Decision:
         return Decision(verdict=Verdict.REGRESSED, finding=_slowdown(quantities), quantity=time)
     if time.is_better:
         return Decision(verdict=Verdict.IMPROVED, finding=Finding.FASTER, quantity=time)
-    if speedup is not None and speedup.is_better and time.moved_better(SIGNIFICANCE):
+    if speedup is not None and speedup.is_better and time.moved_better(time.rates.significance):
         return Decision(verdict=Verdict.IMPROVED, finding=Finding.FASTER, quantity=speedup)
     if all(quantity.is_ok for quantity in quantities.judged):
         return Decision(verdict=Verdict.OK, finding=None, quantity=quantities.judged[0])
@@ -117,7 +60,7 @@ def decide(quantities: Quantities) -> Decision:
 
 
 def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity | None) -> Decision:
-    if time.is_worse or time.moved_worse(SIGNIFICANCE):
+    if time.is_worse or time.moved_worse(time.rates.significance):
         return Decision(verdict=Verdict.REGRESSED, finding=Finding.SCALING_LOSS, quantity=speedup)
     if (
         reference is not None

@@ -4,17 +4,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from gpuscale.records import Tolerances
+from gpuscale.compare.moderation import Moderated, moderated_term, priors_of
 from gpuscale.statistics import (
     Difference,
-    Sample,
     Term,
-    difference,
+    difference_of_levels,
     grouped_log_sample,
     log_sample,
-    moderated,
-    prior_of,
 )
 
 MINIMUM_ALLOCATIONS = 4
@@ -25,34 +23,45 @@ MINIMUM_ALLOCATIONS = 4
 class End:
     """One end of a ratio on one side: the runs of one entry, by allocation."""
 
-    logs: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times; at least one."""
-    sample: Sample
-    """Their mean, with the (moderated) variance of a run within its allocation."""
+    values: Mapping[str, tuple[float, ...]]
+    """Logarithms of step times, or what else is judged; at least one, and larger is worse."""
+    moderated: Moderated
+    """Their mean, and the variance of a run within its allocation."""
+
+    @property
+    def mean(self) -> float:
+        """The mean of all runs."""
+        return self.moderated.sample.mean
+
+    @property
+    def count(self) -> int:
+        """The number of runs, also those that are only supposed."""
+        return self.moderated.sample.count
 
     @property
     def allocation_share(self) -> float:
         """What part of the variance between allocations is left in the mean: 1/A if balanced."""
-        total = sum(len(logs) for logs in self.logs.values())
-        return math.fsum((len(logs) / total) ** 2 for logs in self.logs.values())
+        total = sum(len(values) for values in self.values.values())
+        return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "End":
         """The end as so many more runs in the same allocation would leave it, mean unchanged."""
-        return replace(
-            self,
-            sample=replace(self.sample, count=self.sample.count + count, df=self.sample.df + count),
+        sample = self.moderated.sample
+        grown = replace(
+            sample,
+            variance=self.moderated.variance,
+            count=sample.count + count,
+            df=sample.df + count,
         )
+        return replace(self, moderated=replace(self.moderated, sample=grown))
 
 
 def moderated_ends(sides: Sequence[Mapping[str, tuple[float, ...]]]) -> list[End]:
     """The ends of a whole comparison, each variance moderated by all the other samples."""
-    samples = [grouped_log_sample(logs.values()) for logs in sides]
+    samples = [grouped_log_sample(values.values()) for values in sides]
     return [
-        End(
-            logs=logs,
-            sample=moderated(own, prior_of(other for j, other in enumerate(samples) if j != i)),
-        )
-        for i, (logs, own) in enumerate(zip(sides, samples, strict=True))
+        End(values=values, moderated=Moderated(sample=own, prior=prior))
+        for values, own, prior in zip(sides, samples, priors_of(samples), strict=True)
     ]
 
 
@@ -64,9 +73,9 @@ class Ends:
     reference: End | None = None
 
     @property
-    def log_value(self) -> float:
-        """The logarithm of T(n), or of T(n)/T(1): larger is worse."""
-        return self.time.sample.mean - (self.reference.sample.mean if self.reference else 0.0)
+    def value(self) -> float:
+        """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
+        return self.time.mean - (self.reference.mean if self.reference else 0.0)
 
     @property
     def all(self) -> tuple[End, ...]:
@@ -77,8 +86,8 @@ class Ends:
     def common_allocations(self) -> tuple[str, ...]:
         """The allocations in which every end was measured, in order."""
         if self.reference is None:
-            return tuple(self.time.logs)
-        return tuple(name for name in self.time.logs if name in self.reference.logs)
+            return tuple(self.time.values)
+        return tuple(name for name in self.time.values if name in self.reference.values)
 
     @property
     def allocation_share(self) -> float:
@@ -87,17 +96,15 @@ class Ends:
 
     def in_allocation(self, name: str) -> float:
         """The value as that allocation alone gives it."""
-        time = statistics.fmean(self.time.logs[name])
-        return time - (statistics.fmean(self.reference.logs[name]) if self.reference else 0.0)
+        time = statistics.fmean(self.time.values[name])
+        return time - (statistics.fmean(self.reference.values[name]) if self.reference else 0.0)
 
-    def declared_variance(self, tolerances: Tolerances) -> float:
+    def declared_variance(self, deviation: float, deviation_apart: float) -> float:
         """The variance that the declared deviation between allocations puts on the value."""
-        if self.reference is not None and self.common_allocations:
-            return tolerances.allocation_deviation_speedup**2 * self.allocation_share
+        if self.reference is None or self.common_allocations:
+            return deviation**2 * self.allocation_share
         # Two ends from different nodes share nothing: each has the full deviation of a time.
-        return tolerances.allocation_deviation_time**2 * math.fsum(
-            end.allocation_share for end in self.all
-        )
+        return deviation_apart**2 * math.fsum(end.allocation_share for end in self.all)
 
 
 def estimates_allocations(baseline: Ends, current: Ends) -> bool:
@@ -107,19 +114,64 @@ def estimates_allocations(baseline: Ends, current: Ends) -> bool:
     )
 
 
-def log_gain(baseline: Ends, current: Ends, tolerances: Tolerances) -> Difference:
-    """How much faster (or better scaling) the current side is, as a logarithm.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What makes a change most uncertain."""
+
+    source: Literal["current runs", "baseline runs", "allocations"]
+    deviation: float
+    """Standard deviation of one run, or between allocations."""
+
+
+def largest_spread(baseline: Ends, current: Ends, gain: Difference) -> Spread:
+    """Which level puts most on the variance of a gain of these two sides."""
+    by_source: dict[Literal["current runs", "baseline runs"], float] = {
+        "current runs": _variance_of_means(current),
+        "baseline runs": _variance_of_means(baseline),
+    }
+    source = max(by_source, key=lambda name: by_source[name])
+    shares = baseline.allocation_share + current.allocation_share
+    if estimates_allocations(baseline, current):
+        return Spread(source="allocations", deviation=math.sqrt((gain.variance or 0.0) / shares))
+    between = (gain.variance or 0.0) - math.fsum(by_source.values())
+    if between > by_source[source]:
+        return Spread(source="allocations", deviation=math.sqrt(between / shares))
+    side = current if source == "current runs" else baseline
+    return Spread(
+        source=source,
+        deviation=math.sqrt(max(end.moderated.variance or 0.0 for end in side.all)),
+    )
+
+
+def _variance_of_means(side: Ends) -> float:
+    return math.fsum((end.moderated.variance or 0.0) / end.count for end in side.all)
+
+
+def gain_of(
+    baseline: Ends, current: Ends, *, deviation: float, deviation_apart: float = 0.0
+) -> Difference:
+    """How much better the current side is: as a logarithm where the values are.
 
     The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
     (1/R_baseline + 1/R_now) times. The former is declared, or estimated where the baseline
     gathers enough allocations.
+
+    Args:
+        baseline: the runs then.
+        current: the runs now.
+        deviation: declared between allocations, of the value.
+        deviation_apart: the same of each end of a ratio whose ends come from different
+            allocations.
     """
     if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current)
-    value = baseline.log_value - current.log_value
-    declared = baseline.declared_variance(tolerances) + current.declared_variance(tolerances)
-    runs = [end.sample.term() for end in (*baseline.all, *current.all)]
-    return difference(value, [*runs, Term(variance=declared, df=math.inf)])
+    declared = math.fsum(
+        side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
+    )
+    runs = moderated_term((end.moderated, 1 / end.count) for end in (*baseline.all, *current.all))
+    return difference_of_levels(
+        baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
+    )
 
 
 def _gain_over_allocations(baseline: Ends, current: Ends) -> Difference:
@@ -128,16 +180,17 @@ def _gain_over_allocations(baseline: Ends, current: Ends) -> Difference:
     share = current.allocation_share
     # Means of allocations already hold the spread of their runs. Only what fewer runs than a
     # baseline allocation had add to it is still to be counted.
-    extra = [
-        now.sample.term(
+    extra = moderated_term(
+        (
+            now.moderated,
             max(
                 0.0,
-                1 / now.sample.count
-                - share * statistics.fmean(1 / len(before.logs[name]) for name in names),
-            )
+                1 / now.count
+                - share * statistics.fmean(1 / len(before.values[name]) for name in names),
+            ),
         )
         for before, now in zip(baseline.all, current.all, strict=True)
-    ]
-    return difference(
-        between.mean - current.log_value, [between.term(1 / len(names) + share), *extra]
+    )
+    return difference_of_levels(
+        between.mean - current.value, [between.term(1 / len(names) + share), extra]
     )

@@ -11,6 +11,7 @@ from gpuscale.records import (
     MeasuredEntry,
     PublishedFigure,
     Results,
+    Run,
     Verdict,
     differences,
 )
@@ -28,6 +29,8 @@ class Current:
     point: ScalingPoint
     logs: Mapping[str, tuple[float, ...]]
     """Logarithms of the step times of the valid runs, by allocation."""
+    runs: Mapping[str, tuple[Run, ...]]
+    """The valid runs, by allocation."""
     first_failure: str | None
 
 
@@ -45,21 +48,24 @@ class Row:
 
 def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
     """The points of all results together, with their runs by allocation."""
-    logs: dict[PointKey, dict[str, tuple[float, ...]]] = {}
+    runs: dict[PointKey, dict[str, tuple[Run, ...]]] = {}
     failures: dict[PointKey, str] = {}
     for result in results:
-        allocation = result.allocation
         for run in result.runs:
-            key = PointKey.of(run)
+            key, allocation = PointKey.of(run), result.allocation_of(run)
             if run.is_valid:
-                nights = logs.setdefault(key, {})
-                nights[allocation] = (*nights.get(allocation, ()), run.log_step_time)
+                nights = runs.setdefault(key, {})
+                nights[allocation] = (*nights.get(allocation, ()), run)
             else:
                 failures.setdefault(key, failure_text(run.failure))
     return tuple(
         Current(
             point=point,
-            logs=logs.get(point.point_key, {}),
+            logs={
+                night: tuple(run.log_step_time for run in made)
+                for night, made in runs.get(point.point_key, {}).items()
+            },
+            runs=runs.get(point.point_key, {}),
             first_failure=failures.get(point.point_key),
         )
         for point in scaling_points([run for result in results for run in result.runs])

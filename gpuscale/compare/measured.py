@@ -1,16 +1,19 @@
-"""Judging against measured runs: T(1), T(n) and S(n) together, corrected for the family."""
+"""Judging against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from gpuscale.compare.decision import Decision, Quantities, Quantity, decide
+from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Quantities, decide
+from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.matching import Current, Row
+from gpuscale.compare.metrics import MetricPairing, pair_metrics
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
-from gpuscale.compare.wording import measured_reason
-from gpuscale.records import Baseline, Tolerances, Verdict
+from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
+from gpuscale.compare.wording import measured_reason, metric_reason
+from gpuscale.records import Baseline, EntryKey, MetricVerdict, Tolerances, Verdict
 from gpuscale.statistics import (
     FURTHER_RUNS,
-    SIGNIFICANCE,
     Difference,
     benjamini_hochberg,
     detectable_loss,
@@ -19,107 +22,219 @@ from gpuscale.statistics import (
 _OptionalP = float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tested:
+    """The tests of one row, before the family is known."""
+
+    pairing: Pairing
+    gains: Gains
+    metrics: tuple[MetricPairing, ...]
+    metric_gains: tuple[Difference, ...]
+
+    @property
+    def tests(self) -> list[tuple[Difference, float]]:
+        """Each test with its weight in the family: T first, then S, then the metrics."""
+        others = [self.gains.speedup] if self.gains.speedup is not None else []
+        return [
+            (self.gains.time, TIME_WEIGHT),
+            *((gain, OTHER_WEIGHT) for gain in (*others, *self.metric_gains)),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """What holds for all rows of one comparison."""
+
+    tolerances: Tolerances
+    rates: ErrorRates
+    family_weight: float
+    """Of all tests together."""
+
+    def strictest(self, weight: float) -> float:
+        """The p below which a test of this weight counts if it is the only one that does."""
+        return self.rates.significance * weight / self.family_weight
+
+    def corrected(self, probability: _OptionalP, weight: float) -> _OptionalP:
+        """The p adjusted as if no other test counted."""
+        if probability is None:
+            return None
+        return min(1.0, probability * self.family_weight / weight)
+
+
 def judge_measured(
-    rows: Sequence[Row], baseline: Baseline, currents: Sequence[Current]
+    rows: Sequence[Row], baseline: Baseline, currents: Sequence[Current], rates: ErrorRates
 ) -> list[Judgement]:
     """The judgement on each of the rows, all of which have an entry and valid runs.
 
     The tests of all rows are one family: their p are adjusted after Benjamini and Hochberg.
     """
     tolerances = baseline.tolerances
-    pairings = pair_rows(rows, baseline, currents)
-    gains = [pairing.gains(tolerances) for pairing in pairings]
-    judged = [gain for row in gains for gain in _judged(row)]
-    worse = iter(_adjusted(judged, Difference.p_below_zero))
-    better = iter(_adjusted(judged, Difference.p_above_zero))
-    family = len(judged)
-    judgements = []
-    for row, pairing, gain in zip(rows, pairings, gains, strict=True):
-        ps = [(next(worse), next(better)) for _ in _judged(gain)]
-        quantities = _quantities(row.key.gpus, gain, ps, tolerances)
-        decision = decide(quantities)
-        further = (
-            _further_runs(row.key.gpus, pairing, tolerances, family)
-            if decision.verdict is Verdict.INCONCLUSIVE
-            else None
+    tested = [
+        _Tested(
+            pairing=pairing,
+            gains=pairing.gains(tolerances),
+            metrics=metrics,
+            metric_gains=tuple(metric.gain(tolerances) for metric in metrics),
         )
-        judgements.append(_judgement(row, pairing, quantities, decision, further, family))
-    return judgements
-
-
-def _judgement(
-    row: Row,
-    pairing: Pairing,
-    quantities: Quantities,
-    decision: Decision,
-    further_runs: int | None,
-    family: int,
-) -> Judgement:
-    return Judgement(
-        verdict=decision.verdict,
-        reason=measured_reason(
-            row.key, quantities, decision, further_runs, pairing.without_speedup
-        ),
-        finding=decision.finding,
-        change=decision.quantity.gain.relative_change(),
-        changed_quantity=decision.quantity.name,
-        minimum_detectable_loss=_minimum_detectable_loss(quantities, family),
-        further_runs=further_runs,
+        for pairing, metrics in zip(
+            pair_rows(rows, baseline, currents),
+            pair_metrics(rows, baseline, currents),
+            strict=True,
+        )
+    ]
+    tests = [test for row in tested for test in row.tests]
+    worse = iter(_adjusted(tests, Difference.p_below_zero))
+    better = iter(_adjusted(tests, Difference.p_above_zero))
+    rule = _Rule(
+        tolerances=tolerances, rates=rates, family_weight=sum(weight for _, weight in tests)
     )
-
-
-def _judged(gains: Gains) -> list[Difference]:
-    return [gains.time] if gains.speedup is None else [gains.time, gains.speedup]
+    return [
+        _judgement(row.key, each, [(next(worse), next(better)) for _ in each.tests], rule)
+        for row, each in zip(rows, tested, strict=True)
+    ]
 
 
 def _adjusted(
-    gains: Sequence[Difference], probability: Callable[[Difference], _OptionalP]
+    tests: Sequence[tuple[Difference, float]], probability: Callable[[Difference], _OptionalP]
 ) -> list[_OptionalP]:
-    raw = [probability(gain) for gain in gains]
-    adjusted = iter(benjamini_hochberg([p for p in raw if p is not None]))
-    return [None if p is None else next(adjusted) for p in raw]
+    raw = [(probability(gain), weight) for gain, weight in tests]
+    known = [(p, weight) for p, weight in raw if p is not None]
+    adjusted = iter(benjamini_hochberg([p for p, _ in known], [weight for _, weight in known]))
+    return [None if p is None else next(adjusted) for p, _ in raw]
+
+
+def _judgement(
+    key: EntryKey, tested: _Tested, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
+) -> Judgement:
+    quantities = _quantities(tested.pairing, tested.gains, ps, rule)
+    metrics = _metric_quantities(tested, ps[len(quantities.judged) :], rule)
+    decision = decide(quantities)
+    worst = _worst_metric(tested.metrics, metrics)
+    # Slower training explains more energy, and is the heavier finding.
+    lost = None if decision.verdict is Verdict.REGRESSED else worst
+    verdict = decision.verdict if lost is None else Verdict.REGRESSED
+    further = _further_runs(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
+    judged = (*quantities.judged, *metrics)
+    sentence = measured_reason(key, quantities, decision, further, tested.pairing)
+    return Judgement(
+        verdict=verdict,
+        reason=sentence if lost is None else f"{metric_reason(*lost)}; otherwise {sentence}",
+        finding=decision.finding if lost is None else lost[0].kind.finding,
+        change=decision.quantity.gain.relative_change(),
+        changed_quantity=decision.quantity.name,
+        minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
+        further_runs=further,
+        metrics=tuple(
+            _metric_verdict(metric, quantity)
+            for metric, quantity in zip(tested.metrics, metrics, strict=True)
+        ),
+        excess_losses={quantity.name: quantity.excess_loss for quantity in judged},
+        decided_by=(decision.quantity if lost is None else lost[1]).name,
+        is_suspect=any(quantity.moved_worse(NAMING_SIGNIFICANCE) for quantity in judged),
+    )
 
 
 def _quantities(
-    gpus: int,
-    gains: Gains,
-    ps: Sequence[tuple[_OptionalP, _OptionalP]],
-    tolerances: Tolerances,
+    pairing: Pairing, gains: Gains, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
 ) -> Quantities:
-    def quantity(name: str, gain: Difference, p: tuple[_OptionalP, _OptionalP]) -> Quantity:
-        return Quantity(name=name, gain=gain, p_worse=p[0], p_better=p[1], tolerances=tolerances)
+    limits, key = rule.tolerances.limits, pairing.key
 
-    if gpus == 1:
-        return Quantities(time=quantity("throughput(1)", gains.time, ps[0]))
-    time = quantity("throughput(n)", gains.time, ps[0])
+    def quantity(
+        name: str, gain: Difference, row: EntryKey, p: tuple[_OptionalP, _OptionalP]
+    ) -> Quantity:
+        return Quantity(
+            name=name,
+            gain=gain,
+            p_worse=p[0],
+            p_better=p[1],
+            limits=limits(row, "speedup" if name == "E(n)" else "throughput"),
+            rates=rule.rates,
+        )
+
+    time = quantity("throughput(1)" if key.gpus == 1 else "throughput(n)", gains.time, key, ps[0])
     if gains.speedup is None or gains.reference is None:
         return Quantities(time=time)
     return Quantities(
         time=time,
-        speedup=quantity("E(n)", gains.speedup, ps[1]),
-        reference=quantity("throughput(1)", gains.reference, (None, None)),
+        speedup=quantity("E(n)", gains.speedup, key, ps[1]),
+        reference=quantity("throughput(1)", gains.reference, pairing.reference_row, (None, None)),
     )
 
 
-def _further_runs(gpus: int, pairing: Pairing, tolerances: Tolerances, family: int) -> int | None:
-    """The fewest further runs after which the row is settled, if the means stay; or None."""
-    for count in FURTHER_RUNS:
-        gains = pairing.gains(tolerances, further_runs=count)
-        # The other rows' p are not known then: the strictest correction is the safe one.
-        ps = [
-            (_corrected(gain.p_below_zero(), family), _corrected(gain.p_above_zero(), family))
-            for gain in _judged(gains)
-        ]
-        if decide(_quantities(gpus, gains, ps, tolerances)).verdict is not Verdict.INCONCLUSIVE:
-            return count
-    return None
+def _metric_quantities(
+    tested: _Tested, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
+) -> list[Quantity]:
+    return [
+        Quantity(
+            name=metric.kind.metric.value,
+            gain=gain,
+            p_worse=p_worse,
+            p_better=p_better,
+            limits=rule.tolerances.limits(metric.key, metric.kind.limits_name),
+            rates=rule.rates,
+            loss_of=metric.kind.loss_of,
+        )
+        for metric, gain, (p_worse, p_better) in zip(
+            tested.metrics, tested.metric_gains, ps, strict=True
+        )
+    ]
 
 
-def _corrected(probability: _OptionalP, family: int) -> _OptionalP:
-    return None if probability is None else min(1.0, probability * family)
+def _worst_metric(
+    metrics: Sequence[MetricPairing], quantities: Sequence[Quantity]
+) -> tuple[MetricPairing, Quantity] | None:
+    """The metric that is furthest beyond its margin, of those that are significantly worse."""
+    worse = [pair for pair in zip(metrics, quantities, strict=True) if pair[1].is_worse]
+    return max(worse, key=lambda pair: pair[1].excess_loss, default=None)
 
 
-def _minimum_detectable_loss(quantities: Quantities, family: int) -> float | None:
+def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
+    if quantity.is_worse:
+        verdict = Verdict.REGRESSED
+    elif quantity.is_better:
+        verdict = Verdict.IMPROVED
+    else:
+        verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
+    return MetricVerdict(
+        metric=metric.kind.metric,
+        unit=metric.kind.unit,
+        verdict=verdict,
+        baseline=metric.estimate(metric.baseline),
+        current=metric.estimate(metric.current),
+        change=metric.change(quantity),
+        reason=metric_reason(metric, quantity),
+    )
+
+
+def _further_runs(pairing: Pairing, rule: _Rule) -> int | None:
+    """About the fewest further runs after which the row is settled, if the means stay; or None.
+
+    More runs settle what fewer do, but for rare rows; so the numbers are halved, not tried all.
+    """
+    low, high = 0, len(FURTHER_RUNS) - 1
+    if not _would_be_settled(pairing, rule, FURTHER_RUNS[high]):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _would_be_settled(pairing, rule, FURTHER_RUNS[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return FURTHER_RUNS[high]
+
+
+def _would_be_settled(pairing: Pairing, rule: _Rule, further_runs: int) -> bool:
+    gains = pairing.gains(rule.tolerances, further_runs=further_runs)
+    # The other rows' p are not known then: the strictest correction is the safe one.
+    ps = [
+        (rule.corrected(gain.p_below_zero(), weight), rule.corrected(gain.p_above_zero(), weight))
+        for gain, weight in ((gains.time, TIME_WEIGHT), (gains.speedup, OTHER_WEIGHT))
+        if gain is not None
+    ]
+    return decide(_quantities(pairing, gains, ps, rule)).verdict is not Verdict.INCONCLUSIVE
+
+
+def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
     """The smallest loss that is found 19 times in 20 if it strikes this row alone.
 
     A lost throughput is found by itself, or by the speedup with the throughput in support.
@@ -127,14 +242,14 @@ def _minimum_detectable_loss(quantities: Quantities, family: int) -> float | Non
 
     def detectable(quantity: Quantity, significance: float) -> float | None:
         return detectable_loss(
-            quantity.gain, significance=significance, margin=quantity.tolerances.margin
+            quantity.gain, significance=significance, margin=quantity.limits.margin
         )
 
-    alone = detectable(quantities.time, SIGNIFICANCE / family)
+    alone = detectable(quantities.time, rule.strictest(TIME_WEIGHT))
     if quantities.speedup is None or alone is None:
         return alone
-    by_speedup = detectable(quantities.speedup, SIGNIFICANCE / family)
-    support = detectable(quantities.time, SIGNIFICANCE)
+    by_speedup = detectable(quantities.speedup, rule.strictest(OTHER_WEIGHT))
+    support = detectable(quantities.time, rule.rates.significance)
     if by_speedup is None or support is None:
         return alone
     return min(alone, max(by_speedup, support))

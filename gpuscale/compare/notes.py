@@ -24,6 +24,7 @@ def notes_of(
         dict.fromkeys(
             (
                 *_emptiness(baseline, rows, currents, cases),
+                *_idle_overrides(baseline),
                 *_allocations(baseline, judged),
                 *_few_runs(judged),
                 *_same_allocation(rows),
@@ -51,6 +52,20 @@ def _emptiness(
             yield f"no row is of the case '{case}' that was asked for"
     if not rows and (baseline.measured or baseline.published or currents):
         yield "no row is left after the choice of cases and GPUs"
+
+
+def _idle_overrides(baseline: Baseline) -> Iterable[str]:
+    keys = [*(entry.key for entry in baseline.measured), *(fig.key for fig in baseline.published)]
+    for override in baseline.tolerances.overrides:
+        if not any(override.fits(key) for key in keys):
+            wanted = (
+                f"{name} {value}"
+                for name, value in zip(
+                    ("case", "strategy", "gpus"), override.conditions, strict=False
+                )
+                if value is not None
+            )
+            yield f"an override in 'tolerances' fits no entry of the baseline ({', '.join(wanted)})"
 
 
 def _allocations(baseline: Baseline, judged: Sequence[MeasuredEntry]) -> Iterable[str]:

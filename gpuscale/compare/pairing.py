@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpuscale.compare.levels import End, Ends, log_gain, moderated_ends
+from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, moderated_ends
 from gpuscale.compare.matching import Current, Row
-from gpuscale.records import Baseline, MeasuredEntry, Tolerances
+from gpuscale.records import Baseline, EntryKey, MeasuredEntry, Tolerances
 from gpuscale.scaling import PointKey, reference_key
 from gpuscale.statistics import Difference
 
@@ -26,6 +26,7 @@ class Gains:
 class Pairing:
     """Both sides of one row, and the runs on 1 GPU where both sides have them."""
 
+    key: EntryKey
     baseline: End
     current: End
     references: tuple[End, End] | None = None
@@ -33,21 +34,39 @@ class Pairing:
     without_speedup: str = ""
     """Why S(n) cannot be judged; empty where it can, and on 1 GPU."""
 
+    @property
+    def reference_row(self) -> EntryKey:
+        """The row of the runs on 1 GPU."""
+        return self.key._replace(gpus=1)
+
     def gains(self, tolerances: Tolerances, *, further_runs: int = 0) -> Gains:
         """The changes, or what they would be after further runs that leave the means alone."""
+        of_time = tolerances.limits(self.key, "throughput").allocation_deviation
         current = self.current.with_further_runs(further_runs)
-        time = log_gain(Ends(time=self.baseline), Ends(time=current), tolerances)
+        time = gain_of(Ends(time=self.baseline), Ends(time=current), deviation=of_time)
         if self.references is None:
             return Gains(time=time)
         before, now = self.references[0], self.references[1].with_further_runs(further_runs)
+        of_reference = tolerances.limits(self.reference_row, "throughput").allocation_deviation
         return Gains(
             time=time,
-            speedup=log_gain(
+            speedup=gain_of(
                 Ends(time=self.baseline, reference=before),
                 Ends(time=current, reference=now),
-                tolerances,
+                deviation=tolerances.limits(self.key, "speedup").allocation_deviation,
+                deviation_apart=max(of_time, of_reference),
             ),
-            reference=log_gain(Ends(time=before), Ends(time=now), tolerances),
+            reference=gain_of(Ends(time=before), Ends(time=now), deviation=of_reference),
+        )
+
+    def largest_spread(self, gain: Difference, *, of_speedup: bool) -> Spread:
+        """What makes a gain of T(n), or of S(n), most uncertain."""
+        before = self.references[0] if self.references and of_speedup else None
+        now = self.references[1] if self.references and of_speedup else None
+        return largest_spread(
+            Ends(time=self.baseline, reference=before),
+            Ends(time=self.current, reference=now),
+            gain,
         )
 
 
@@ -91,18 +110,14 @@ def _pairing(
     if row.entry is None:
         raise ValueError(f"{row.key.label}: a row without a measured entry cannot be paired")
     key = entry_point(row.entry)
-    baseline, current = baseline_ends[key], current_ends[key]
+    alone = Pairing(key=row.key, baseline=baseline_ends[key], current=current_ends[key])
     if key.gpus == 1:
-        return Pairing(baseline=baseline, current=current)
+        return alone
     before, now = reference_key(key, baseline_ends), reference_key(key, current_ends)
     why = _why_without_speedup(before, now)
     if before is None or now is None or why:
-        return Pairing(baseline=baseline, current=current, without_speedup=why)
-    return Pairing(
-        baseline=baseline,
-        current=current,
-        references=(baseline_ends[before], current_ends[now]),
-    )
+        return replace(alone, without_speedup=why)
+    return replace(alone, references=(baseline_ends[before], current_ends[now]))
 
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.matching import Current, Row
 from gpuscale.records import Baseline, EntryKey, PublishedFigure, Verdict
@@ -30,16 +31,18 @@ class Ratio:
         )
         return difference(self.value, [sample.term() for sample in grown])
 
-    def verdict(self, further_runs: int = 0) -> Verdict:
+    def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
         """Consistent unless the interval (or the value, without one) is below the tolerance."""
-        low, high = self.measured(further_runs).interval() or (self.value, self.value)
+        low, high = self.measured(further_runs).interval(confidence) or (self.value, self.value)
         limit = math.log1p(-self.tolerance)
         if high < limit:
             return Verdict.INCONSISTENT
         return Verdict.CONSISTENT if low >= limit else Verdict.INCONCLUSIVE
 
 
-def judge_published(row: Row, baseline: Baseline, currents: Sequence[Current]) -> Judgement:
+def judge_published(
+    row: Row, baseline: Baseline, currents: Sequence[Current], rates: ErrorRates
+) -> Judgement:
     """The judgement on one row that has a published figure and valid runs."""
     figure, current = row.figure, row.current
     if figure is None or current is None:
@@ -50,7 +53,7 @@ def judge_published(row: Row, baseline: Baseline, currents: Sequence[Current]) -
             verdict=Verdict.CONSISTENT, reason="the reference of the speedups", is_reference=True
         )
     ratio = _ratio(figure, baseline, current, currents)
-    return ratio if isinstance(ratio, Judgement) else _judgement(row.key, ratio)
+    return ratio if isinstance(ratio, Judgement) else _judgement(row.key, ratio, rates.confidence)
 
 
 def published_speedup(figure: PublishedFigure, baseline: Baseline) -> float | None:
@@ -79,10 +82,7 @@ def published_reference(figure: PublishedFigure, baseline: Baseline) -> Publishe
 def _ratio(
     figure: PublishedFigure, baseline: Baseline, current: Current, currents: Sequence[Current]
 ) -> Ratio | Judgement:
-    tolerances = baseline.tolerances
-    tolerance = (
-        tolerances.published_within_node if figure.nodes == 1 else tolerances.published_across_nodes
-    )
+    tolerance = baseline.tolerances.published_margin(figure.key, nodes=figure.nodes)
     published = published_speedup(figure, baseline)
     if figure.gpus > 1 and published is not None:
         return _speedup_ratio(published, tolerance, figure, baseline, current, currents)
@@ -135,12 +135,13 @@ def _incomparable(reason: str) -> Judgement:
     return Judgement(verdict=Verdict.INCOMPARABLE, reason=reason)
 
 
-def _judgement(key: EntryKey, ratio: Ratio) -> Judgement:
-    verdict = ratio.verdict()
+def _judgement(key: EntryKey, ratio: Ratio, confidence: float) -> Judgement:
+    verdict = ratio.verdict(confidence)
     further_runs = None
     if verdict is Verdict.INCONCLUSIVE:
         further_runs = next(
-            (n for n in FURTHER_RUNS if ratio.verdict(n) is not Verdict.INCONCLUSIVE), None
+            (n for n in FURTHER_RUNS if ratio.verdict(confidence, n) is not Verdict.INCONCLUSIVE),
+            None,
         )
     change = ratio.measured().relative_change()
     detectable = ratio.tolerance
@@ -154,6 +155,9 @@ def _judgement(key: EntryKey, ratio: Ratio) -> Judgement:
         changed_quantity=ratio.quantity,
         minimum_detectable_loss=detectable,
         further_runs=further_runs,
+        excess_losses={ratio.quantity: -change.value - ratio.tolerance},
+        decided_by=ratio.quantity,
+        is_suspect=-change.value > ratio.tolerance,
     )
 
 

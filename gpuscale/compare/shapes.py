@@ -36,8 +36,12 @@ def _pair(speedup: Estimate | None, gpus: int) -> SpeedupPair:
 def _measured_speedup(entry: MeasuredEntry, baseline: Baseline) -> Estimate | None:
     if entry.gpus == 1:
         return Estimate(value=1.0)
-    entries = {entry_point(other): other for other in baseline.measured}
     key = entry_point(entry)
+    entries = {
+        entry_point(other): other
+        for other in baseline.measured
+        if other.gpus == 1 and other.configuration == entry.configuration
+    }
     reference = reference_key(key, entries)
     if reference is None:
         return None

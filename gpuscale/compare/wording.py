@@ -1,8 +1,12 @@
 """The one sentence of each judged row."""
 
-from gpuscale.compare.decision import Decision, Quantities, Quantity
+from gpuscale.compare.decision import Decision, Quantities
+from gpuscale.compare.metrics import MetricPairing
+from gpuscale.compare.pairing import Pairing
+from gpuscale.compare.quantity import Quantity
 from gpuscale.records import EntryKey, Finding, Verdict
-from gpuscale.units import format_percent
+from gpuscale.statistics import exponential
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
@@ -18,18 +22,64 @@ def measured_reason(
     quantities: Quantities,
     decision: Decision,
     further_runs: int | None,
-    without_speedup: str,
+    pairing: Pairing,
 ) -> str:
     """Why a row got its verdict against measured runs."""
     if decision.verdict is Verdict.INCONCLUSIVE:
-        sentence = _inconclusive(quantities, decision.quantity, further_runs)
+        sentence = _inconclusive(
+            quantities, decision.quantity, _remedy(further_runs, decision, pairing)
+        )
     elif decision.verdict is Verdict.OK and decision.finding is None:
         sentence = _ok(quantities)
     else:
         sentence = _moved(key, quantities, decision)
-    if without_speedup:
-        return f"{sentence}; the speedup is unknown: {without_speedup}"
+    if pairing.without_speedup:
+        return f"{sentence}; the speedup is unknown: {pairing.without_speedup}"
     return sentence
+
+
+def metric_reason(metric: MetricPairing, quantity: Quantity) -> str:
+    """Why a metric got its verdict, as a part of a sentence."""
+    name = metric.kind.metric.value
+    if quantity.is_worse or quantity.is_better:
+        word = "rose" if quantity.loss > 0 else "fell"
+        size = _size(metric, abs(quantity.loss))
+        then, now = (
+            _amount(metric, metric.estimate(end).value) for end in (metric.baseline, metric.current)
+        )
+        return f"{name} {word} by {size}, from {then} to {now}"
+    bound = quantity.loss_bound
+    if bound is None:
+        return "a single run does not tell how much runs differ"
+    if quantity.is_ok:
+        return (
+            "no rise, with 95 % confidence"
+            if bound <= 0
+            else f"any rise is below {_size(metric, bound)}, with 95 % confidence"
+        )
+    change = metric.change(quantity)
+    low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
+    of_step = " of the step time" if metric.kind.in_points else ""
+    return (
+        f"{name} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
+        "too uncertain to call"
+    )
+
+
+def _size(metric: MetricPairing, change: float) -> str:
+    if metric.kind.in_points:
+        return f"{format_percent(change)} of the step time"
+    return format_percent(change)
+
+
+def _amount(metric: MetricPairing, value: float) -> str:
+    """A metric's value with its unit: `14.2 ms`, `4.12 GiB`, `0.31 J`."""
+    sign, size = ("−" if value < 0 else ""), abs(value)
+    if metric.kind.unit == "s":
+        return f"{sign}{format_seconds(size)}"
+    if metric.kind.unit == "bytes":
+        return format_bytes(size)
+    return f"{significant(size)} {metric.kind.unit}"
 
 
 def _ok(quantities: Quantities) -> str:
@@ -39,7 +89,7 @@ def _ok(quantities: Quantities) -> str:
     return f"any loss is below {format_percent(bound)}, with 95 % confidence"
 
 
-def _inconclusive(quantities: Quantities, quantity: Quantity, further_runs: int | None) -> str:
+def _inconclusive(quantities: Quantities, quantity: Quantity, remedy: str) -> str:
     interval = quantity.gain.relative_change()
     if interval.low is None or interval.high is None:
         return "a single run does not tell how much runs differ; measure 3 or more"
@@ -50,9 +100,9 @@ def _inconclusive(quantities: Quantities, quantity: Quantity, further_runs: int 
     if quantity.is_worse and quantity is quantities.speedup:
         return (
             f"{span}, and the runs do not tell whether 1 GPU got faster or more GPUs slower; "
-            f"{_remedy(further_runs)}"
+            f"{remedy}"
         )
-    return f"{span}, too uncertain to call; {_remedy(further_runs)}"
+    return f"{span}, too uncertain to call; {remedy}"
 
 
 def _signed(change: float) -> str:
@@ -60,11 +110,28 @@ def _signed(change: float) -> str:
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
-def _remedy(further_runs: int | None) -> str:
-    if further_runs is None:
-        return "further runs cannot settle it, runs of more nights in the baseline may"
-    runs = "1 further run" if further_runs == 1 else f"{further_runs} further runs"
-    return f"{runs} would settle it"
+def _remedy(further_runs: int | None, decision: Decision, pairing: Pairing) -> str:
+    if further_runs == 1:
+        return "1 further run would settle it"
+    if further_runs is not None:
+        return f"{further_runs} further runs would settle it"
+    quantity = decision.quantity
+    spread = pairing.largest_spread(quantity.gain, of_speedup=quantity.name == "E(n)")
+    deviation = format_percent(exponential(spread.deviation) - 1)
+    if spread.source == "current runs":
+        return (
+            f"further runs cannot settle it, since these differ by {deviation} from one to the "
+            "next: find what disturbs them"
+        )
+    if spread.source == "baseline runs":
+        return (
+            f"further runs cannot settle it, since the baseline's differ by {deviation} from one "
+            "to the next: record more of them"
+        )
+    return (
+        f"further runs of tonight cannot settle it, since nights differ by {deviation}: runs of "
+        "more nights in the baseline may"
+    )
 
 
 def _moved(key: EntryKey, quantities: Quantities, decision: Decision) -> str:

@@ -5,23 +5,47 @@ Unknown is `None`, never 0. Units are in the names. Nothing here measures or rea
 
 from gpuscale.records.baseline import (
     Baseline,
+    BaselineChange,
     Hardware,
     MeasuredEntry,
     MeasuredRun,
     PublishedFigure,
     Source,
-    Tolerances,
 )
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, differences
-from gpuscale.records.environment import Environment, GpuDevice
+from gpuscale.records.environment import Environment, GpuDevice, Node
 from gpuscale.records.estimate import Estimate
 from gpuscale.records.evidence import RankEvidence, RunEvidence
 from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
+from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
+from gpuscale.records.overhead import (
+    OverheadOutcome,
+    OverheadPair,
+    OverheadPlan,
+    OverheadReport,
+    OverheadResult,
+    OverheadRun,
+)
 from gpuscale.records.phases import Phases
-from gpuscale.records.request import Pacing, RankOutcome, RankWindow, RunRequest
+from gpuscale.records.request import (
+    Pacing,
+    RankExit,
+    RankFailure,
+    RankOutcome,
+    RankWindow,
+    RunRequest,
+)
 from gpuscale.records.results import Results
 from gpuscale.records.run import Failure, FailureKind, RankReport, Run, Window
+from gpuscale.records.tolerances import (
+    METRIC_LIMITS,
+    JudgedMetric,
+    Limits,
+    ToleranceOverride,
+    Tolerances,
+)
+from gpuscale.records.trials import DetectableLoss, Fault, FaultResult, TrialsReport
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
@@ -33,31 +57,50 @@ from gpuscale.records.verdict import (
 )
 
 __all__ = [
+    "METRIC_LIMITS",
     "Baseline",
+    "BaselineChange",
     "Cause",
     "CauseKind",
     "Comparison",
     "Configuration",
+    "DetectableLoss",
     "EntryKey",
     "EntryVerdict",
     "Environment",
     "Estimate",
     "Failure",
     "FailureKind",
+    "Fault",
+    "FaultResult",
     "Finding",
     "GpuDevice",
     "GpuSummary",
     "GpuWindow",
     "Hardware",
+    "JudgedMetric",
+    "Limits",
     "MeasuredEntry",
     "MeasuredRun",
     "Metric",
     "MetricVerdict",
+    "Node",
+    "NodeFinding",
+    "NodeProbe",
+    "NodeProbeRequest",
+    "OverheadOutcome",
+    "OverheadPair",
+    "OverheadPlan",
+    "OverheadReport",
+    "OverheadResult",
+    "OverheadRun",
     "Pacing",
     "PcieLink",
     "Phases",
     "PublishedFigure",
     "RankEvidence",
+    "RankExit",
+    "RankFailure",
     "RankOutcome",
     "RankReport",
     "RankWindow",
@@ -65,9 +108,12 @@ __all__ = [
     "Run",
     "RunEvidence",
     "RunRequest",
+    "SendTime",
     "Source",
     "SpeedupPair",
+    "ToleranceOverride",
     "Tolerances",
+    "TrialsReport",
     "Verdict",
     "Window",
     "differences",

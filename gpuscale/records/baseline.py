@@ -7,6 +7,7 @@ from typing import Literal
 from gpuscale.records.configuration import Configuration, Device, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.evidence import RunEvidence
+from gpuscale.records.tolerances import Tolerances
 
 Timed = Literal["job", "training_loop", "epoch"]
 
@@ -96,19 +97,20 @@ class MeasuredEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerances:
-    """The limits of judgement; a site sets its own in its baseline file."""
+class BaselineChange:
+    """One approved change of a baseline: what was there before, and why it went."""
 
-    margin: float = 0.02
-    """A loss up to this fraction is never called a regression."""
-    ok_bound: float = 0.05
-    """ok means that the 95% upper bound of the loss lies below this fraction."""
-    allocation_deviation_time: float = 0.01
-    """Declared relative standard deviation of T between allocations."""
-    allocation_deviation_speedup: float = 0.005
-    """The same for S and E, whose two ends were measured on the same nodes."""
-    published_within_node: float = 0.10
-    published_across_nodes: float = 0.20
+    at: str
+    """ISO 8601 with offset."""
+    reason: str
+    by: str | None = None
+    """Login name."""
+    replaced: tuple[MeasuredEntry, ...] = ()
+    """The entries as they were, without the evidence of their runs."""
+    added: tuple[str, ...] = ()
+    """Rows that had no measured entry before, in words."""
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    """Of the replaced runs, by allocation, as far as no other entry has runs of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,14 @@ class Baseline:
     measured: tuple[MeasuredEntry, ...] = ()
     source: Source | None = None
     recorded_at: str | None = None
-    tolerances: Tolerances = Tolerances()
+    tolerances: Tolerances = field(default_factory=Tolerances)
     environments: Mapping[str, Environment] = field(default_factory=dict)
     """Machine and software of the measured runs, by allocation."""
+    recorded_by: str | None = None
+    """Login name."""
+    gpuscale_version: str | None = None
+    """The gpuscale that measured; several where the results came from several."""
+    expires_on: str | None = None
+    """The last day on which it is valid, as `2027-05-01`; None is never."""
+    history: tuple[BaselineChange, ...] = ()
+    """Its changes since it was recorded, the oldest first."""

@@ -17,6 +17,16 @@ class GpuDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a job whose runs go across nodes, as the ranks on it see it."""
+
+    host: str
+    cpu_model: str | None
+    cpu_count: int | None
+    gpus: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """The machine and the software stack of one invocation."""
 
@@ -39,6 +49,11 @@ class Environment:
     """Git revision of the repository of the cases, with `-dirty` for uncommitted changes."""
     scheduler: str | None = None
     job_id: str | None = None
+    launcher: str | None = None
+    """What started the ranks: `local`, `slurm` or `mpirun`."""
+    nodes: tuple[Node, ...] = ()
+    """All nodes of the job, where the launcher reaches more than its own; `host`, the CPU fields
+    and `gpus` are then those of the first."""
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
@@ -46,9 +61,25 @@ class Environment:
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     @property
+    def node_count(self) -> int:
+        """How many nodes a run can have."""
+        return max(1, len(self.nodes))
+
+    @property
+    def gpus_per_node(self) -> int:
+        """How many GPUs a run can have on each node: as many as every node has."""
+        return min((len(node.gpus) for node in self.nodes), default=len(self.gpus))
+
+    @property
+    def cores_per_node(self) -> int:
+        """How many CPU cores a run can have on each node, 1 where that is not known."""
+        return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
+
+    @property
     def hardware_label(self) -> str:
-        """The machine in words: `4× Tesla V100` or `2 CPU cores (Xeon …)`."""
+        """The machine in words: `4× Tesla V100`, `2 nodes with 4× A100`, `2 CPU cores (Xeon …)`."""
+        across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""
         if self.device == "cuda" and self.gpus:
-            return f"{len(self.gpus)}× {' + '.join(self.gpu_names)}"
+            return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
-        return f"{cores} ({self.cpu_model})" if self.cpu_model else cores
+        return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)

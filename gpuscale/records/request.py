@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.phases import Phases
-from gpuscale.records.run import RankReport
+from gpuscale.records.run import Failure, RankReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class RunRequest:
     import_paths: tuple[str, ...]
     """What the test process had on `sys.path`, so that ranks find what the case imports."""
     devices: tuple[int, ...]
-    """CUDA devices by local rank (all of them for `dp`); empty on CPU."""
+    """CUDA devices by local rank, the same on every node (all of them for `dp`); empty on CPU."""
     data_root: str | None
     download: bool
     pacing: Pacing
@@ -53,6 +53,25 @@ class RunRequest:
     def processes(self) -> int:
         """How many ranks are started: one per GPU, or a single one for `dp`."""
         return 1 if self.configuration.strategy == "dp" else self.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """What ended a rank, as it says itself."""
+
+    failure: Failure
+    lost_peer: bool
+    """Whether it failed in talking to another rank, which most likely ended before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How the process of a rank ended, as seen beside it on its node."""
+
+    rank: int
+    host: str
+    code: int
+    """The exit code; the number of the signal with a minus where one ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,5 +20,9 @@ class Results:
 
     @property
     def allocation(self) -> str:
-        """Which job on which nodes they come from: the job id, or host and time."""
+        """Which job on which nodes the file was begun in: the job id, or host and time."""
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
+
+    def allocation_of(self, run: Run) -> str:
+        """The same of one of the runs, which a resumed file may have from another job."""
+        return run.job_id or self.allocation

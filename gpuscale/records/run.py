@@ -90,6 +90,8 @@ class Run:
     failure: Failure | None = None
     unsynced_windows: tuple[Window, ...] = ()
     """The same steps without gradient synchronisation, measured in turn with `windows`."""
+    job_id: str | None = None
+    """The scheduler's job that made it, which a resumed file has several of; None without one."""
 
     @property
     def key(self) -> EntryKey:

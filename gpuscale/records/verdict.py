@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from gpuscale.errors import ExitCode
 from gpuscale.records.cause import Cause
-from gpuscale.records.configuration import EntryKey
+from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.estimate import Estimate
 
 
@@ -45,6 +45,9 @@ class Finding(StrEnum):
     SLOWER_TRAINING = "slower training"
     REFERENCE_FASTER = "only the single-GPU reference got faster"
     FASTER = "faster"
+    MORE_EXPOSED_COMMUNICATION = "more exposed communication"
+    MORE_MEMORY = "more memory"
+    MORE_ENERGY = "more energy per sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,8 @@ class EntryVerdict:
     """One sentence that a tired person understands."""
     metrics: tuple[MetricVerdict, ...] = ()
     """What else was judged; only metrics that both sides measured."""
+    configuration: Configuration | None = None
+    """How the row was measured now, else then; None for published figures that nothing meets."""
     causes: tuple[Cause, ...] = ()
     """What the finding is put down to, the heaviest first; empty where nothing was found."""
 

@@ -1,0 +1,222 @@
+"""Exposed communication, memory and energy: judged beside the step time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from metric_records import Made, made_baseline, made_results
+
+from gpuscale.compare import compare
+from gpuscale.errors import ExitCode
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Finding,
+    Metric,
+    MetricVerdict,
+    ToleranceOverride,
+    Tolerances,
+    Verdict,
+)
+
+THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
+NOW = (0.998, 1.003, 1.000)
+GIB = 2**30
+USUAL = Made(communication_s=0.012, memory_bytes=4 * GIB, energy_per_sample_j=0.30)
+
+
+def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
+    """Runs whose step time, communication and energy vary; memory is the same in all."""
+    return [
+        replace(
+            made,
+            step_time_s=made.step_time_s * factor,
+            communication_s=None if made.communication_s is None else made.communication_s * factor,
+            energy_per_sample_j=None
+            if made.energy_per_sample_j is None
+            else made.energy_per_sample_j / factor,
+        )
+        for factor in factors
+    ]
+
+
+def _compared(now: Made, then: Made = USUAL, tolerances: Tolerances | None = None) -> Comparison:
+    before = made_baseline({2: _runs(then, THEN)}, tolerances=tolerances)
+    return compare(before, [made_results({2: _runs(now, NOW)})])
+
+
+def _metric(row: EntryVerdict, metric: Metric) -> MetricVerdict:
+    (found,) = [each for each in row.metrics if each.metric is metric]
+    return found
+
+
+def test_the_same_metrics_again_are_ok_and_stand_in_the_row_with_both_values() -> None:
+    (row,) = _compared(USUAL).entries
+    assert row.verdict is Verdict.OK
+    assert [each.metric for each in row.metrics] == list(Metric)
+    assert [each.verdict for each in row.metrics] == [Verdict.OK] * 3
+    memory = _metric(row, Metric.PEAK_MEMORY)
+    assert memory.unit == "bytes"
+    # The second rank of the made runs holds one byte more.
+    assert memory.baseline.value == pytest.approx(4 * GIB + 1)
+    assert memory.current.value == pytest.approx(4 * GIB + 1)
+    communication = _metric(row, Metric.EXPOSED_COMMUNICATION)
+    assert communication.baseline.value == pytest.approx(0.012, rel=1e-3)
+    assert communication.current.low is not None
+    assert _metric(row, Metric.ENERGY_PER_SAMPLE).current.value == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("worse", "metric", "finding", "size"),
+    [
+        (
+            replace(USUAL, communication_s=0.020),
+            Metric.EXPOSED_COMMUNICATION,
+            Finding.MORE_EXPOSED_COMMUNICATION,
+            0.08,
+        ),
+        (replace(USUAL, memory_bytes=5 * GIB), Metric.PEAK_MEMORY, Finding.MORE_MEMORY, 0.25),
+        (
+            replace(USUAL, energy_per_sample_j=0.39),
+            Metric.ENERGY_PER_SAMPLE,
+            Finding.MORE_ENERGY,
+            0.30,
+        ),
+    ],
+    ids=lambda value: value.value if isinstance(value, Metric) else None,
+)
+def test_a_worse_metric_regresses_a_row_whose_step_time_stayed(
+    worse: Made, metric: Metric, finding: Finding, size: float
+) -> None:
+    comparison = _compared(worse)
+    (row,) = comparison.entries
+    assert row.verdict is Verdict.REGRESSED
+    assert row.finding is finding
+    assert row.reason.startswith(f"{metric.value} rose by ")
+    found = _metric(row, metric)
+    assert found.verdict is Verdict.REGRESSED
+    assert found.change is not None
+    assert found.change.value == pytest.approx(size, abs=2e-3)
+    assert found.change.low is not None
+    assert found.change.high is not None
+    assert 0 < found.change.low < found.change.value < found.change.high
+    assert {each.verdict for each in row.metrics if each is not found} == {Verdict.OK}
+    assert comparison.exit_code is ExitCode.REGRESSED
+
+
+def test_the_reason_names_both_values_with_their_unit() -> None:
+    (row,) = _compared(replace(USUAL, communication_s=0.020)).entries
+    assert row.reason.startswith(
+        "exposed communication rose by 8.0 % of the step time, from 12.0 ms to 20.0 ms; "
+    )
+    (row,) = _compared(replace(USUAL, memory_bytes=5 * GIB)).entries
+    assert "peak memory rose by 25.0 %, from 4.00 GiB to 5.00 GiB" in row.reason
+
+
+def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
+    better = replace(USUAL, communication_s=0.004, memory_bytes=3 * GIB, energy_per_sample_j=0.2)
+    comparison = _compared(better)
+    (row,) = comparison.entries
+    assert row.verdict is Verdict.OK
+    assert [each.verdict for each in row.metrics] == [Verdict.IMPROVED] * 3
+    assert "peak memory fell by 25.0 %" in _metric(row, Metric.PEAK_MEMORY).reason
+    assert comparison.exit_code is ExitCode.OK
+
+
+def test_a_metric_that_one_side_lacks_fails_nothing_and_is_not_shown() -> None:
+    nothing = Made()
+    for now, then in ((USUAL, nothing), (nothing, USUAL), (nothing, nothing)):
+        (row,) = _compared(now, then).entries
+        assert row.verdict is Verdict.OK
+        assert row.metrics == ()
+
+
+def test_slower_training_is_the_finding_also_where_it_costs_more_energy() -> None:
+    slower = replace(USUAL, step_time_s=0.115, energy_per_sample_j=0.40)
+    (row,) = _compared(slower).entries
+    assert row.finding is Finding.SLOWER_TRAINING
+    assert _metric(row, Metric.ENERGY_PER_SAMPLE).verdict is Verdict.REGRESSED
+
+
+def test_constant_memory_does_not_alarm_on_one_byte() -> None:
+    (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1)).entries
+    assert _metric(row, Metric.PEAK_MEMORY).verdict is Verdict.OK
+
+
+def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_declared() -> None:
+    exact = Tolerances(
+        overrides=(ToleranceOverride(metric="peak_memory", margin=0.0, allocation_deviation=0.0),)
+    )
+    (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1), tolerances=exact).entries
+    assert row.finding is Finding.MORE_MEMORY
+    (row,) = _compared(USUAL, tolerances=exact).entries
+    assert row.verdict is Verdict.OK
+
+
+def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step() -> None:
+    # Ten times as much, and still nothing.
+    none = replace(USUAL, communication_s=-0.00001)
+    (row,) = _compared(replace(USUAL, communication_s=0.0001), none).entries
+    found = _metric(row, Metric.EXPOSED_COMMUNICATION)
+    assert found.verdict is Verdict.OK
+    assert found.change is not None
+    assert found.change.value == pytest.approx(0.0011, abs=1e-4)
+
+
+def test_single_runs_leave_a_metric_inconclusive_and_the_row_to_its_step_time() -> None:
+    comparison = compare(made_baseline({2: [USUAL]}), [made_results({2: [USUAL]})])
+    (row,) = comparison.entries
+    assert {each.verdict for each in row.metrics} == {Verdict.INCONCLUSIVE}
+    assert "single run" in row.metrics[0].reason
+
+
+def test_an_uncertain_metric_leaves_the_row_alone_and_says_how_uncertain() -> None:
+    noisy = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.7, 1.2, 1.0, 1.3, 0.8, 1.0)]
+    now = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.9, 1.4, 0.8)]
+    (row,) = compare(made_baseline({2: noisy}), [made_results({2: now})]).entries
+    assert row.verdict is Verdict.OK
+    found = _metric(row, Metric.ENERGY_PER_SAMPLE)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "too uncertain to call" in found.reason
+
+
+def _random(
+    rng: np.random.Generator, runs: int, *, memory: Callable[[], int], noise: float, night: float
+) -> dict[int, list[Made]]:
+    """One night's runs: what the nights declare as their deviation, and what runs add."""
+    by_gpus = {}
+    for gpus in (1, 2, 4):
+        communication, energy = rng.normal(0, 0.005 * night), rng.normal(0, 0.02 * night)
+        time = rng.normal(0, 0.01 * night)
+        by_gpus[gpus] = [
+            Made(
+                step_time_s=0.1 * float(np.exp(time + rng.normal(0, noise))),
+                communication_s=0.1 * float(0.1 + communication + rng.normal(0, noise)),
+                memory_bytes=memory(),
+                energy_per_sample_j=0.3 * float(np.exp(energy + rng.normal(0, noise))),
+            )
+            for _ in range(runs)
+        ]
+    return by_gpus
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.03])
+@pytest.mark.parametrize("night", [0.0, 1.0], ids=["same-allocation", "allocations-differ"])
+def test_metrics_raise_no_false_alarms(noise: float, night: float) -> None:
+    rng = np.random.default_rng(21)
+    trials, rows, alarms = 80, 0, 0
+
+    def memory() -> int:
+        # Mostly constant; now and then a library chooses another algorithm.
+        return 4 * GIB + (GIB // 16 if rng.random() < 0.1 else 0)
+
+    for _ in range(trials):
+        before = made_baseline(_random(rng, 6, memory=memory, noise=noise, night=night))
+        now = made_results(_random(rng, 3, memory=memory, noise=noise, night=night))
+        entries = compare(before, [now]).entries
+        rows += len(entries)
+        alarms += sum(entry.verdict is Verdict.REGRESSED for entry in entries)
+    # 1% is 2.4 of 240; 7 or more would then come up about once in 100 times.
+    assert rows == 240
+    assert alarms < 7

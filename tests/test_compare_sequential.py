@@ -1,0 +1,237 @@
+"""Judging while measuring: the bounds, the confirmation, and what a session errs overall."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
+
+from gpuscale.compare.pocock import crossing_probability, nominal_error
+from gpuscale.compare.sequential import EntryProgress, Progress, SequentialPlan, Step, next_step
+from gpuscale.errors import ExitCode
+from gpuscale.records import Baseline, EntryKey, Results, Tolerances, Verdict
+
+THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
+NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
+PLAN = SequentialPlan(fewest_runs=3, most_runs=8)
+
+
+def _then(**step_times_s: float) -> Baseline:
+    return baseline({int(n[1:]): [t * f for f in THEN] for n, t in step_times_s.items()})
+
+
+def _now(runs: int, **step_times_s: float) -> Results:
+    return measured({int(n[1:]): [t * f for f in NOW[:runs]] for n, t in step_times_s.items()})
+
+
+def _row(step: Step, gpus: int) -> EntryProgress:
+    (found,) = [each for each in step.entries if each.entry.key.gpus == gpus]
+    return found
+
+
+def _key(gpus: int) -> EntryKey:
+    return EntryKey("mnist_cnn", "ddp", gpus)
+
+
+@pytest.mark.parametrize(
+    ("looks", "two_sided", "published_bound"),
+    # Jennison and Turnbull, Group Sequential Methods (2000), table 2.1.
+    [(2, 0.05, 2.178), (5, 0.05, 2.413), (2, 0.01, 2.772), (5, 0.01, 2.986)],
+)
+def test_the_bounds_are_those_of_pocock(
+    looks: int, two_sided: float, published_bound: float
+) -> None:
+    bound = NormalDist().inv_cdf(1 - nominal_error(two_sided / 2, 1, looks))
+    assert bound == pytest.approx(published_bound, abs=2e-3)
+
+
+def test_the_chance_to_cross_a_bound_is_that_of_simulated_means() -> None:
+    rng = np.random.default_rng(1)
+    sums = rng.normal(size=(200_000, 8)).cumsum(axis=1)[:, 2:]
+    crossed = (sums / np.sqrt(np.arange(3, 9)) > 2.0).any(axis=1).mean()
+    shares = [runs / 8 for runs in range(3, 9)]
+    assert crossing_probability(shares, 2.0) == pytest.approx(crossed, abs=0.002)
+
+
+def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_share() -> None:
+    rates = PLAN.rates
+    assert 0.01 / 5 < rates.significance < 0.01
+    assert 0.05 / 6 < 1 - rates.confidence < 0.05
+    alone = SequentialPlan(fewest_runs=3, most_runs=3).rates
+    assert (alone.significance, alone.confidence) == (0.01, 0.95)
+
+
+def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:
+    step = next_step(_then(n1=0.1, n2=0.11), [_now(2, n1=0.1, n2=0.2)], PLAN)
+    assert {each.progress for each in step.entries} == {Progress.NEEDS_RUNS}
+    assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
+    assert "too few runs to look at (2 so far)" in _row(step, 2).entry.reason
+    assert step.needs_runs == {_key(1), _key(2)}
+    assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_what_is_clearly_ok_stops_at_the_first_look() -> None:
+    step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1, n2=0.11)], PLAN)
+    assert {each.progress for each in step.entries} == {Progress.SETTLED}
+    assert {each.looked_after for each in step.entries} == {3}
+    assert step.needs_runs == frozenset()
+    assert step.comparison.exit_code is ExitCode.OK
+
+
+def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
+    before = _then(n1=0.1, n2=0.11)
+    suspected = next_step(before, [_now(3, n1=0.1, n2=0.12)], PLAN)
+    row = _row(suspected, 2)
+    assert (row.progress, row.suspected_after) == (Progress.NEEDS_RUNS, 3)
+    assert row.entry.verdict is Verdict.INCONCLUSIVE
+    assert row.entry.reason.endswith("; not yet confirmed by fresh runs")
+    # T(1) goes on too: the speedup is taken over it.
+    assert suspected.needs_runs == {_key(1), _key(2)}
+    assert suspected.comparison.exit_code is ExitCode.INCONCLUSIVE
+
+    confirmed = next_step(before, [_now(4, n1=0.1, n2=0.12)], PLAN)
+    assert _row(confirmed, 2).progress is Progress.CONFIRMED
+    assert _row(confirmed, 2).entry.verdict is Verdict.REGRESSED
+    assert confirmed.needs_runs == frozenset()
+    assert confirmed.comparison.exit_code is ExitCode.REGRESSED
+
+
+def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
+    uneven = measured({1: [0.1 * f for f in NOW[:3]], 2: [0.12 * f for f in NOW[:4]]})
+    step = next_step(_then(n1=0.1, n2=0.11), [uneven], PLAN)
+    assert _row(step, 2).looked_after == 3
+
+
+def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
+    exact = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
+    before = replace(_then(n1=0.1), tolerances=exact)
+    times = [0.112, 0.1121, 0.1119, *(0.1 * f for f in NOW[:5])]
+    first = next_step(before, [measured({1: times[:3]})], PLAN)
+    assert _row(first, 1).suspected_after == 3
+    for runs in range(4, 9):
+        step = next_step(before, [measured({1: times[:runs]})], PLAN)
+        assert _row(step, 1).entry.verdict is not Verdict.REGRESSED
+    assert _row(step, 1).progress is Progress.UNDECIDED
+
+
+def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
+    before = _then(n1=0.1, n2=0.11)
+    # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
+    times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in NOW[:5]]}
+    step = next_step(before, [measured(times)], PLAN)
+    assert _row(step, 1).progress is Progress.SETTLED
+    assert _row(step, 1).looked_after == 3
+
+
+def test_when_all_runs_are_made_an_open_row_is_undecided() -> None:
+    noisy = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04, 0.93, 1.09)]
+    step = next_step(baseline({1: noisy[:6]}), [measured({1: noisy})], PLAN)
+    assert _row(step, 1).progress is Progress.UNDECIDED
+    assert _row(step, 1).looked_after == 8
+    assert step.needs_runs == frozenset()
+    assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_a_plan_of_one_look_judges_as_a_comparison_does() -> None:
+    plan = SequentialPlan(fewest_runs=3, most_runs=3)
+    step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1, n2=0.12)], plan)
+    assert _row(step, 2).progress is Progress.CONFIRMED
+
+
+def test_runs_of_several_files_are_counted_on() -> None:
+    before = _then(n1=0.1)
+    times = [0.12 * f for f in NOW]
+    files = [measured({1: times[:2]}), measured({1: times[2:4]})]
+    step = next_step(before, files, PLAN)
+    assert (_row(step, 1).suspected_after, _row(step, 1).looked_after) == (3, 4)
+    assert _row(step, 1).progress is Progress.CONFIRMED
+
+
+def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
+    before = _then(n1=0.1, n2=0.11, n4=0.12)
+    other = replace(CNN, precision="bf16")
+    now = results(
+        *(run(1, 0.1 * f) for f in NOW[:3]),
+        *(run(2, 0.11 * f, configuration=other) for f in NOW[:3]),
+        *(run(4, None) for _ in range(3)),
+        *(run(8, 0.13 * f) for f in NOW[:3]),
+    )
+    step = next_step(before, [now], PLAN)
+    progress = {each.entry.key.gpus: each.progress for each in step.entries}
+    assert progress == {
+        1: Progress.SETTLED,
+        2: Progress.SETTLED,
+        4: Progress.NEEDS_RUNS,
+        8: Progress.SETTLED,
+    }
+    assert _row(step, 2).entry.verdict is Verdict.INCOMPARABLE
+    assert _row(step, 4).entry.verdict is Verdict.MISSING
+
+
+def test_a_row_of_the_baseline_without_a_run_needs_runs() -> None:
+    step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1)], PLAN)
+    assert _row(step, 2).progress is Progress.NEEDS_RUNS
+    assert _row(step, 2).entry.verdict is Verdict.MISSING
+
+
+def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> None:
+    before = published(figure(1, time_s=100.0), figure(2, time_s=55.0))
+    slow = [0.1 * f for f in NOW], [0.16 * f for f in NOW]
+    first, second = (
+        next_step(before, [measured({1: slow[0][:runs], 2: slow[1][:runs]})], PLAN)
+        for runs in (3, 4)
+    )
+    assert _row(first, 2).progress is Progress.NEEDS_RUNS
+    assert _row(first, 2).entry.verdict is Verdict.INCONCLUSIVE
+    assert _row(second, 2).entry.verdict is Verdict.INCONSISTENT
+
+
+def _session(
+    rng: np.random.Generator, before: Baseline, means_s: Mapping[int, float], deviation: float
+) -> tuple[Step, Mapping[int, Sequence[float]]]:
+    """A session that makes only the runs that it is told to."""
+    made: dict[int, list[float]] = {gpus: [] for gpus in means_s}
+    needed = {_key(gpus) for gpus in means_s}
+    while True:
+        for gpus, mean_s in means_s.items():
+            if _key(gpus) in needed:
+                made[gpus].append(mean_s * math.exp(rng.normal(0, deviation)))
+        now = results(
+            *(run(gpus, time_s) for gpus, times in made.items() for time_s in times),
+            where=environment(),
+        )
+        step = next_step(before, [now], PLAN)
+        if not step.needs_runs:
+            return step, made
+        needed = set(step.needs_runs)
+
+
+def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
+    rng = np.random.default_rng(31)
+    sessions, alarms = 60, 0
+    for _ in range(sessions):
+        # Where runs differ by 3%, most rows are looked at several times.
+        before = baseline({1: [0.1 * math.exp(x) for x in rng.normal(0, 0.03, 6)]})
+        step, made = _session(rng, before, {1: 0.1}, 0.03)
+        assert len(made[1]) <= 8
+        alarms += step.comparison.exit_code is ExitCode.REGRESSED
+    # 1% is 0.6 of 60; 4 or more would then come up less than once in 100 times.
+    assert alarms < 4
+
+
+def test_sessions_find_a_loss_with_one_fresh_run_where_runs_are_quiet() -> None:
+    rng = np.random.default_rng(32)
+    for _ in range(15):
+        before = baseline(
+            {
+                gpus: [time_s * math.exp(x) for x in rng.normal(0, 0.003, 6)]
+                for gpus, time_s in ((1, 0.1), (2, 0.11))
+            }
+        )
+        step, made = _session(rng, before, {1: 0.1, 2: 0.11 / 0.93}, 0.003)
+        assert _row(step, 2).progress is Progress.CONFIRMED
+        assert _row(step, 1).progress is Progress.SETTLED
+        assert len(made[2]) == 4

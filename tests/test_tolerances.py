@@ -1,0 +1,167 @@
+"""The limits of judgement: defaults, a site's overrides, and which of them wins."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scaling_records import baseline, figure, measured, published
+
+from gpuscale.compare import compare
+from gpuscale.errors import DecodeError
+from gpuscale.formats import decode_baseline, encode_baseline
+from gpuscale.records import (
+    METRIC_LIMITS,
+    Baseline,
+    EntryKey,
+    Finding,
+    ToleranceOverride,
+    Tolerances,
+    Verdict,
+)
+
+THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
+NOW = (0.998, 1.003, 1.000)
+FOUR = EntryKey("mnist_cnn", "ddp", 4)
+
+
+def _then(*overrides: ToleranceOverride) -> Baseline:
+    times = {1: [0.1 * f for f in THEN], 4: [0.11 * f for f in THEN]}
+    return replace(baseline(times), tolerances=Tolerances(overrides=overrides))
+
+
+def _now(step_time_s: float) -> dict[int, list[float | None]]:
+    return {1: [0.1 * f for f in NOW], 4: [step_time_s * f for f in NOW]}
+
+
+def _margin(*overrides: ToleranceOverride) -> float:
+    return Tolerances(overrides=overrides).limits(FOUR, "speedup").margin
+
+
+def test_the_override_that_names_more_wins_wherever_it_stands() -> None:
+    wide = ToleranceOverride(case="mnist_cnn", margin=0.1)
+    narrow = ToleranceOverride(strategy="ddp", gpus=4, margin=0.2)
+    assert _margin(wide, narrow) == _margin(narrow, wide) == 0.2
+
+
+def test_of_overrides_that_name_equally_many_the_case_goes_before_the_rest() -> None:
+    in_order = [
+        ToleranceOverride(case="mnist_cnn", margin=0.1),
+        ToleranceOverride(strategy="ddp", margin=0.2),
+        ToleranceOverride(gpus=4, margin=0.3),
+        ToleranceOverride(metric="speedup", margin=0.4),
+    ]
+    while in_order:
+        assert _margin(*reversed(in_order)) == in_order[0].margin
+        del in_order[0]
+
+
+def test_each_limit_comes_from_the_most_specific_override_that_gives_it() -> None:
+    tolerances = Tolerances(
+        overrides=(
+            ToleranceOverride(case="mnist_cnn", margin=0.1, ok_bound=0.3),
+            ToleranceOverride(case="mnist_cnn", gpus=4, margin=0.2),
+        )
+    )
+    limits = tolerances.limits(FOUR, "throughput")
+    assert (limits.margin, limits.ok_bound, limits.allocation_deviation) == (0.2, 0.3, 0.01)
+
+
+def test_an_override_without_a_metric_is_of_throughput_and_speedup_only() -> None:
+    tolerances = Tolerances(overrides=(ToleranceOverride(gpus=4, margin=0.2),))
+    assert tolerances.limits(FOUR, "throughput").margin == 0.2
+    assert tolerances.limits(FOUR, "peak_memory") == METRIC_LIMITS["peak_memory"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"case": "resnet50"}, {"strategy": "dp"}, {"gpus": 2}, {"metric": "throughput"}]
+)
+def test_an_override_for_other_rows_or_metrics_changes_nothing(elsewhere: Any) -> None:
+    assert _margin(ToleranceOverride(margin=0.2, **elsewhere)) == 0.02
+
+
+def test_a_wider_margin_for_one_row_lets_its_loss_pass_and_no_other() -> None:
+    lost = [measured(_now(0.12))]
+    assert compare(_then(), lost).entries[1].finding is Finding.SCALING_LOSS
+    wide = ToleranceOverride(case="mnist_cnn", gpus=4, margin=0.12, ok_bound=0.15)
+    assert compare(_then(wide), lost).entries[1].verdict is Verdict.OK
+    other = ToleranceOverride(case="mnist_cnn", gpus=1, margin=0.12)
+    assert compare(_then(other), lost).entries[1].verdict is Verdict.REGRESSED
+
+
+def test_a_declared_deviation_of_one_metric_widens_its_interval_alone() -> None:
+    wild = ToleranceOverride(metric="throughput", gpus=1, allocation_deviation=0.1)
+    comparison = compare(_then(wild), [measured(_now(0.11))])
+    one, four = comparison.entries
+    assert one.verdict is Verdict.INCONCLUSIVE
+    assert four.verdict is Verdict.OK
+
+
+def test_the_margin_of_a_row_is_its_tolerance_against_a_published_figure() -> None:
+    before = published(figure(1, time_s=100.0), figure(4, time_s=25.0))
+    lost = [measured({1: [0.1 * f for f in NOW], 4: [0.12 * f for f in NOW]})]
+    assert compare(before, lost).entries[1].verdict is Verdict.INCONSISTENT
+    wide = Tolerances(overrides=(ToleranceOverride(gpus=4, margin=0.25),))
+    assert compare(replace(before, tolerances=wide), lost).entries[1].verdict is Verdict.CONSISTENT
+
+
+def test_an_override_that_fits_no_entry_is_pointed_out() -> None:
+    misspelt = ToleranceOverride(case="mnist_cmm", gpus=4, margin=0.2)
+    notes = compare(_then(misspelt), [measured(_now(0.11))]).notes
+    assert (
+        "an override in 'tolerances' fits no entry of the baseline (case mnist_cmm, gpus 4)"
+        in notes
+    )
+
+
+def _document(*overrides: dict[str, object]) -> str:
+    document = json.loads(encode_baseline(_then()))
+    document["tolerances"]["overrides"] = list(overrides)
+    return json.dumps(document)
+
+
+def test_overrides_survive_the_file() -> None:
+    before = _then(
+        ToleranceOverride(case="mnist_cnn", strategy="ddp", gpus=4, metric="speedup", margin=0.05),
+        ToleranceOverride(metric="peak_memory", allocation_deviation=0.0, ok_bound=0.2),
+    )
+    assert decode_baseline(encode_baseline(before)) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "problem"),
+    [
+        ([{"margin": 0.1}], "tolerances.overrides[0]", "an override for everything"),
+        ([{"gpus": 4}], "tolerances.overrides[0]", "an override that sets no limit"),
+        (
+            [{"gpus": 4, "margin": 0.1}, {"gpus": 4, "ok_bound": 0.2}],
+            "tolerances.overrides[1]",
+            "the same entry as overrides[0]; put their limits into one",
+        ),
+        (
+            [{"metric": "memory", "margin": 0.1}],
+            "tolerances.overrides[0].metric",
+            "'peak_memory'",
+        ),
+        ([{"gpus": 4, "margin": 5}], "tolerances.overrides[0].margin", "between 0 and 0.99"),
+        ([{"gpus": 4, "margn": 0.1}], "tolerances.overrides[0]", "did you mean 'margin'?"),
+    ],
+)
+def test_a_hand_edit_that_breaks_an_override_is_named_by_place(
+    overrides: list[dict[str, object]], place: str, problem: str
+) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode_baseline(_document(*overrides))
+    assert caught.value.place == place
+    assert problem in caught.value.problem
+
+
+def test_the_limits_of_the_format_page_are_the_real_ones() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
+    for metric, limits in METRIC_LIMITS.items():
+        row = re.search(rf"^\| {metric.replace('_', ' ')} \|(.*)\|$", page, re.MULTILINE)
+        assert row is not None
+        numbers = [float(cell) for cell in row[1].split("|")]
+        assert numbers == [limits.margin, limits.ok_bound, limits.allocation_deviation]
