@@ -13,6 +13,10 @@ class ExitCode(IntEnum):
     NOTHING_COMPARABLE = 4
 
 
+CANNOT_WRITE = 74
+"""With what a pytest session ends whose results cannot be written (`EX_IOERR` of sysexits.h)."""
+
+
 class GpuscaleError(Exception):
     """An expected failure: its text is one line for the user, and no traceback is shown."""
 
@@ -24,22 +28,44 @@ class UsageError(GpuscaleError):
 class FileError(GpuscaleError):
     """A file that cannot be read or written: path, place in the file, problem and remedy."""
 
-    def __init__(self, path: object, problem: str, *, place: str | None = None) -> None:
-        where = f"{path}: {place}" if place else f"{path}"
+    def __init__(
+        self, path: object, problem: str, *, place: str | None = None, line: int | None = None
+    ) -> None:
+        named = f"{path}" if line is None else f"{path}:{line}"
+        where = f"{named}: {place}" if place else named
         super().__init__(f"{where}: {problem}")
         self.path = path
         self.place = place
+        self.line = line
         self.problem = problem
 
 
 class DecodeError(GpuscaleError):
     """Data that is not a valid record: the place inside the data and the problem."""
 
-    def __init__(self, place: str, problem: str) -> None:
-        super().__init__(f"{place}: {problem}" if place else problem)
+    def __init__(
+        self, place: str, problem: str, *, line: int | None = None, key: str | None = None
+    ) -> None:
+        """Takes where the data are wrong, and how.
+
+        Args:
+            place: Such as `measured[2].runs[0].step_time_s`; empty for the whole.
+            problem: With its remedy.
+            line: Of the text, from 1, where it is known.
+            key: The field of the object at `place` that the problem is with, where that field
+                is none that it may have.
+        """
+        where = "" if line is None else f"line {line}: "
+        super().__init__(f"{where}{place}: {problem}" if place else f"{where}{problem}")
         self.place = place
         self.problem = problem
+        self.line = line
+        self.key = key
 
 
 class CaseError(GpuscaleError):
     """A training case that cannot be built or run as it was asked for."""
+
+
+class SchedulerError(GpuscaleError):
+    """A batch scheduler that is not there, did not take a job, or lost one; with what it said."""

@@ -27,7 +27,8 @@ def example() -> dict[str, Any]:
 def refusal(change: Change) -> str:
     value = example()
     change(value)
-    return text_refusal(json.dumps(value))
+    message = text_refusal(json.dumps(value))
+    return message.removeprefix("line 1: ")
 
 
 def text_refusal(text: str) -> str:
@@ -115,7 +116,7 @@ def test_a_baseline_that_breaks_a_rule_is_refused(change: Change, message: str) 
         ("", "the file is empty; docs/format.md describes a baseline"),
         ("3", "expected a baseline, an object, found 3"),
         ("{}", "this is not a baseline: it has no field 'format'; docs/format.md describes one"),
-        ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3, column 3: this is not JSON"),
+        ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3: column 3: this is not JSON"),
         ('{"machine_info": {}, "benchmarks": []}', "this is a pytest-benchmark file, not a base"),
         (
             '{"format": "gpuscale-results", "version": 1}\n{"run": {}}\n',

@@ -160,13 +160,14 @@ def test_text_without_a_problem_is_not_touched_by_cleaning() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1,}', "line 1, column "),
-        ('{\n"a" 1}', "line 2, column 5: this is not JSON: Expecting ':' delimiter"),
-        ('{"a": 1, "a": 2}', "the field 'a' stands twice in one object"),
+        ('{"a": 1,}', "line 1: column "),
+        ('{\n"a" 1}', "line 2: column 5: this is not JSON: Expecting ':' delimiter"),
+        ('{"a": 1, "a": 2}', "line 1: the field 'a' stands twice in one object"),
+        ('{"b": ["a:", {"a": 1,\n"\\u0061": 2}]}', "line 2: the field 'a' stands twice in one"),
         ("[" * 100_000, "nested too deeply; no gpuscale file is"),
         ('{"a":' * 100_000, "nested too deeply; no gpuscale file is"),
         ("\ufeff{}", "starts with a byte-order mark; save it as UTF-8 without one"),
-        ('{"a": "\x01"}', "line 1, column 8: this is not JSON: Invalid control character at"),
+        ('{"a": "\x01"}', "line 1: column 8: this is not JSON: Invalid control character at"),
     ],
 )
 def test_text_that_is_not_strict_json_is_refused(text: str, message: str) -> None:
@@ -182,7 +183,7 @@ def test_a_number_of_a_million_digits_is_refused_as_a_number() -> None:
 
 
 def test_a_problem_in_a_line_of_a_file_is_placed_at_that_line() -> None:
-    with pytest.raises(DecodeError, match="line 7, column 3: this is not JSON"):
+    with pytest.raises(DecodeError, match="line 7: column 3: this is not JSON"):
         parse_json("{ 1}", line=7)
     with pytest.raises(DecodeError, match="line 7: the field 'a' stands twice"):
         parse_json('{"a": 1, "a": 2}', line=7)

@@ -11,6 +11,7 @@ from gpuscale.formats.baseline import _RULES as BASELINE_RULES
 from gpuscale.formats.results import _RULES as RESULTS_RULES
 from gpuscale.records import (
     Baseline,
+    BaselineChange,
     Configuration,
     Environment,
     Failure,
@@ -20,6 +21,7 @@ from gpuscale.records import (
     Hardware,
     MeasuredEntry,
     MeasuredRun,
+    Node,
     PcieLink,
     Phases,
     PublishedFigure,
@@ -29,6 +31,7 @@ from gpuscale.records import (
     Run,
     RunEvidence,
     Source,
+    ToleranceOverride,
     Tolerances,
     Window,
 )
@@ -43,6 +46,7 @@ IN_RESULTS = (
     GpuDevice,
     GpuSummary,
     GpuWindow,
+    Node,
     PcieLink,
     Phases,
     RankReport,
@@ -51,6 +55,7 @@ IN_RESULTS = (
 )
 IN_BASELINES = (
     Baseline,
+    BaselineChange,
     Hardware,
     MeasuredEntry,
     MeasuredRun,
@@ -58,6 +63,7 @@ IN_BASELINES = (
     RankEvidence,
     RunEvidence,
     Source,
+    ToleranceOverride,
     Tolerances,
 )
 

@@ -93,8 +93,8 @@ def test_an_empty_file_says_that_nothing_was_recorded() -> None:
 def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
     text = "\n".join([*example(), *example()[1:]])
     assert refusal(text[:-40]) == (
-        "line 5 is cut short (was the job killed while writing it?); "
-        "delete that line to use the 3 runs before it, or go on with pytest --resume"
+        "line 5: the line is cut short (was the job killed while writing it?); "
+        "delete it to use the 3 runs before it, or go on with pytest --resume"
     )
     header, first, second = example()
     assert refusal(f"{header}\n{first}\n{second[:50]}").endswith(
@@ -109,8 +109,8 @@ def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
 
 def test_a_broken_line_in_the_middle_is_placed_and_not_taken_for_a_cut() -> None:
     header, first, second = example()
-    assert refusal(f"{header}\n{first[:50]}\n{second}\n").startswith("line 2, column ")
-    assert refusal(f"{header}\n{first}\n{second[:-1]}\n").startswith("line 3, column ")
+    assert refusal(f"{header}\n{first[:50]}\n{second}\n").startswith("line 2: column ")
+    assert refusal(f"{header}\n{first}\n{second[:-1]}\n").startswith("line 3: column ")
     assert refusal(f"{header}\n\n{first}\n") == "line 2: the line is empty; delete it"
 
 
@@ -187,6 +187,25 @@ def test_a_share_of_time_above_1_is_refused() -> None:
     }
     message = run_refusal(put("gpu_summaries", value=[summary]))
     assert "gpu_summaries[0].utilization_mean: expected a share of time between 0 and 1" in message
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(0, True), (1, False), (2, True), (3, False)])
+def test_a_gpu_has_a_window_for_each_of_the_run_or_none(count: int, is_read: bool) -> None:
+    summary = {
+        "uuid": "GPU-1",
+        "name": None,
+        "samples": 10,
+        "utilization_mean": 0.98,
+        "memory_used_peak_bytes": None,
+        "power_mean_w": None,
+        "sm_clock_mean_mhz": None,
+        "windows": [{"samples": 5}] * count,
+    }
+    text = changed(2, lambda line: put("gpu_summaries", value=[summary])(line["run"]))
+    if is_read:
+        assert len(decode_results(text).runs[0].gpu_summaries[0].windows) == count
+    else:
+        assert f"windows, or none; found {count}" in refusal(text)
 
 
 def test_a_run_that_failed_needs_no_windows_and_no_ranks() -> None:

@@ -78,6 +78,16 @@ def test_without_a_scheduler_each_invocation_is_an_allocation() -> None:
     }
 
 
+def test_runs_that_another_job_added_to_a_file_are_an_allocation_of_their_own() -> None:
+    resumed = night(*[valid(job_id="17")] * 3, *[valid(job_id="18")] * 3, job_id="17")
+    baseline = baseline_from_results([resumed], name="n", cluster="c")
+    assert [run.allocation for run in baseline.measured[0].runs] == ["17"] * 3 + ["18"] * 3
+    assert {job: its.job_id for job, its in baseline.environments.items()} == {
+        "17": "17",
+        "18": "18",
+    }
+
+
 def test_the_hardware_is_that_of_the_results() -> None:
     cpu = baseline_from_results([night(*[valid()] * 6)], name="n", cluster="c").hardware
     assert (cpu.device, cpu.gpu_name, cpu.cpu_model) == ("cpu", None, "AMD EPYC 7402")

@@ -242,15 +242,14 @@ def test_what_is_not_a_readable_file_is_refused(
 def test_bytes_that_are_not_utf8_are_placed(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b'{"format": "\xff"}')
-    assert refusal(read, path) == (f"{path}: byte 13: is not UTF-8 text; save it as UTF-8")
+    assert refusal(read, path) == f"{path}:1: byte 13: is not UTF-8 text; save it as UTF-8"
 
 
 def test_a_broken_line_is_named_with_file_and_place(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(example("results").replace('"wall_s": 3.9', '"wall_s": -3.9'))
     assert refusal(read_results, path) == (
-        f"{path}: line 2: run.wall_s: "
-        "expected a duration in seconds between 0 and 1000000000, found -3.9"
+        f"{path}:2: run.wall_s: expected a duration in seconds between 0 and 1000000000, found -3.9"
     )
 
 
@@ -263,7 +262,7 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     path.write_text(example("results")[:40])
     assert "the header is cut short" in refusal(read_any, path)
     path.write_text("hello")
-    assert "line 1, column 1: this is not JSON" in refusal(read_any, path)
+    assert "baseline.jsonl:1: column 1: this is not JSON" in refusal(read_any, path)
 
 
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:

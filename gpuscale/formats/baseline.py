@@ -16,8 +16,10 @@ from gpuscale.formats.envelope import (
 )
 from gpuscale.formats.json_text import parse_json
 from gpuscale.formats.machine import MACHINE_FIELDS
+from gpuscale.formats.positions import line_of
 from gpuscale.records import (
     Baseline,
+    BaselineChange,
     Configuration,
     Hardware,
     MeasuredEntry,
@@ -26,6 +28,7 @@ from gpuscale.records import (
     RankEvidence,
     RunEvidence,
     Source,
+    ToleranceOverride,
     Tolerances,
 )
 
@@ -47,7 +50,7 @@ def decode_baseline(text: str) -> Baseline:
     """The baseline that the text of a baseline file stands for.
 
     Raises:
-        DecodeError: with a place such as `measured[2].runs[0].step_time_s`.
+        DecodeError: with line and place, such as `line 42: measured[2].runs[0].step_time_s`.
     """
     if not text.strip():
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
@@ -58,7 +61,17 @@ def decode_baseline(text: str) -> Baseline:
         if declared is not None:
             refuse_format(declared, BASELINE_FORMAT)
         raise error from None
-    return _DECODER.decode(open_envelope(value, BASELINE_FORMAT), Baseline)
+    try:
+        return _DECODER.decode(open_envelope(value, BASELINE_FORMAT), Baseline)
+    except DecodeError as error:
+        raise _with_line(error, text) from None
+
+
+def _with_line(error: DecodeError, text: str) -> DecodeError:
+    if not error.place and error.key is None:
+        return error
+    line = line_of(text, error.place, error.key)
+    return DecodeError(error.place, error.problem, line=line, key=error.key)
 
 
 def _check_figure(figure: PublishedFigure) -> None:
@@ -86,6 +99,24 @@ def _check_hardware(hardware: Hardware) -> None:
 def _check_entry(entry: MeasuredEntry) -> None:
     if not entry.runs:
         raise DecodeError("runs", "an entry without runs says nothing; remove it")
+
+
+def _check_override(override: ToleranceOverride) -> None:
+    if not any(condition is not None for condition in override.conditions):
+        problem = "an override for everything; set the limits in 'tolerances' itself"
+        raise DecodeError("", problem)
+    limits = (override.margin, override.ok_bound, override.allocation_deviation)
+    if all(limit is None for limit in limits):
+        names = "'margin', 'ok_bound' or 'allocation_deviation'"
+        raise DecodeError("", f"an override that sets no limit; give {names}, or remove it")
+
+
+def _check_tolerances(tolerances: Tolerances) -> None:
+    no_duplicates(
+        "overrides",
+        [override.conditions for override in tolerances.overrides],
+        "put their limits into one",
+    )
 
 
 def _check_baseline(baseline: Baseline) -> None:
@@ -119,11 +150,25 @@ def _check_nodes(baseline: Baseline) -> None:
 
 
 _margin = within(0, 0.99, "a fraction")
+_ok_bound = within(1e-6, 0.99, "a fraction")
 _deviation = within(0, 0.99, "a relative deviation")
 _RULES = Rules(
     fields={
         **MACHINE_FIELDS,
-        Baseline: {"name": checks.name, "cluster": checks.name, "recorded_at": checks.moment},
+        Baseline: {
+            "name": checks.name,
+            "cluster": checks.name,
+            "recorded_at": checks.moment,
+            "recorded_by": checks.name,
+            "gpuscale_version": checks.name,
+            "expires_on": checks.day,
+        },
+        BaselineChange: {
+            "at": checks.moment,
+            "reason": checks.sentence,
+            "by": checks.name,
+            "added": each(checks.sentence),
+        },
         Hardware: {"gpu_name": checks.name, "gpus_per_node": checks.gpus},
         Source: {"title": checks.name},
         PublishedFigure: {
@@ -135,7 +180,7 @@ _RULES = Rules(
             "nodes": checks.gpus,
             "times_s": each(checks.seconds),
             "discard_first": checks.count,
-            "samples_per_s": within(1e-9, 1e15, "samples per second"),
+            "samples_per_s": checks.samples_per_s,
         },
         Configuration: checks.CONFIGURATION,
         MeasuredEntry: {
@@ -159,17 +204,26 @@ _RULES = Rules(
         },
         Tolerances: {
             "margin": _margin,
-            "ok_bound": within(1e-6, 0.99, "a fraction"),
+            "ok_bound": _ok_bound,
             "allocation_deviation_time": _deviation,
             "allocation_deviation_speedup": _deviation,
             "published_within_node": _margin,
             "published_across_nodes": _margin,
+        },
+        ToleranceOverride: {
+            "case": checks.name,
+            "gpus": checks.gpus,
+            "margin": _margin,
+            "ok_bound": _ok_bound,
+            "allocation_deviation": _deviation,
         },
     },
     records={
         PublishedFigure: _check_figure,
         Hardware: _check_hardware,
         MeasuredEntry: _check_entry,
+        ToleranceOverride: _check_override,
+        Tolerances: _check_tolerances,
         Baseline: _check_baseline,
     },
 )

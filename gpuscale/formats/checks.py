@@ -1,11 +1,11 @@
 """The bounds that type hints do not carry, as small checks for the tables of both formats."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from gpuscale.errors import DecodeError
-from gpuscale.formats.decode import Check, inside
+from gpuscale.formats.decode import Bounds, Check, inside
 from gpuscale.formats.text import shown
 from gpuscale.records import Configuration, Run
 
@@ -16,13 +16,7 @@ MOST_DIMENSIONS = 16
 
 def within(low: float, high: float, what: str) -> Check:
     """A check that a number lies between two bounds, both included."""
-
-    def check(value: float) -> None:
-        if not low <= value <= high:
-            bounds = f"between {low:.12g} and {high:.12g}"
-            raise DecodeError("", f"expected {what} {bounds}, found {shown(value)}")
-
-    return check
+    return Bounds(low=low, high=high, what=what)
 
 
 def each(check_item: Check) -> Check:
@@ -59,6 +53,23 @@ def moment(value: str) -> None:
         )
 
 
+def day(value: str) -> None:
+    """Checks a date of the calendar, written as `2027-05-01`."""
+    try:
+        found = date.fromisoformat(value).isoformat()
+    except ValueError:
+        found = None
+    # Python also reads 20270501 and 2027-W17-6, which people do not.
+    if found != value:
+        raise DecodeError("", f"expected a date such as 2027-05-01, found {shown(value)}")
+
+
+def sentence(value: str) -> None:
+    """Checks a text that says something."""
+    if not value.strip():
+        raise DecodeError("", f"expected words, found {shown(value)}")
+
+
 def sample_shape(value: tuple[int, ...]) -> None:
     """Checks the shape of one sample: one dimension at least, each at least 1."""
     if not 1 <= len(value) <= MOST_DIMENSIONS:
@@ -76,6 +87,7 @@ gpus = within(1, MOST_GPUS, "a number of GPUs")
 batch = within(1, 1e9, "a number of samples")
 positive_count = within(1, 1e9, "a count")
 count = within(0, 1e9, "a count")
+samples_per_s = within(1e-9, 1e15, "samples per second")
 size_bytes = within(0, 2**60, "a number of bytes")
 number_of_device = within(0, MOST_GPUS, "a number")
 

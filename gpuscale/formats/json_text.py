@@ -3,9 +3,8 @@
 import json
 
 from gpuscale.errors import DecodeError
+from gpuscale.formats.positions import line_of_repeated_key, whole_number
 from gpuscale.formats.text import shown
-
-_LONGEST_WHOLE_NUMBER = 30
 
 
 def parse_json(text: str, *, line: int | None = None) -> object:
@@ -19,20 +18,23 @@ def parse_json(text: str, *, line: int | None = None) -> object:
     Raises:
         DecodeError: not JSON, nested too deeply, or an object with a key twice.
     """
-    place = "" if line is None else f"line {line}"
     if text.startswith("\ufeff"):
-        raise DecodeError(place, "starts with a byte-order mark; save it as UTF-8 without one")
+        problem = "starts with a byte-order mark; save it as UTF-8 without one"
+        raise DecodeError("", problem, line=line)
     try:
         value: object = json.loads(
-            text, object_pairs_hook=_object_without_duplicates, parse_int=_number
+            text, object_pairs_hook=_object_without_duplicates, parse_int=whole_number
         )
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno if line is None else line}, column {error.colno}"
-        raise DecodeError(where, f"this is not JSON: {error.msg}") from None
+        where = error.lineno if line is None else line
+        raise DecodeError(
+            f"column {error.colno}", f"this is not JSON: {error.msg}", line=where
+        ) from None
     except RecursionError:
-        raise DecodeError(place, "nested too deeply; no gpuscale file is") from None
+        raise DecodeError("", "nested too deeply; no gpuscale file is", line=line) from None
     except DecodeError as error:
-        raise DecodeError(place, error.problem) from None
+        repeated = line_of_repeated_key(text) if line is None else line
+        raise DecodeError("", error.problem, line=repeated) from None
     return value
 
 
@@ -47,9 +49,3 @@ def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
                 )
             seen.add(key)
     return value
-
-
-def _number(digits: str) -> int | float:
-    # Python converts long runs of digits in quadratic time, and refuses above 4300 of them;
-    # as a float it meets the decoder's own bounds, which name the place.
-    return int(digits) if len(digits) <= _LONGEST_WHOLE_NUMBER else float(digits)

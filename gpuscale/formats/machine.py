@@ -8,7 +8,15 @@ from gpuscale.formats import checks
 from gpuscale.formats.checks import each, within
 from gpuscale.formats.decode import Check, inside
 from gpuscale.formats.text import shown
-from gpuscale.records import Environment, GpuDevice, GpuSummary, GpuWindow, PcieLink, Phases
+from gpuscale.records import (
+    Environment,
+    GpuDevice,
+    GpuSummary,
+    GpuWindow,
+    Node,
+    PcieLink,
+    Phases,
+)
 
 
 def each_value(check_value: Check) -> Check:
@@ -27,6 +35,7 @@ def each_value(check_value: Check) -> Check:
 _error_count = within(0, 2**64, "a count")
 MACHINE_FIELDS: Mapping[type, Mapping[str, Check]] = {
     Environment: {"host": checks.name, "cpu_count": checks.positive_count},
+    Node: {"host": checks.name, "cpu_count": checks.positive_count},
     GpuDevice: {
         "index": checks.number_of_device,
         "name": checks.name,

@@ -78,7 +78,7 @@ def decode_results(text: str) -> Results:
     """The results that the text of a results file stands for.
 
     Raises:
-        DecodeError: with the line in its place, such as `line 7: run.windows[0].time_s`.
+        DecodeError: with line and place, such as `line 7: run.windows[0].time_s`.
     """
     lines = text.split("\n")
     ended = False
@@ -124,7 +124,8 @@ def _decode_header(text: str, line: str, *, cut_short: bool) -> _Header:
             refuse_format(declared, RESULTS_FORMAT)
         if cut_short and declared == RESULTS_FORMAT:
             problem = "the header is cut short (was the job killed while writing it?)"
-            raise DecodeError("line 1", f"{problem}; no run was recorded, measure again") from None
+            remedy = "no run was recorded, measure again"
+            raise DecodeError("", f"{problem}; {remedy}", line=1) from None
         raise error from None
     try:
         return _DECODER.decode(open_envelope(value, RESULTS_FORMAT), _Header)
@@ -141,7 +142,7 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         raise error from None
     if isinstance(value, dict) and "format" in value:
         problem = "a second header; a file holds one invocation, so split it before this line"
-        raise DecodeError(f"line {number}", problem)
+        raise DecodeError("", problem, line=number)
     try:
         return _DECODER.decode(value, _RunLine).run
     except DecodeError as error:
@@ -150,27 +151,26 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
 
 def _parse_line(line: str, number: int) -> object:
     if not line.strip():
-        raise DecodeError(f"line {number}", "the line is empty; delete it")
+        raise DecodeError("", "the line is empty; delete it", line=number)
     if len(line) > LONGEST_LINE:
         problem = f"longer than {LONGEST_LINE} characters; gpuscale writes no such line, delete it"
-        raise DecodeError(f"line {number}", problem)
+        raise DecodeError("", problem, line=number)
     return parse_json(line, line=number)
 
 
 def _cut_short(number: int) -> DecodeError:
-    problem = "is cut short (was the job killed while writing it?)"
+    problem = "the line is cut short (was the job killed while writing it?)"
     before = number - 2
     if before == 0:
         remedy = "it was the first run, so measure again"
     else:
         runs = f"{before} run{'s' if before > 1 else ''}"
-        remedy = f"delete that line to use the {runs} before it, or go on with pytest --resume"
-    return DecodeError("", f"line {number} {problem}; {remedy}")
+        remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
+    return DecodeError("", f"{problem}; {remedy}", line=number)
 
 
 def _at_line(number: int, error: DecodeError) -> DecodeError:
-    place = f"line {number}: {error.place}" if error.place else f"line {number}"
-    return DecodeError(place, error.problem)
+    return DecodeError(error.place, error.problem, line=number)
 
 
 def _check_run(run: Run) -> None:
@@ -181,6 +181,12 @@ def _check_run(run: Run) -> None:
         raise DecodeError("ranks", problem)
     if run.windows and run.steps_per_window is None:
         raise DecodeError("steps_per_window", "a run with windows says how many steps each had")
+    for position, summary in enumerate(run.gpu_summaries):
+        if len(summary.windows) not in (0, len(run.windows)):
+            problem = f"expected one for each of the run's {len(run.windows)} windows, or none"
+            raise DecodeError(
+                f"gpu_summaries[{position}].windows", f"{problem}; found {len(summary.windows)}"
+            )
     if run.failure is None:
         _check_finished_run(run, expected)
 

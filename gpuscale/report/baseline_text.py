@@ -1,41 +1,90 @@
 """A baseline file for the terminal: whose it is, where from, and its rows."""
 
-import math
 from collections.abc import Iterator
+from datetime import date
 
 from tabulate import tabulate
 
 from gpuscale.compare.hardware import hardware_label
 from gpuscale.compare.matching import Row
 from gpuscale.compare.shapes import baseline_pair
-from gpuscale.records import Baseline, MeasuredEntry, PublishedFigure, SpeedupPair
-from gpuscale.report.table import UNKNOWN, configuration_text, interval_text, spread_text
-from gpuscale.scaling import geometric_mean
-from gpuscale.statistics import log_sample
-from gpuscale.units import format_seconds, significant
+from gpuscale.records import Baseline, BaselineChange, SpeedupPair
+from gpuscale.report.configurations import configuration_text, set_apart
+from gpuscale.report.entry_text import (
+    allocation_count,
+    published_text,
+    runs_text,
+    step_time_text,
+    timed_text,
+)
+from gpuscale.report.results_text import software_text
+from gpuscale.report.table import interval_text
+from gpuscale.validity import expiry_note
 
-_TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
 _PAIR_HEADERS = ("speedup", "efficiency")
 
 
-def baseline_text(baseline: Baseline) -> str:
-    """The baseline as text, without a line break at its end."""
-    return "\n".join(_lines(baseline))
+def baseline_text(baseline: Baseline, today: date) -> str:
+    """The baseline as text, without a line break at its end.
+
+    Args:
+        baseline: What to show.
+        today: By which an expired baseline says that it is.
+    """
+    return "\n".join(_lines(baseline, today))
 
 
-def _lines(baseline: Baseline) -> Iterator[str]:
+def _lines(baseline: Baseline, today: date) -> Iterator[str]:
     yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
+    yield from _provenance(baseline)
+    tables = [table for table in (_published_table(baseline), _measured_table(baseline)) if table]
+    for table in tables or ["no entry"]:
+        yield ""
+        yield table
+    if baseline.history:
+        yield ""
+        for change in baseline.history:
+            yield from _change_lines(change)
+    note = expiry_note(baseline, today)
+    if note is not None:
+        yield ""
+        yield f"note: {note}"
+
+
+def _provenance(baseline: Baseline) -> Iterator[str]:
     if baseline.source is not None:
         parts = [baseline.source.title, baseline.source.published, baseline.source.url]
         yield f"source    {', '.join(part for part in parts if part)}"
         if baseline.source.note:
             yield f"          {baseline.source.note}"
     if baseline.recorded_at is not None:
-        yield f"recorded  {baseline.recorded_at}"
-    tables = [table for table in (_published_table(baseline), _measured_table(baseline)) if table]
-    for table in tables or ["no entry"]:
-        yield ""
-        yield table
+        by = f" by {baseline.recorded_by}" if baseline.recorded_by else ""
+        version = f", with gpuscale {baseline.gpuscale_version}"
+        yield f"recorded  {baseline.recorded_at}{by}{version if baseline.gpuscale_version else ''}"
+    if baseline.expires_on is not None:
+        yield f"expires   {baseline.expires_on}"
+    by_software: dict[str, list[str]] = {}
+    for allocation, environment in baseline.environments.items():
+        by_software.setdefault(software_text(environment), []).append(
+            _allocation(allocation, environment.host)
+        )
+    for software, allocations in by_software.items():
+        yield f"software  {software}"
+        yield f"          in {', '.join(allocations)}"
+
+
+def _allocation(allocation: str, host: str) -> str:
+    # Without a scheduler an allocation is named by its host already.
+    return allocation if host in allocation else f"{allocation} on {host}"
+
+
+def _change_lines(change: BaselineChange) -> Iterator[str]:
+    by = f" by {change.by}" if change.by else ""
+    yield f"changed   {change.at}{by}: {change.reason}"
+    for entry in change.replaced:
+        yield f"          {entry.key.label} was {step_time_text(entry)} ({runs_text(entry)})"
+    if change.added:
+        yield f"          new: {', '.join(change.added)}"
 
 
 def _published_table(baseline: Baseline) -> str:
@@ -46,7 +95,8 @@ def _published_table(baseline: Baseline) -> str:
             figure.nodes,
             figure.batch_per_gpu,
             figure.runs,
-            *_published_value(figure),
+            published_text(figure),
+            timed_text(figure),
             *_pair_cells(baseline_pair(Row(key=figure.key, figure=figure), baseline)),
         ]
         for figure in baseline.published
@@ -55,35 +105,25 @@ def _published_table(baseline: Baseline) -> str:
     return tabulate(rows, headers, disable_numparse=True) if rows else ""
 
 
-def _published_value(figure: PublishedFigure) -> tuple[str, str]:
-    """The figure, and what it is a figure of: a wall clock or a throughput."""
-    if figure.samples_per_s is not None:
-        return f"{significant(figure.samples_per_s)} samples/s", "throughput"
-    if figure.mean_time_s is None or figure.timed is None:
-        return UNKNOWN, UNKNOWN
-    return format_seconds(figure.mean_time_s), f"wall clock of the {_TIMED[figure.timed]}"
-
-
 def _measured_table(baseline: Baseline) -> str:
+    names = set_apart([entry.configuration for entry in baseline.measured])
     rows = [
         [
-            entry.configuration.label,
+            names[entry.configuration],
             entry.gpus,
             entry.batch_per_gpu,
-            f"{len(entry.runs)} ({len({run.allocation for run in entry.runs})})",
-            _step_time(entry),
+            f"{len(entry.runs)} ({allocation_count(entry)})",
+            step_time_text(entry),
             *_pair_cells(baseline_pair(Row(key=entry.key, entry=entry), baseline)),
-            configuration_text(entry.configuration),
         ]
         for entry in baseline.measured
     ]
+    if not rows:
+        return ""
     headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    return tabulate(rows, [*headers, "measured as"], disable_numparse=True) if rows else ""
-
-
-def _step_time(entry: MeasuredEntry) -> str:
-    estimate = geometric_mean(log_sample([math.log(run.step_time_s) for run in entry.runs]))
-    return format_seconds(estimate.value) + spread_text(estimate)
+    texts = dict.fromkeys(configuration_text(entry.configuration) for entry in baseline.measured)
+    table = tabulate(rows, headers, disable_numparse=True)
+    return f"{table}\n\n{'; '.join(texts)}; intervals: 95%, over runs"
 
 
 def _pair_cells(pair: SpeedupPair) -> tuple[str, str]:

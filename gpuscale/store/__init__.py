@@ -5,8 +5,14 @@ of text: path, place, problem and remedy.
 """
 
 from gpuscale.store.baselines import write_baseline
-from gpuscale.store.names import RESULTS_FOLDER, default_results_path, newest_results
-from gpuscale.store.reading import MOST_BYTES, read_any, read_baseline, read_results
+from gpuscale.store.names import (
+    RESULTS_FOLDER,
+    default_results_path,
+    newest_results,
+    refuse_unwritable,
+)
+from gpuscale.store.reading import MOST_BYTES, read_any, read_baseline, read_results, read_with
+from gpuscale.store.reports import write_report
 from gpuscale.store.writing import ResultsWriter, ResumedResults
 
 __all__ = [
@@ -19,5 +25,8 @@ __all__ = [
     "read_any",
     "read_baseline",
     "read_results",
+    "read_with",
+    "refuse_unwritable",
     "write_baseline",
+    "write_report",
 ]

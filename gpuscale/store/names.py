@@ -1,12 +1,13 @@
 """How results files are named, so that the newest one is found."""
 
+import errno
 import os
 import re
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpuscale.store.problems import READ_PROBLEMS, file_error, path_problem
+from gpuscale.store.problems import READ_PROBLEMS, WRITE_PROBLEMS, file_error, path_problem
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Where results are written and looked for, below the folder in which a command is given."""
@@ -45,3 +46,20 @@ def newest_results(folder: Path) -> Path:
     if not dated:
         raise file_error(folder, f"there are no results in this folder; {_MEASURE}")
     return folder / max(dated)
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Checks that files can be made in a folder, or the folder itself where it is not there yet.
+
+    Nothing is made. A disk that is full is not noticed.
+
+    Raises:
+        FileError: they cannot; said before hours of measuring instead of after.
+    """
+    nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
+    if not nearest.is_dir():
+        raise file_error(nearest, WRITE_PROBLEMS[errno.ENOTDIR])
+    # Also for root, whom no permissions stop: a file system may be read-only.
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        is_read_only = bool(os.statvfs(nearest).f_flag & os.ST_RDONLY)
+        raise file_error(nearest, WRITE_PROBLEMS[errno.EROFS if is_read_only else errno.EACCES])

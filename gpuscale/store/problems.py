@@ -17,6 +17,7 @@ READ_PROBLEMS = {
 WRITE_PROBLEMS = {
     errno.ENOENT: "its folder does not exist; create the folder first",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
+    errno.EISDIR: "this is a folder; name a file",
     errno.EEXIST: "exists already and is not overwritten; choose another name, or delete it",
     errno.EACCES: "permission denied; choose a folder that this user may write to",
     errno.EPERM: "not permitted; choose a folder that this user may write to",
@@ -42,6 +43,10 @@ def path_problem(error: OSError | ValueError, known: dict[int, str]) -> str:
     return f"{error}; check the path"
 
 
-def file_error(path: Path, problem: str, *, place: str | None = None) -> FileError:
+def file_error(
+    path: Path, problem: str, *, place: str | None = None, line: int | None = None
+) -> FileError:
     """The error that the user sees, safe to print whatever the path holds."""
-    return FileError(visible(str(path)), visible(problem), place=place and visible(place))
+    return FileError(
+        visible(str(path)), visible(problem), place=place and visible(place), line=line
+    )

@@ -35,6 +35,15 @@ def read_baseline(path: Path) -> Baseline:
     return decoded(path, _read(path), decode_baseline)
 
 
+def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
+    """What `decode` makes of a text file of another format.
+
+    Raises:
+        FileError: it cannot be read, or `decode` refuses it.
+    """
+    return decoded(path, _read(path), decode)
+
+
 def read_any(path: Path) -> Results | Baseline:
     """What is in a file, told by its content and not by its name.
 
@@ -45,6 +54,8 @@ def read_any(path: Path) -> Results | Baseline:
 
 
 def _decode_either(text: str) -> Results | Baseline:
+    if not text.strip():
+        raise DecodeError("", "the file is empty; give a results file or a baseline")
     return decode_results(text) if format_of(text) == RESULTS_FORMAT else decode_baseline(text)
 
 
@@ -57,10 +68,11 @@ def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
     try:
         return decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        place = f"byte {error.start + 1}"
-        raise file_error(path, "is not UTF-8 text; save it as UTF-8", place=place) from None
+        place, line = f"byte {error.start + 1}", content.count(b"\n", 0, error.start) + 1
+        problem = "is not UTF-8 text; save it as UTF-8"
+        raise file_error(path, problem, place=place, line=line) from None
     except DecodeError as error:
-        raise file_error(path, error.problem, place=error.place or None) from None
+        raise file_error(path, error.problem, place=error.place or None, line=error.line) from None
 
 
 def _read(path: Path) -> bytes:

@@ -1,0 +1,106 @@
+"""`gpuscale baseline diff`: what differs between two baselines, entry by entry."""
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from pathlib import Path
+
+from gpuscale.compare import compare
+from gpuscale.diagnose.surroundings import environment_changes
+from gpuscale.errors import ExitCode
+from gpuscale.recording import results_of
+from gpuscale.records import Baseline, MeasuredEntry, PublishedFigure
+from gpuscale.report.changes_text import EntryChange, changes_text
+from gpuscale.store import read_baseline
+
+_HEAD = ("name", "cluster", "hardware", "source", "tolerances", "recorded_at", "expires_on")
+_NOTHING = "not set"
+_MOST_NAMED = 4
+_LONGEST_SHOWN = 70
+
+
+def run_baseline_diff(arguments: argparse.Namespace) -> int:
+    """Print the differences; the entries of B are judged against those of A."""
+    before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
+    changes = _changes(before, after, arguments.before, arguments.after)
+    parts = ["\n".join(chain(_head(before, after), _surroundings(before, after)))]
+    if changes:
+        comparison = compare(before, results_of(after))
+        parts.append(changes_text(changes, before, after, comparison))
+    text = "\n\n".join(part for part in parts if part) or "no difference"
+    sys.stdout.write(f"{text}\n")
+    return ExitCode.OK
+
+
+def _changes(before: Baseline, after: Baseline, first: str, second: str) -> list[EntryChange]:
+    old: dict[object, MeasuredEntry | PublishedFigure] = {_identity(e): e for e in _entries(before)}
+    new: dict[object, MeasuredEntry | PublishedFigure] = {_identity(e): e for e in _entries(after)}
+    return [
+        EntryChange(
+            old=old.get(identity),
+            new=new.get(identity),
+            remark=_remark(identity in old, identity in new, first, second),
+        )
+        for identity in dict.fromkeys((*old, *new))
+        if old.get(identity) != new.get(identity)
+    ]
+
+
+def _entries(baseline: Baseline) -> Sequence[MeasuredEntry | PublishedFigure]:
+    return (*baseline.measured, *baseline.published)
+
+
+def _identity(entry: MeasuredEntry | PublishedFigure) -> object:
+    if isinstance(entry, MeasuredEntry):
+        return entry.configuration, entry.gpus
+    return entry.key
+
+
+def _remark(in_first: bool, in_second: bool, first: str, second: str) -> str:
+    if in_first and in_second:
+        return ""
+    return f"only in {first if in_first else second}"
+
+
+def _head(before: Baseline, after: Baseline) -> Iterator[str]:
+    for name in _HEAD:
+        yield from _field_changes(name, getattr(before, name), getattr(after, name))
+
+
+def _field_changes(name: str, old: object, new: object) -> Iterator[str]:
+    if old == new:
+        return
+    if is_dataclass(old) and not isinstance(old, type) and type(old) is type(new):
+        for field in fields(old):
+            pair = getattr(old, field.name), getattr(new, field.name)
+            yield from _field_changes(f"{name}.{field.name}", *pair)
+    else:
+        yield f"{name}: {_shown(old)} → {_shown(new)}"
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return _NOTHING
+    if isinstance(value, tuple):
+        return "; ".join(map(_shown, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        known = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return ", ".join(f"{name} {shown}" for name, shown in known if shown is not None)
+    text = str(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def _surroundings(before: Baseline, after: Baseline) -> Iterator[str]:
+    then, now = tuple(before.environments.values()), tuple(after.environments.values())
+    yield from environment_changes(then, now)
+    hosts, others = ({each.host for each in side} for side in (then, now))
+    if hosts and others and hosts != others:
+        yield f"hosts: {_listed(hosts)} → {_listed(others)}"
+
+
+def _listed(names: Collection[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    listed = ", ".join(sorted(names)[:_MOST_NAMED])
+    return f"{listed} and {more} more" if more > 0 else listed

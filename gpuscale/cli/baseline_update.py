@@ -1,0 +1,156 @@
+"""`gpuscale baseline update`: new results in place of old ones, each change approved."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuscale.cli.identity import login_name, now_text
+from gpuscale.cli.inputs import read_all_results
+from gpuscale.compare import compare
+from gpuscale.compare.hardware import machine_mismatch
+from gpuscale.errors import ExitCode, FileError, UsageError
+from gpuscale.formats.text import clean
+from gpuscale.recording import (
+    EVERYTHING,
+    Proposal,
+    accepted,
+    measured_at,
+    proposals,
+    revised,
+)
+from gpuscale.records import Baseline, Results
+from gpuscale.report.changes_text import EntryChange, changes_text
+from gpuscale.store import read_baseline, write_baseline
+from gpuscale.validity import last_valid_day
+
+_QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
+
+
+def run_baseline_update(arguments: argparse.Namespace) -> int:
+    """Show what would change, and write what was approved.
+
+    The exit code is 0 where that is all, and 3 where something that would change was neither
+    written nor left out by the user's own choice.
+    """
+    path = Path(arguments.baseline)
+    baseline = read_baseline(path)
+    results = read_all_results([Path(text) for text in arguments.results])
+    _refuse_other_machine(baseline, results)
+    expires_on = last_valid_day(
+        arguments.expires, arguments.expires_after, measured_at=measured_at(results)
+    )
+    found = proposals(baseline, results)
+    if not found:
+        sys.stdout.write("nothing would change\n")
+        return ExitCode.OK
+    chosen, reason = _approved(arguments, baseline, found, results)
+    if not chosen or not reason:
+        sys.stdout.write(f"{path}: nothing was written; {_how(found)}\n")
+        return ExitCode.INCONCLUSIVE
+    after = revised(
+        baseline,
+        chosen,
+        results,
+        reason=reason,
+        at=now_text(),
+        by=login_name(),
+        expires_on=expires_on,
+    )
+    if read_baseline(path) != baseline:
+        raise FileError(path, "was changed by another command meanwhile; run this one again")
+    write_baseline(path, after)
+    sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")
+    for line in _left_references(chosen, found):
+        sys.stdout.write(f"note: {line}\n")
+    left_by_all = EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
+    return ExitCode.INCONCLUSIVE if left_by_all else ExitCode.OK
+
+
+def _approved(
+    arguments: argparse.Namespace,
+    baseline: Baseline,
+    found: Sequence[Proposal],
+    results: Sequence[Results],
+) -> tuple[tuple[Proposal, ...], str]:
+    """What is shown first and then approved, and the reason for it; either may be missing."""
+    reason = clean(arguments.reason or "").strip()
+    if arguments.accept and not reason:
+        raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
+    chosen = accepted(found, arguments.accept or ())
+    sys.stdout.write(f"{_shown(baseline, found, results)}\n\n")
+    if not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
+        chosen = _asked(found)
+        reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
+    return chosen, reason
+
+
+def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> None:
+    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
+    if mismatch is not None:
+        raise UsageError(
+            f"{mismatch}; a baseline is of one machine, so make another one with "
+            "'gpuscale baseline record'"
+        )
+
+
+def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
+    everything = revised(baseline, found, results, reason="", at="")
+    changes = [
+        EntryChange(old=proposal.old, new=proposal.new, remark=_remark(proposal))
+        for proposal in found
+    ]
+    return changes_text(changes, baseline, everything, compare(baseline, results))
+
+
+def _remark(proposal: Proposal) -> str:
+    if proposal.obstacle:
+        return f"cannot be accepted, it {proposal.obstacle}"
+    return "new" if proposal.old is None else ""
+
+
+def _how(found: Sequence[Proposal]) -> str:
+    names = [proposal.selectors[0] for proposal in found if not proposal.obstacle]
+    if not names:
+        return "measure more with --runs, and give all results together"
+    return f"approve with --reason TEXT and --accept all, or {', '.join(dict.fromkeys(names))}"
+
+
+def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
+    """What the user at the terminal approves; the end of input approves nothing."""
+    chosen: list[Proposal] = []
+    every = False
+    for proposal in found:
+        if proposal.obstacle:
+            continue
+        answer = "y" if every else _answer(f"accept {proposal.label}? {_QUESTION}")[:1].lower()
+        if answer in ("", "q"):
+            return () if not answer else tuple(chosen)
+        every = every or answer == "a"
+        if answer in ("y", "a"):
+            chosen.append(proposal)
+    return tuple(chosen)
+
+
+def _answer(question: str) -> str:
+    sys.stdout.write(question)
+    sys.stdout.flush()
+    # The end of input is the empty text; a bare return key is no answer, so it asks again.
+    while True:
+        line = sys.stdin.readline()
+        if not line or line.strip():
+            return line.strip()
+        sys.stdout.write(question)
+        sys.stdout.flush()
+
+
+def _left_references(chosen: Sequence[Proposal], found: Sequence[Proposal]) -> list[str]:
+    """The runs on 1 GPU that were left as they were, though speedups over them changed."""
+    changed = {proposal.new.configuration for proposal in chosen if proposal.new.gpus > 1}
+    return [
+        f"{proposal.label} stays as it was: speedups are now over runs of another time"
+        for proposal in found
+        if proposal.new.gpus == 1
+        and proposal.new.configuration in changed
+        and proposal not in chosen
+    ]

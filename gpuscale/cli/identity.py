@@ -1,0 +1,21 @@
+"""Who gives a command, and when: what a baseline keeps of its changes."""
+
+import getpass
+from datetime import UTC, datetime
+
+from gpuscale.formats.checks import NAME_LIMIT
+from gpuscale.formats.text import clean
+
+
+def login_name() -> str | None:
+    """The user's login name; None where the system has none, as in some containers."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+    return clean(name).strip()[:NAME_LIMIT] or None
+
+
+def now_text() -> str:
+    """This moment, to the second: ISO 8601 with offset."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

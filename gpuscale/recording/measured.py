@@ -1,0 +1,169 @@
+"""A baseline from measured runs."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from gpuscale.errors import UsageError
+from gpuscale.recording.entries import (
+    Entry,
+    Measured,
+    entry_label,
+    measured_entry,
+    runs_by_entry,
+)
+from gpuscale.records import Baseline, Environment, Hardware, Results
+
+MINIMUM_RUNS = 6
+"""Valid runs that an entry needs to be judged against."""
+
+
+def baseline_from_results(
+    results: Sequence[Results],
+    *,
+    name: str,
+    cluster: str,
+    minimum_runs: int = MINIMUM_RUNS,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+    recorded_by: str | None = None,
+    expires_on: str | None = None,
+) -> Baseline:
+    """The baseline that the valid runs of some results make, in the order they were measured.
+
+    Runs are put together by configuration and number of GPUs. Those of one scheduler job (or
+    of one invocation, where there was no scheduler) count as one allocation.
+
+    Args:
+        results: Of one machine; several nights make a better baseline than one.
+        name: The baseline's name in every report.
+        cluster: The machine, in words.
+        minimum_runs: Valid runs that each entry needs.
+        cases: Take only these, each as `mnist_cnn` or `mnist_cnn/ddp`; None is all.
+        gpus: Take only these numbers of GPUs; None is all.
+        recorded_by: Login name of whoever records it.
+        expires_on: The last day on which it is valid, as `2027-05-01`; None is never.
+
+    Raises:
+        UsageError: faults made on purpose, no valid runs, too few for some entry, different
+            hardware, or runs of one entry with different batch sizes or sample shapes.
+    """
+    refuse_injections(results)
+    if not any(run.is_valid for result in results for run in result.runs):
+        raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
+    hardware = _common_hardware([result.environment for result in results])
+    entries = _chosen(runs_by_entry(results), cases, gpus)
+    _refuse_short(entries, minimum_runs)
+    used = {measured.allocation for runs in entries.values() for measured in runs}
+    return Baseline(
+        name=name,
+        cluster=cluster,
+        hardware=hardware,
+        measured=tuple(measured_entry(entry, runs, entries) for entry, runs in entries.items()),
+        environments={
+            allocation: environment
+            for allocation, environment in environments_of(results).items()
+            if allocation in used
+        },
+        recorded_at=measured_at(results),
+        recorded_by=recorded_by,
+        gpuscale_version=versions_of(results),
+        expires_on=expires_on,
+    )
+
+
+def refuse_injections(results: Sequence[Results]) -> None:
+    """Checks that the results are real ones.
+
+    Raises:
+        UsageError: faults were made on purpose in them.
+    """
+    injections = dict.fromkeys(text for result in results for text in result.injections)
+    if injections:
+        raise UsageError(
+            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
+            "made of real ones, measured without --inject"
+        )
+
+
+def measured_at(results: Sequence[Results]) -> str:
+    """When the latest of the (at least one) results were measured: ISO 8601 with offset."""
+    return max((result.created_at for result in results), key=datetime.fromisoformat)
+
+
+def versions_of(results: Sequence[Results]) -> str:
+    """The gpuscale that measured the results, or several of them."""
+    return ", ".join(dict.fromkeys(result.gpuscale_version for result in results))
+
+
+def environments_of(results: Sequence[Results]) -> dict[str, Environment]:
+    """Of each allocation; a job that resumed a file found all in it the same but job and host."""
+    found = {result.allocation: result.environment for result in results}
+    for result in results:
+        for run in result.runs:
+            host = run.ranks[0].host if run.ranks else result.environment.host
+            resumed = replace(result.environment, job_id=run.job_id, host=host)
+            found.setdefault(result.allocation_of(run), resumed)
+    return found
+
+
+def _common_hardware(environments: Sequence[Environment]) -> Hardware:
+    devices = {environment.device for environment in environments}
+    gpu_names = {name for environment in environments for name in environment.gpu_names}
+    cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
+    for found in (devices, gpu_names if "cuda" in devices else set(), cpu_models):
+        if len(found) > 1:
+            raise UsageError(
+                f"the results come from different hardware ({', '.join(sorted(found))}); "
+                "make one baseline for each"
+            )
+    (device,) = devices
+    return Hardware(
+        device=device,
+        gpu_name=next(iter(gpu_names)) if device == "cuda" and gpu_names else None,
+        gpus_per_node=_gpus_per_node(environments) if device == "cuda" else None,
+        cpu_model=next(iter(cpu_models), None),
+    )
+
+
+def _gpus_per_node(environments: Sequence[Environment]) -> int | None:
+    # A job may see fewer GPUs than its node has, never more.
+    return max(len(environment.gpus) for environment in environments) or None
+
+
+def _chosen(
+    entries: dict[Entry, list[Measured]],
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> dict[Entry, list[Measured]]:
+    chosen = {
+        entry: runs
+        for entry, runs in entries.items()
+        if (gpus is None or entry.gpus in gpus)
+        and (cases is None or {entry.configuration.case, entry.configuration.label} & {*cases})
+    }
+    where = "" if gpus is None else " on those GPUs"
+    for case in cases or ():
+        if not any(case in (e.configuration.case, e.configuration.label) for e in chosen):
+            raise UsageError(f"the results hold no '{case}'{where}; {_held(entries)}")
+    for count in sorted(gpus or ()):
+        if not any(entry.gpus == count for entry in chosen):
+            raise UsageError(f"the results hold nothing on {count} GPUs; {_held(entries)}")
+    return chosen
+
+
+def _held(entries: Iterable[Entry]) -> str:
+    return f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
+
+
+def _refuse_short(entries: dict[Entry, list[Measured]], minimum_runs: int) -> None:
+    short = [
+        f"{entry_label(entry, entries)} has {len(runs)}"
+        for entry, runs in entries.items()
+        if len(runs) < minimum_runs
+    ]
+    if short:
+        raise UsageError(
+            f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
+            f"{'; '.join(short)}; measure more with --runs, and give all results together"
+        )

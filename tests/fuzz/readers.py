@@ -1,0 +1,135 @@
+"""Spoils results files and baselines, and checks that readers answer in a value or in one line.
+
+    python tests/fuzz/readers.py --mutations 200000
+
+Whatever a file holds, a reader gives a value that can be written and read again, and shown, or
+raises a `GpuscaleError` of one printable line. Anything else is printed with the number of its
+mutation, which `--only` makes again.
+"""
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from gpuscale.errors import GpuscaleError
+from gpuscale.formats import (
+    decode_baseline,
+    decode_results,
+    encode_baseline,
+    encode_header,
+    encode_run,
+)
+from gpuscale.records import Baseline, Results
+from gpuscale.report.baseline_text import baseline_text
+from gpuscale.report.results_text import results_text
+from gpuscale.store.reading import _decode_either, decoded
+
+# Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from fuzz.mutations import mutated
+from fuzz.samples import samples
+
+READERS: dict[str, Callable[[str], Results | Baseline]] = {
+    "results": decode_results,
+    "baseline": decode_baseline,
+    "either": _decode_either,
+}
+NAMED = Path("file.json")
+LONGEST_MESSAGE = 900
+SHOWN_EVERY = 10
+TODAY = date(2026, 11, 21)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the readers made of the mutations."""
+
+    values: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    places: set[str] = field(default_factory=set)
+    """Distinct problems, without their details."""
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def reads(self) -> int:
+        """How often a reader was asked."""
+        return self.values.total() + self.refusals.total() + len(self.faults)
+
+
+def fuzz(tally: Tally, mutations: range, seed: int) -> None:
+    """Reads the mutated files with these numbers; each follows from seed and number alone."""
+    originals = {name: text.encode() for name, text in samples().items()}
+    for number in mutations:
+        rng = random.Random(f"{seed}:{number}")
+        kind = ("results", "baseline")[number % 2]
+        content = mutated(rng, originals[kind])
+        for reader in (kind, "either"):
+            try:
+                _read(tally, reader, content, show=number % SHOWN_EVERY < 2)
+            except Exception:
+                fault = f"mutation {number}, reader {reader}:\n{traceback.format_exc()}"
+                tally.faults.append(fault)
+
+
+def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
+    try:
+        value = decoded(NAMED, content, READERS[reader])
+    except GpuscaleError as error:
+        message = str(error)
+        assert message.isprintable(), f"not printable: {message!r}"
+        assert len(message) <= LONGEST_MESSAGE, f"{len(message)} characters: {message[:200]}"
+        tally.refusals[reader] += 1
+        tally.places.add(message.split(": ")[-1][:30])
+        return
+    tally.values[reader] += 1
+    if isinstance(value, Baseline):
+        assert decode_baseline(encode_baseline(value)) == value, "reads back as another baseline"
+    else:
+        assert decode_results(_encoded(value)) == value, "reads back as other results"
+    if show:
+        baseline_text(value, TODAY) if isinstance(value, Baseline) else results_text(value)
+
+
+def _encoded(results: Results) -> str:
+    header = encode_header(
+        created_at=results.created_at,
+        gpuscale_version=results.gpuscale_version,
+        environment=results.environment,
+        injections=results.injections,
+    )
+    return "".join(f"{line}\n" for line in (header, *map(encode_run, results.runs)))
+
+
+def main() -> int:
+    """Run from the command line; the exit code is 1 where a reader failed."""
+    parser = argparse.ArgumentParser(description="Spoil files and see whether readers bear it.")
+    parser.add_argument("--mutations", metavar="N", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", metavar="NUMBER", type=int, help="make this mutation alone")
+    arguments = parser.parse_args()
+    numbers = range(arguments.mutations)
+    if arguments.only is not None:
+        numbers = range(arguments.only, arguments.only + 1)
+    tally = Tally()
+    began = time.monotonic()
+    fuzz(tally, numbers, arguments.seed)
+    for fault in tally.faults[:5]:
+        sys.stdout.write(f"{fault}\n")
+    sys.stdout.write(
+        f"{len(numbers)} mutations (seed {arguments.seed}), {tally.reads} reads in "
+        f"{time.monotonic() - began:.0f} s: {tally.values.total()} read and written back, "
+        f"{tally.refusals.total()} refused in one line ({len(tally.places)} different problems), "
+        f"{len(tally.faults)} tracebacks\n"
+    )
+    return 1 if tally.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""`gpuscale baseline` as a user types it: recorded, shown, compared, changed, imported."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from scaling_records import environment, measured
+
+from gpuscale.cli import main
+from gpuscale.formats import encode_header, encode_run
+from gpuscale.records import Results
+from gpuscale.store import read_baseline
+
+ONE_AND_TWO = {1: (1.0, 1.001, 0.999) * 2, 2: (1.1, 1.102, 1.098) * 2}
+SLOWER = {1: (1.0, 1.002, 0.998) * 2, 2: (1.3, 1.303, 1.297) * 2}
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs commands in a folder with results of two nights in it."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capture = capture
+        self.write("night", measured(ONE_AND_TWO, job_id="17"))
+        self.write("later", measured(SLOWER, job_id="18"))
+
+    def write(self, name: str, results: Results) -> Path:
+        path = self.folder / f"{name}.jsonl"
+        header = encode_header(
+            created_at=results.created_at,
+            gpuscale_version=results.gpuscale_version,
+            environment=results.environment,
+            injections=results.injections,
+        )
+        started = 1.7e9 + len(list(self.folder.iterdir())) * 86400
+        runs = [replace(run, started_at_s=started) for run in results.runs]
+        path.write_text("".join(f"{line}\n" for line in (header, *map(encode_run, runs))))
+        return path
+
+    def __call__(self, *arguments: str) -> Answer:
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        out, err = self._capture.readouterr()
+        return Answer(int(code), out, err)
+
+    def recorded(self, *options: str) -> Path:
+        answer = self(
+            *("baseline", "record", "night.jsonl", "--cluster", "Here", "-o", "b.json"), *options
+        )
+        assert answer.code == 0, answer.err
+        return self.folder / "b.json"
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
+def update(*options: str) -> Sequence[str]:
+    return ("baseline", "update", "b.json", "later.jsonl", *options)
+
+
+def test_a_baseline_shows_its_provenance_entries_and_expiry(shell: Shell) -> None:
+    shell.recorded("--expires-after", "1w")
+    shown = shell("baseline", "show", "b.json")
+    assert shown.code == 0
+    assert "baseline  b: Here, 4× Tesla V100-SXM2-16GB per node" in shown.out
+    assert "recorded  2026-11-21T03:00:00+00:00 by " in shown.out
+    assert ", with gpuscale 0\n" in shown.out
+    assert "expires   2026-11-28" in shown.out
+    assert "software  torch 2.11, Python 3.11\n          in 17 on node1" in shown.out
+    assert "6 (1)" in shown.out
+    assert "1.82 [1.81, 1.82]" in shown.out
+    assert shell("show", "b.json").out == shown.out
+
+
+def test_only_the_chosen_entries_are_recorded(shell: Shell) -> None:
+    path = shell.recorded("--gpus", "2", "--case", "mnist_cnn/ddp")
+    assert [entry.gpus for entry in read_baseline(path).measured] == [2]
+    command = ("baseline", "record", "night.jsonl", "--cluster", "Here", "-o", "c.json")
+    answer = shell(*command, "--case", "resnet50")
+    assert answer.code == 2
+    held = "they hold mnist_cnn/ddp on 1 GPU, mnist_cnn/ddp on 2 GPUs"
+    assert f"the results hold no 'resnet50'; {held}" in answer.err
+    assert f"the results hold nothing on 4 GPUs; {held}" in shell(*command, "--gpus", "2,4").err
+    assert not (shell.folder / "c.json").exists()
+
+
+def test_an_expired_baseline_says_so_wherever_it_is_used(shell: Shell) -> None:
+    shell.recorded("--expires", "2020-01-31")
+    for command in (("baseline", "show", "b.json"), ("compare", "b.json", "later.jsonl")):
+        assert "note: the baseline expired on 2020-01-31" in shell(*command).out
+    plain = shell("compare", "b.json", "later.jsonl")
+    shell.folder.joinpath("b.json").unlink()
+    shell.recorded()
+    assert plain.code == shell("compare", "b.json", "later.jsonl").code == 1
+
+
+def test_two_baselines_are_set_side_by_side(shell: Shell) -> None:
+    shell.recorded()
+    where = replace(environment(job_id="18"), torch_version="2.12", host="node2")
+    slower = shell.write("slower", replace(measured(SLOWER, job_id="18"), environment=where))
+    record = ("baseline", "record", str(slower), "--cluster", "Here", "--name", "b")
+    assert shell(*record, "-o", "other.json").code == 0
+    answer = shell("baseline", "diff", "b.json", "other.json")
+    assert answer.code == 0
+    assert "torch 2.11 → 2.12\nhosts: node1 → node2\n\n" in answer.out
+    two = answer.out.split("mnist_cnn/ddp on 2 GPUs\n")[1]
+    assert "  step time   1.10 s ±0.2 % → 1.30 s ±0.2 %" in two
+    assert "  judged      REGRESSED: E(2) fell by 15." in two
+    assert "measured" not in two
+    assert shell("baseline", "diff", "b.json", "b.json").out == "no difference\n"
+
+
+def test_entries_that_only_one_baseline_has_are_named(shell: Shell) -> None:
+    shell.recorded()
+    record = ("baseline", "record", "night.jsonl", "--cluster", "There", "--name", "b")
+    assert shell(*record, "--gpus", "1", "-o", "one.json").code == 0
+    answer = shell("baseline", "diff", "b.json", "one.json")
+    assert answer.out.startswith("cluster: Here → There\n\nmnist_cnn/ddp on 2 GPUs: only in b.json")
+    assert "mnist_cnn/ddp on 1 GPU" not in answer.out
+    tolerant = json.loads((shell.folder / "one.json").read_text())
+    tolerant["tolerances"]["margin"] = 0.05
+    (shell.folder / "two.json").write_text(json.dumps(tolerant))
+    assert shell("baseline", "diff", "one.json", "two.json").out == (
+        "tolerances.margin: 0.02 → 0.05\n"
+    )
+
+
+def test_nothing_is_written_that_was_not_approved(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    answer = shell(*update())
+    assert answer.code == 3
+    assert "judged      REGRESSED: E(2) fell by 15." in answer.out
+    assert answer.out.endswith(
+        "b.json: nothing was written; approve with --reason TEXT and --accept all, or "
+        "mnist_cnn/ddp@1, mnist_cnn/ddp@2\n"
+    )
+    assert shell(*update("--accept", "all")).code == 2
+    assert shell(*update("--accept", "all", "--reason", "  ")).code == 2
+    assert shell(*update("--accept", "resnet50", "--reason", "r")).code == 2
+    assert path.read_bytes() == before
+
+
+def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
+    path = shell.recorded()
+    before = read_baseline(path)
+    answer = shell(*update("--accept", "mnist_cnn@2", "--reason", "new\nNCCL"))
+    assert answer.code == 0
+    assert "b.json: 1 of 2 changes written\n" in answer.out
+    assert "note: mnist_cnn/ddp on 1 GPU stays as it was" in answer.out
+    after = read_baseline(path)
+    assert after.measured[0] == before.measured[0]
+    assert {run.allocation for run in after.measured[1].runs} == {"18"}
+    (change,) = after.history
+    assert change.reason == "new NCCL"
+    assert [entry.gpus for entry in change.replaced] == [2]
+    shown = shell("show", "b.json").out
+    assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
+    assert shell(*update("--accept", "all", "--reason", "the rest")).code == 0
+    assert shell(*update()) == Answer(0, "nothing would change\n", "")
+
+
+def test_all_leaves_out_what_is_short_of_runs_and_says_so(shell: Shell) -> None:
+    shell.recorded()
+    shell.write("later", measured({1: SLOWER[1], 2: SLOWER[2][:4]}, job_id="18"))
+    answer = shell(*update("--accept", "all", "--reason", "r"))
+    assert answer.code == 3
+    assert "on 2 GPUs: cannot be accepted, it has 4 valid runs, and an entry needs 6" in answer.out
+    assert "1 of 2 changes written" in answer.out
+
+
+def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    approved = ("--accept", "all", "--reason", "r")
+    shell.write("later", replace(measured(SLOWER), injections=("data=5ms",)))
+    assert "faults made on purpose (data=5ms)" in shell(*update(*approved)).err
+    shell.write("later", replace(measured(SLOWER), environment=environment("NVIDIA A100-SXM4")))
+    refused = shell(*update(*approved))
+    assert refused.code == 2
+    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in refused.err
+    assert "make another one with 'gpuscale baseline record'" in refused.err
+    assert path.read_bytes() == before
+
+
+def test_an_update_may_set_a_new_expiry(shell: Shell) -> None:
+    path = shell.recorded("--expires", "2020-01-31")
+    approved = ("--accept", "all", "--reason", "r")
+    assert shell(*update(*approved, "--expires-after", "52w")).code == 0
+    assert read_baseline(path).expires_on == "2027-11-20"
+
+
+def in_a_terminal(
+    folder: Path,
+    command: Sequence[str],
+    typed: str,
+    *,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> tuple[int, str]:
+    """A command whose input and output are a terminal, and what it showed.
+
+    Nothing is typed before the first question, when `meanwhile` happens.
+    """
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", *command],
+        stdin=follower,
+        stdout=follower,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    os.close(follower)
+    shown = b""
+    while not shown.endswith(b"[q]uit: "):
+        shown += os.read(leader, 65536)
+    meanwhile()
+    os.write(leader, typed.encode())
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(leader)
+    return process.wait(timeout=60), shown.decode()
+
+
+def test_each_change_is_asked_for_at_a_terminal(shell: Shell) -> None:
+    path = shell.recorded()
+    code, shown = in_a_terminal(shell.folder, update(), "n\n\ny\nmemory clocks were raised\n")
+    assert code == 0, shown
+    assert "accept mnist_cnn/ddp on 1 GPU? [y]es, [n]o, [a]ll from here on, [q]uit: " in shown
+    assert "1 of 2 changes written" in shown
+    (change,) = read_baseline(path).history
+    assert [entry.gpus for entry in change.replaced] == [2]
+    assert change.reason == "memory clocks were raised"
+
+
+def test_a_baseline_that_changes_under_the_question_is_not_overwritten(shell: Shell) -> None:
+    path = shell.recorded()
+    other = path.read_text().replace('"cluster": "Here"', '"cluster": "There"')
+    command = update("--reason", "r")
+    code, shown = in_a_terminal(
+        shell.folder, command, "a\n", meanwhile=lambda: path.write_text(other)
+    )
+    assert code == 2, shown
+    assert path.read_text() == other
+
+
+def test_who_leaves_the_question_open_changes_nothing(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    code, shown = in_a_terminal(shell.folder, update(), "y\n\x04")
+    assert code == 3, shown
+    assert "nothing was written" in shown
+    assert path.read_bytes() == before
+
+
+def test_a_table_becomes_published_figures(shell: Shell) -> None:
+    table = shell.folder / "wiki.csv"
+    table.write_text("n,time (min),speedup\n1,342.2,1\n16,24.8,13.8\n")
+    options = ["--cluster", "JUWELS", "--gpu-name", "A100", "--gpus-per-node", "4"]
+    options += ("--source", "our wiki", "--case", "resnet50", "--strategy", "ddp")
+    options += ("--batch-per-gpu", "128", "--timed", "job")
+    command = ("baseline", "import", "wiki.csv", "-o", "wiki.json", *options)
+    answer = shell(*command)
+    assert answer.out.splitlines() == [
+        "wiki.json: 2 published figures",
+        "note: left out, since it follows from the figures: 'speedup'",
+    ]
+    baseline = read_baseline(shell.folder / "wiki.json")
+    assert [(f.gpus, f.nodes, f.times_s) for f in baseline.published] == [
+        (1, 1, (342.2 * 60,)),
+        (16, 4, (24.8 * 60,)),
+    ]
+    assert baseline.source is not None
+    assert baseline.source.title == "our wiki"
+    assert "13.80" in shell("show", "wiki.json").out
+    assert "exists already" in shell(*command).err
+
+
+def test_a_wrong_cell_is_named_by_file_line_and_column(shell: Shell) -> None:
+    (shell.folder / "wiki.csv").write_text("n,img/s\n1,360\n8,2,650\n")
+    command = ("baseline", "import", "wiki.csv", "-o", "w.json", "--cluster", "c", "--source", "s")
+    assert shell(*command) == Answer(
+        2, "", "gpuscale: wiki.csv:3: 3 cells under 2 headers (line 1); give each header its cell\n"
+    )
+    (shell.folder / "wiki.csv").write_text('n,img/s\n1,360\n8,"2,650"\n')
+    assert shell(*command, "--case", "a", "--strategy", "ddp", "--batch-per-gpu", "1").err == (
+        "gpuscale: wiki.csv:3: column 'img/s': expected a number such as 1520.5, "
+        "found text '2,650'\n"
+    )
+    assert not (shell.folder / "w.json").exists()
+
+
+def test_an_empty_file_is_neither_results_nor_a_baseline(shell: Shell) -> None:
+    (shell.folder / "empty.json").write_text(" \n")
+    assert shell("show", "empty.json").err == (
+        "gpuscale: empty.json: the file is empty; give a results file or a baseline\n"
+    )

@@ -1,0 +1,115 @@
+"""A place inside a baseline is told by its line, as an editor counts it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuscale.errors import DecodeError, FileError
+from gpuscale.formats import decode_baseline
+from gpuscale.formats.positions import line_of, line_of_repeated_key
+from gpuscale.store import read_any, read_baseline
+
+PAGE = Path(__file__).parent.parent / "docs" / "format.md"
+TEXT = """{
+  "a": [
+    {"b": 1},
+    {
+      "b": {"c": 2,
+            "d.e": [3,
+                    4]}
+    }
+  ],
+  "map": {
+    "job 4711": {"host":
+      "x"},
+    "\\u006aob": 5
+  }
+}
+"""
+
+
+def example() -> str:
+    found = re.search(r"```json baseline\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("", 1),
+        ("a", 2),
+        ("a[0]", 3),
+        ("a[0].b", 3),
+        ("a[1]", 4),
+        ("a[1].b.c", 5),
+        ("a[1].b.d.e", 6),
+        ("a[1].b.d.e[1]", 7),
+        ("map['job 4711'].host", 11),
+        ("map['job']", 13),
+        ("map", 10),
+        # Of what is not there, the line of what should hold it.
+        ("a[1].b.missing", 5),
+        ("a[7]", 2),
+        ("nothing.here", 1),
+    ],
+)
+def test_a_place_has_the_line_of_its_key(place: str, line: int) -> None:
+    assert line_of(TEXT, place) == line
+    assert line_of(json.dumps(json.loads(TEXT)), place) == 1
+
+
+def test_a_field_that_should_not_be_there_has_a_line_of_its_own() -> None:
+    assert line_of(TEXT, "a[1].b", "d.e") == 6
+    assert line_of(TEXT, "a[1]", "none") == 4
+
+
+def test_a_repeated_key_has_the_line_of_its_second_place() -> None:
+    assert line_of_repeated_key('{"a": {"a": "a:\\"",\n"b": 1},\n"b": 2,\n"\\u0061": 3}') == 4
+    assert line_of_repeated_key(TEXT) is None
+
+
+def edited(old: str, new: str) -> tuple[str, int]:
+    """The example with one hand edit, and the line that it is on."""
+    text = example()
+    assert text.count(old) == 1
+    return text.replace(old, new), text[: text.index(old)].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            '"step_time_s": 0.00415',
+            '"step_time_s": -3',
+            "measured[0].runs[2].step_time_s: expected a time in seconds",
+        ),
+        ('"samples_per_s": 2650.0', '"samples_per_s": "2650"', "published[3].samples_per_s: exp"),
+        ('"gpu_name": "V100"', '"gpu_nmae": "V100"', "hardware: unknown field 'gpu_nmae'; did you"),
+        ('"margin": 0.02', '"margin": 2', "tolerances.margin: expected a fraction"),
+        ('"version": 1', '"version": 9', "version: version 9 is newer than this gpuscale"),
+        ('"cluster": ', '"name": ', "the field 'name' stands twice in one object"),
+        ('"gpus_per_node": 4,', '"gpus_per_node" 4,', "column 21: this is not JSON: Expecting ':'"),
+        ('"recorded_at"', '"recorded at"', "unknown field 'recorded at'; did you mean 'recorded_"),
+    ],
+)
+def test_a_hand_edit_that_breaks_a_baseline_is_named_by_line(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    text, line = edited(old, new)
+    path = tmp_path / "mine.json"
+    path.write_text(text, encoding="utf-8")
+    for read in (read_baseline, read_any):
+        with pytest.raises(FileError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}:{line}: {problem}")
+
+
+def test_a_problem_of_the_whole_document_has_no_line() -> None:
+    document = json.loads(example())
+    del document["source"]
+    with pytest.raises(DecodeError, match=r"^published figures need a 'source'") as caught:
+        decode_baseline(json.dumps(document, indent=2))
+    assert caught.value.line is None

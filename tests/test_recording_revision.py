@@ -1,0 +1,152 @@
+"""Changes of a baseline: what is proposed, what may be accepted, and what history keeps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from scaling_records import CNN, measured, run
+
+from gpuscale.errors import UsageError
+from gpuscale.formats import decode_baseline, encode_baseline
+from gpuscale.recording import (
+    Proposal,
+    accepted,
+    baseline_from_results,
+    proposals,
+    revised,
+)
+from gpuscale.records import Baseline, Configuration, Results
+
+THEN = {1: [1.0] * 6, 2: [1.1] * 6}
+AT = "2026-12-01T09:00:00+00:00"
+SMOKE = replace(CNN, size="smoke")
+
+
+def night(
+    times_s: Mapping[int, Sequence[float]], job_id: str, configuration: Configuration = CNN
+) -> Results:
+    return measured(times_s, job_id=job_id, configuration=configuration)
+
+
+def recorded(*nights: Results) -> Baseline:
+    return baseline_from_results(nights, name="n", cluster="c", recorded_by="alice")
+
+
+def revise(baseline: Baseline, *nights: Results, accept: Sequence[str] = ("all",)) -> Baseline:
+    chosen = accepted(proposals(baseline, nights), accept)
+    return revised(baseline, chosen, nights, reason="new NCCL", at=AT, by="bob")
+
+
+def test_only_what_differs_is_proposed() -> None:
+    then = night(THEN, "17")
+    baseline = recorded(then)
+    assert proposals(baseline, [then]) == ()
+    now = night({1: [1.0] * 6, 2: [1.2] * 6, 4: [1.3] * 6}, "17")
+    found = proposals(baseline, [now])
+    assert [(p.label, p.old is None) for p in found] == [
+        ("mnist_cnn/ddp on 2 GPUs", False),
+        ("mnist_cnn/ddp on 4 GPUs", True),
+    ]
+    assert found[0].old is baseline.measured[1]
+    assert [each.step_time_s for each in found[0].new.runs] == [1.2] * 6
+    # The same times of another night are another measurement.
+    assert len(proposals(baseline, [night(THEN, "18")])) == 2
+
+
+def test_failed_runs_propose_nothing() -> None:
+    failed = replace(night({}, "18"), runs=(run(2, None),) * 6)
+    assert proposals(recorded(night(THEN, "17")), [failed]) == ()
+
+
+def test_short_entries_are_shown_but_cannot_be_accepted() -> None:
+    baseline = recorded(night(THEN, "17"))
+    now = night({1: [1.0] * 3, 2: [1.2] * 6}, "18")
+    found = proposals(baseline, [now])
+    assert found[0].obstacle == "has 3 valid runs, and an entry needs 6"
+    assert [p.label for p in accepted(found, ["all"])] == ["mnist_cnn/ddp on 2 GPUs"]
+    with pytest.raises(UsageError, match=r"on 1 GPU has 3 valid runs, and an entry needs 6; noth"):
+        accepted(found, ["mnist_cnn/ddp@1"])
+
+
+@pytest.mark.parametrize(
+    ("selectors", "rows"),
+    [
+        (["mnist_cnn/ddp@2"], [2]),
+        (["mnist_cnn@2"], [2]),
+        (["mnist_cnn/ddp"], [1, 2]),
+        (["mnist_cnn"], [1, 2]),
+        (["mnist_cnn@2", "all"], [1, 2]),
+        ([], []),
+    ],
+)
+def test_a_selector_names_one_row_or_a_whole_case(selectors: list[str], rows: list[int]) -> None:
+    found = proposals(recorded(night(THEN, "17")), [night(THEN, "18")])
+    assert [proposal.new.gpus for proposal in accepted(found, selectors)] == rows
+
+
+def test_a_selector_that_names_nothing_is_refused_with_the_choice() -> None:
+    found = proposals(recorded(night(THEN, "17")), [night(THEN, "18")])
+    with pytest.raises(UsageError, match="there is mnist_cnn/ddp@1, mnist_cnn/ddp@2"):
+        accepted(found, ["mnist_cnn/ddp@4"])
+
+
+def test_history_keeps_the_old_value_and_the_reason() -> None:
+    before = recorded(night(THEN, "17"))
+    after = revise(before, night({1: [1.0] * 6, 2: [1.2] * 6}, "18"), accept=["mnist_cnn@2"])
+    assert after.measured[0] == before.measured[0]
+    assert {each.step_time_s for each in after.measured[1].runs} == {1.2}
+    assert {each.allocation for each in after.measured[1].runs} == {"18"}
+    (change,) = after.history
+    assert (change.at, change.reason, change.by) == (AT, "new NCCL", "bob")
+    (old,) = change.replaced
+    assert [(r.step_time_s, r.allocation) for r in old.runs] == [(1.1, "17")] * 6
+    assert all(each.evidence is None for each in old.runs)
+    assert (after.recorded_by, after.recorded_at) == ("alice", before.recorded_at)
+    assert decode_baseline(encode_baseline(after)) == after
+
+
+def test_environments_go_to_history_with_the_last_of_their_runs() -> None:
+    before = recorded(night(THEN, "17"))
+    half = revise(before, night(THEN, "18"), accept=["mnist_cnn@2"])
+    assert set(half.environments) == {"17", "18"}
+    assert half.history[0].environments == {}
+    whole = revise(half, night(THEN, "19"))
+    assert set(whole.environments) == {"19"}
+    assert set(whole.history[1].environments) == {"17", "18"}
+    assert whole.history[0] == half.history[0]
+
+
+def test_entries_of_the_same_name_are_told_apart() -> None:
+    before = recorded(night(THEN, "17"), night(THEN, "17", SMOKE))
+    now = night({2: [1.2] * 6}, "18", SMOKE)
+    (proposal,) = proposals(before, [now])
+    assert proposal.label == "mnist_cnn/ddp on 2 GPUs (size smoke)"
+    after = revise(before, now)
+    by_size = {(e.configuration.size, e.gpus): e.runs[0].step_time_s for e in after.measured}
+    assert by_size == {("full", 1): 1.0, ("full", 2): 1.1, ("smoke", 1): 1.0, ("smoke", 2): 1.2}
+
+
+def test_new_rows_are_named_in_history_and_versions_gathered() -> None:
+    before = recorded(night(THEN, "17"))
+    now = replace(night({4: [1.3] * 6}, "18"), gpuscale_version="9")
+    after = revise(before, now)
+    assert [entry.gpus for entry in after.measured] == [1, 2, 4]
+    assert after.history[0].added == ("mnist_cnn/ddp on 4 GPUs",)
+    assert after.history[0].replaced == ()
+    assert after.gpuscale_version == "0, 9"
+
+
+def test_an_expiry_changes_only_when_a_new_one_is_given() -> None:
+    before = replace(recorded(night(THEN, "17")), expires_on="2027-01-01")
+    now = [night(THEN, "18")]
+    found: tuple[Proposal, ...] = proposals(before, now)
+    kept = revised(before, found, now, reason="r", at=AT)
+    assert kept.expires_on == "2027-01-01"
+    moved = revised(before, found, now, reason="r", at=AT, expires_on="2028-01-01")
+    assert moved.expires_on == "2028-01-01"
+
+
+def test_results_with_faults_made_on_purpose_propose_nothing() -> None:
+    injected = replace(night(THEN, "18"), injections=("data=5ms",))
+    with pytest.raises(UsageError, match=r"faults made on purpose \(data=5ms\)"):
+        proposals(recorded(night(THEN, "17")), [injected])

@@ -1,0 +1,105 @@
+"""Whether a baseline holds: expiry, and machines that only look alike."""
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from scaling_records import baseline, environment, results
+
+from gpuscale.compare import compare
+from gpuscale.errors import UsageError
+from gpuscale.records import Environment, GpuDevice, Hardware
+from gpuscale.validity import expiry_note, foreign_note, last_valid_day, with_validity
+
+THEN = baseline({1: [1.0] * 6})
+MEASURED_AT = "2026-11-21T23:30:00-05:00"
+
+
+def test_a_baseline_holds_through_its_last_day() -> None:
+    expiring = replace(THEN, expires_on="2027-05-01")
+    assert expiry_note(expiring, date(2027, 5, 1)) is None
+    yesterday = expiry_note(expiring, date(2027, 5, 2))
+    assert yesterday is not None
+    assert yesterday.startswith("the baseline expired on 2027-05-01 (yesterday): ")
+    assert "(31 days ago)" in str(expiry_note(expiring, date(2027, 6, 1)))
+    assert expiry_note(THEN, date.max) is None
+
+
+@pytest.mark.parametrize(
+    ("on", "after", "day"),
+    [
+        (None, None, None),
+        ("2027-05-01", None, "2027-05-01"),
+        (None, "1d", "2026-11-22"),
+        (None, "26w", "2027-05-22"),
+    ],
+)
+def test_an_expiry_is_a_date_or_a_period_after_the_measurement(
+    on: str | None, after: str | None, day: str | None
+) -> None:
+    assert last_valid_day(on, after, measured_at=MEASURED_AT) == day
+
+
+@pytest.mark.parametrize(
+    ("on", "after", "message"),
+    [
+        ("2027-05-01", "1d", "say the same thing; give one of them"),
+        ("soon", None, "--expires: 'soon' is not a date such as 2027-05-01"),
+        ("2027-02-30", None, "is not a date"),
+        (None, "6 months", "--expires-after: '6 months' is not a period such as 180d or 26w"),
+        (None, "-3d", "is not a period"),
+        (None, "999999w", "ends after the year 9999"),
+    ],
+)
+def test_what_is_no_expiry_is_refused(on: str | None, after: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        last_valid_day(on, after, measured_at=MEASURED_AT)
+
+
+def of_cpu(cpu_model: str | None) -> Environment:
+    return replace(environment(), cpu_model=cpu_model)
+
+
+@pytest.mark.parametrize(
+    ("known", "here", "is_foreign"),
+    [
+        ("POWER9", "Xeon Gold 6138", True),
+        ("POWER9", "POWER9, altivec supported", False),
+        ("Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz", "Xeon Gold 6138", False),
+        (None, "Xeon Gold 6138", False),
+        ("POWER9", None, False),
+    ],
+)
+def test_the_same_gpus_in_another_host_are_told(
+    known: str | None, here: str | None, is_foreign: bool
+) -> None:
+    hardware = replace(THEN.hardware, cpu_model=known)
+    note = foreign_note(replace(THEN, hardware=hardware), [of_cpu(here)])
+    assert (note is not None) == is_foreign
+    if note is not None:
+        assert "its CPU is POWER9, here Xeon Gold 6138;" in note
+
+
+def test_a_job_may_see_fewer_gpus_than_the_node_has_but_not_more() -> None:
+    device = GpuDevice(index=0, name="V100")
+    assert foreign_note(THEN, [replace(environment(), gpus=(device,))]) is None
+    note = foreign_note(THEN, [replace(environment(), gpus=(device,) * 8)] * 2)
+    assert note is not None
+    assert note.count("its nodes have 4 GPUs, here 8") == 1
+
+
+def test_cpu_ranks_need_no_note_since_other_cpus_are_not_compared() -> None:
+    hardware = Hardware(device="cpu", cpu_model="POWER9")
+    here = replace(of_cpu("Xeon"), device="cpu", gpus=())
+    assert foreign_note(replace(THEN, hardware=hardware), [here]) is None
+
+
+def test_a_comparison_says_that_its_baseline_has_expired_and_keeps_its_verdicts() -> None:
+    now = results()
+    plain = compare(THEN, [now])
+    assert with_validity(plain, THEN, [now], today=date(2030, 1, 1)) == plain
+    expired = replace(THEN, expires_on="2029-12-31")
+    noted = with_validity(plain, expired, [now], today=date(2030, 1, 1))
+    assert noted.entries == plain.entries
+    assert noted.notes[:-1] == plain.notes
+    assert "expired on 2029-12-31" in noted.notes[-1]
