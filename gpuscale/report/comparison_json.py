@@ -2,9 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from gpuscale.records import Comparison, EntryVerdict, Estimate, SpeedupPair
-from gpuscale.report.comparison_text import summary_line
+from gpuscale.records import (
+    Cause,
+    Comparison,
+    Configuration,
+    EntryVerdict,
+    Estimate,
+    MetricVerdict,
+    SpeedupPair,
+)
+from gpuscale.report.comparison_words import summary_line
 from gpuscale.report.injection_text import injection_note
 
 FORMAT = "gpuscale-comparison"
@@ -33,6 +42,7 @@ def _entry(entry: EntryVerdict) -> dict[str, object]:
         "case": entry.key.case,
         "strategy": entry.key.strategy,
         "gpus": entry.key.gpus,
+        "configuration": _configuration(entry.configuration),
         "verdict": entry.verdict.value,
         "finding": None if entry.finding is None else entry.finding.value,
         "baseline": _pair(entry.baseline),
@@ -42,7 +52,33 @@ def _entry(entry: EntryVerdict) -> dict[str, object]:
         "minimum_detectable_loss": entry.minimum_detectable_loss,
         "further_runs": entry.further_runs,
         "reason": entry.reason,
+        "metrics": [_metric(metric) for metric in entry.metrics],
+        "causes": [_cause(cause) for cause in entry.causes],
     }
+
+
+def _configuration(configuration: Configuration | None) -> dict[str, object] | None:
+    """All fields but those that the row itself has."""
+    if configuration is None:
+        return None
+    fields = asdict(configuration)
+    return {name: fields[name] for name in fields if name not in ("case", "strategy")}
+
+
+def _metric(metric: MetricVerdict) -> dict[str, object]:
+    return {
+        "metric": metric.metric.value,
+        "unit": metric.unit,
+        "verdict": metric.verdict.value,
+        "baseline": _estimate(metric.baseline),
+        "current": _estimate(metric.current),
+        "change": _estimate(metric.change),
+        "reason": metric.reason,
+    }
+
+
+def _cause(cause: Cause) -> dict[str, object]:
+    return {**asdict(cause), "kind": cause.kind.value}
 
 
 def _pair(pair: SpeedupPair) -> dict[str, object]:

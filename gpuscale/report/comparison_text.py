@@ -2,108 +2,115 @@
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
-from gpuscale.records import Comparison, EntryVerdict, Estimate, Verdict
+from gpuscale.records import Comparison
 from gpuscale.report.colour import Palette
+from gpuscale.report.comparison_words import (
+    FINDS,
+    NamedRow,
+    details,
+    explanations,
+    interval_text,
+    judged_change,
+    judged_text,
+    named_rows,
+    short_reason,
+    summary_line,
+    verdict_word,
+)
 from gpuscale.report.injection_text import injection_note, injection_warning
-from gpuscale.report.table import UNKNOWN, interval_text
-from gpuscale.units import format_percent
+from gpuscale.report.wrapping import PLAIN_WIDTH, wrapped
 
-_HEADERS = ("case", "gpus", "speedup", "E", "change", "detectable", "verdict")
+_GAP = "  "
+_INDENT = "    "
 
 
 def comparison_text(
-    comparison: Comparison, palette: Palette, injections: Sequence[str] = ()
+    comparison: Comparison,
+    palette: Palette,
+    injections: Sequence[str] = (),
+    *,
+    width: int = PLAIN_WIDTH,
 ) -> str:
-    """The comparison as text, without a line break at its end.
+    """The comparison as text, without a line break at its end; what got worse comes first.
 
     Args:
         comparison: What to show.
         palette: For terminals or not.
         injections: The faults that were made on purpose in the results.
+        width: Columns that lines keep to where their words let them.
     """
-    return "\n".join(_lines(comparison, palette, injections))
+    return "\n".join(_lines(comparison, palette, injections, width))
 
 
-def summary_line(comparison: Comparison) -> str:
-    """All verdicts counted: `1 regressed, 3 ok`."""
-    counts = [(verdict, comparison.count(verdict)) for verdict in Verdict]
-    words = [f"{count} {verdict.value}" for verdict, count in counts if count]
-    return ", ".join(words) if words else "nothing to compare"
-
-
-def _lines(comparison: Comparison, palette: Palette, injections: Sequence[str]) -> Iterator[str]:
+def _lines(
+    comparison: Comparison, palette: Palette, injections: Sequence[str], width: int
+) -> Iterator[str]:
     if injections:
         yield palette.bold(injection_warning(injections))
-    yield f"baseline  {palette.bold(comparison.baseline_name)}: {comparison.baseline_machine}"
-    yield f"current   {comparison.current_machine}"
-    if comparison.entries:
+    baseline = f"baseline  {comparison.baseline_name}: {comparison.baseline_machine}"
+    yield from wrapped(baseline, width, hanging=10)
+    yield from wrapped(f"current   {comparison.current_machine}", width, hanging=10)
+    rows = named_rows(comparison)
+    if rows:
         yield ""
-        yield tabulate(
-            [_row(entry, palette) for entry in comparison.entries],
-            _HEADERS,
-            disable_numparse=True,
-            colalign=("left", "right", "left", "left", "left", "right", "left"),
-        )
-        if any(entry.minimum_detectable_loss is not None for entry in comparison.entries):
-            yield ""
-            yield (
-                "change: with its 95% interval, less is worse; detectable: the smallest loss that "
-                "is found 19 times in 20"
-            )
-    yield from _reasons(comparison)
+        yield from _table(rows, palette, width)
+        yield from _legend(rows, width)
+    yield from _explanations(rows, width)
     notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
     if notes:
         yield ""
-        yield from (f"note: {note}" for note in notes)
+        for note in notes:
+            yield from wrapped(f"note: {note}", width, hanging=6)
     yield ""
-    code = comparison.exit_code
-    yield f"{summary_line(comparison)} (exit code {code.value})"
+    yield f"{summary_line(comparison)} (exit code {comparison.exit_code.value})"
 
 
-def _row(entry: EntryVerdict, palette: Palette) -> list[str]:
-    verdict = entry.verdict.value.upper() if not entry.verdict.is_pass else entry.verdict.value
-    finding = f"  {entry.finding.value}" if entry.finding else ""
-    detectable = entry.minimum_detectable_loss
-    return [
-        f"{entry.key.case}/{entry.key.strategy}",
-        str(entry.key.gpus),
-        _arrow(entry.baseline.speedup, entry.current.speedup),
-        _arrow(entry.baseline.efficiency, entry.current.efficiency),
-        _change(entry),
-        UNKNOWN if detectable is None else format_percent(detectable),
-        palette.verdict(entry.verdict, verdict) + finding,
-    ]
-
-
-def _arrow(before: Estimate | None, now: Estimate | None) -> str:
-    old = UNKNOWN if before is None else f"{before.value:.2f}"
-    return f"{old} → {interval_text(now)}"
-
-
-def _change(entry: EntryVerdict) -> str:
-    change = entry.change
-    if change is None:
-        return UNKNOWN
-    text = f"{entry.changed_quantity or ''} {format_percent(change.value, signed=True)}".strip()
-    if change.low is None or change.high is None:
-        return text
-    low, high = (format_percent(bound, signed=True) for bound in (change.low, change.high))
-    return f"{text} [{low}, {high}]"
-
-
-def _reasons(comparison: Comparison) -> Iterator[str]:
-    """Each reason once, with the rows that it explains."""
-    rows: dict[str, list[EntryVerdict]] = {}
-    for entry in comparison.entries:
-        if entry.reason and entry.verdict is not Verdict.OK:
-            rows.setdefault(entry.reason, []).append(entry)
-    if rows:
-        yield ""
-    for reason, entries in rows.items():
-        if len(entries) == len(comparison.entries) > 1:
-            subject = "all rows"
+def _table(rows: Sequence[NamedRow], palette: Palette, width: int) -> Iterator[str]:
+    """Such as `mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  REGRESSED  scaling loss`."""
+    cells = [_cells(row) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row, texts in zip(rows, cells, strict=True):
+        start = "".join(f"{text:<{size}}{_GAP}" for text, size in zip(texts, widths, strict=True))
+        word, reason = verdict_word(row.entry.verdict), short_reason(row.entry)
+        line = f"{start}{palette.verdict(row.entry.verdict, word)}"
+        if not reason:
+            yield line
+        elif len(f"{start}{word}{_GAP}{reason}") <= width:
+            yield f"{line}{_GAP}{reason}"
         else:
-            subject = ", ".join(entry.key.label for entry in entries)
-        yield f"{subject}: {reason}"
+            yield line
+            yield f"{_INDENT}{reason}"
+
+
+def _cells(row: NamedRow) -> tuple[str, ...]:
+    return row.name, row.gpus, judged_text(row.entry), interval_text(row.entry)
+
+
+def _legend(rows: Sequence[NamedRow], width: int) -> Iterator[str]:
+    """What the brackets and `finds` are, where there are any."""
+    of_changes = any(judged_change(row.entry) is not None for row in rows)
+    of_efficiency = any(
+        judged_change(row.entry) is None and interval_text(row.entry) for row in rows
+    )
+    parts = []
+    if of_changes:
+        other = ", or of E now where nothing was judged" if of_efficiency else ""
+        parts.append(f"brackets: 95 % interval of the change{other}")
+    elif of_efficiency:
+        parts.append("brackets: 95 % interval of E now")
+    if any(short_reason(row.entry).startswith("finds ") for row in rows):
+        parts.append(f"finds: {FINDS}")
+    if parts:
+        yield ""
+        yield from wrapped("; ".join(parts), width)
+
+
+def _explanations(rows: Sequence[NamedRow], width: int) -> Iterator[str]:
+    found = explanations(rows)
+    if found:
+        yield ""
+    for explanation in found:
+        yield from wrapped(f"{explanation.subject}: {explanation.reason}", width)
+        for row in explanation.rows:
+            for line in details(row.entry)[1:]:
+                yield from wrapped(f"  {line}", width)

@@ -1,6 +1,13 @@
 """What is said of results in which faults were made on purpose: they never pass for real ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from gpuscale.records import Results
+
+
+def injections_of(results: Iterable[Results]) -> tuple[str, ...]:
+    """The faults that were made on purpose in any of the results, each once."""
+    return tuple(dict.fromkeys(text for result in results for text in result.injections))
 
 
 def injection_warning(injections: Sequence[str]) -> str:

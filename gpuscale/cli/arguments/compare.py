@@ -31,6 +31,13 @@ def add_compare(commands: Commands) -> None:
         help="judge only this case; may be given several times (default: all)",
     )
     compare.add_argument(
-        "--format", choices=("text", "json"), default="text", help="text (default) or json"
+        "--format",
+        metavar="FORMAT[=FILE]",
+        action="append",
+        help=(
+            "text, json, markdown, junit or github, to standard output or into a file; may be "
+            "given several times, such as --format junit=report.xml --format markdown=comment.md "
+            "(default: text to standard output, also beside files)"
+        ),
     )
     compare.set_defaults(run="gpuscale.cli.compare:run_compare")

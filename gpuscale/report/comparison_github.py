@@ -1,0 +1,103 @@
+"""A comparison as annotations of a GitHub workflow: lines that the runner turns into messages.
+
+The syntax and its escapes are those of GitHub's "Workflow commands". A step shows ten annotations
+of each kind at most and drops the rest without a word, so what weighs most comes first and the
+tenth stands for all that are left.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from gpuscale.records import Comparison
+from gpuscale.report.comparison_words import (
+    NamedRow,
+    details,
+    explanations,
+    judged_change,
+    named_rows,
+    outcome,
+    short_reason,
+    summary_line,
+    verdict_word,
+    weight,
+)
+from gpuscale.report.injection_text import injection_warning
+
+SHOWN_OF_A_KIND = 10
+_LONGEST_MESSAGE = 4000
+
+_Kind = Literal["error", "warning", "notice"]
+
+
+def comparison_github(comparison: Comparison, injections: Sequence[str] = ()) -> str:
+    """Errors for what got worse, warnings for what was not shown to be fine, and a notice.
+
+    Each annotation is one line; there is no line break at the end.
+    """
+    rows = named_rows(comparison)
+    warnings = [("gpuscale", injection_warning(injections))] if injections else []
+    if not rows:
+        warnings.append((f"gpuscale: {outcome(comparison)}", "\n".join(comparison.notes)))
+    warnings += _doubts(rows)
+    summary = f"{summary_line(comparison)} (exit code {comparison.exit_code.value})"
+    against = f"baseline {comparison.baseline_name}: {comparison.baseline_machine}"
+    return "\n".join(
+        (
+            *_annotations("error", _losses(rows)),
+            *_annotations("warning", warnings),
+            *_annotations(
+                "notice", [(f"gpuscale: {outcome(comparison)}", f"{summary}; {against}")]
+            ),
+        )
+    )
+
+
+def _losses(rows: Sequence[NamedRow]) -> list[tuple[str, str]]:
+    """Title and message of each row that got worse, the largest loss first."""
+    lost = [row for row in rows if row.entry.verdict.is_loss]
+    lost.sort(key=_size_of_loss, reverse=True)
+    return [
+        (
+            f"{row.label}: {verdict_word(row.entry.verdict)} {short_reason(row.entry)}".rstrip(),
+            "\n".join(details(row.entry)),
+        )
+        for row in lost
+    ]
+
+
+def _size_of_loss(row: NamedRow) -> float:
+    change = judged_change(row.entry)
+    return 0.0 if change is None else abs(change.value)
+
+
+def _doubts(rows: Sequence[NamedRow]) -> list[tuple[str, str]]:
+    """The same of the rows that were not shown to be fine; rows with one reason share one."""
+    doubted = [row for row in rows if weight(row.entry.verdict) == 1]
+    return [
+        (
+            f"{found.subject}: {verdict_word(found.rows[0].entry.verdict)}",
+            found.reason,
+        )
+        for found in explanations(doubted)
+    ]
+
+
+def _annotations(kind: _Kind, messages: Sequence[tuple[str, str]]) -> Iterator[str]:
+    shown = messages
+    if len(messages) > SHOWN_OF_A_KIND:
+        rest = messages[SHOWN_OF_A_KIND - 1 :]
+        titles = "\n".join(title for title, _ in rest)
+        shown = [*messages[: SHOWN_OF_A_KIND - 1], (f"gpuscale: {len(rest)} more", titles)]
+    for title, message in shown:
+        text = message or title
+        if len(text) > _LONGEST_MESSAGE:
+            text = f"{text[: _LONGEST_MESSAGE - 1]}…"
+        yield f"::{kind} title={_property(title)}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

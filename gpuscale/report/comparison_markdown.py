@@ -1,0 +1,200 @@
+"""A comparison as a comment on a merge request: the verdict first, the rest within its limits.
+
+GitHub takes comments of up to 65,536 characters, GitLab of up to a million. Whatever is beyond
+the space of its section is counted instead of shown.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gpuscale.errors import ExitCode
+from gpuscale.records import Comparison, EntryVerdict, MetricVerdict, Verdict
+from gpuscale.report.causes_text import cause_text
+from gpuscale.report.comparison_words import (
+    FINDS,
+    UNKNOWN,
+    NamedRow,
+    change_text,
+    efficiency_text,
+    explanations,
+    finds_text,
+    judged_change,
+    judged_text,
+    lost_metrics,
+    metric_text,
+    metric_value,
+    named_rows,
+    outcome,
+    short_reason,
+    summary_line,
+    verdict_word,
+    weight,
+)
+from gpuscale.report.injection_text import injection_note, injection_warning
+
+_SIGNS = ("❌", "⚠️", "✅")
+"""By `weight`."""
+_SIGN_OF_EXIT = {
+    ExitCode.OK: "✅",
+    ExitCode.REGRESSED: "❌",
+    ExitCode.INCONCLUSIVE: "⚠️",
+    ExitCode.NOTHING_COMPARABLE: "⚠️",
+}
+# Bytes of UTF-8, so that no way of counting finds more than 65,536.
+_ROWS_BYTES = 14_000
+_REASONS_BYTES = 16_000
+_NOTES_BYTES = 4_000
+_METRICS_BYTES = 8_000
+_ALL_BYTES = 60_000
+"""The rows that are fine get what the other sections leave."""
+_FRAME_BYTES = 1_000
+"""Headers, legends and what is said of rows left out."""
+_LONGEST_TEXT = 600
+_HEADER = "| case | GPUs | E | change | verdict | |\n|---|--:|---|---|---|---|"
+_METRICS_HEADER = (
+    "| case | GPUs | metric | baseline | now | change | verdict |\n" + "|---" * 7 + "|"
+)
+# What GitHub and GitLab take for markup inside a line; `_` only where it would begin emphasis.
+_MARKUP = re.compile(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)")
+# `@name` would call a person, and `#12` or `!12` link to an issue of that number.
+_REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
+
+
+def comparison_markdown(comparison: Comparison, injections: Sequence[str] = ()) -> str:
+    """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
+    rows = named_rows(comparison)
+    code = comparison.exit_code
+    blocks = [f"**{_plain(injection_warning(injections))}**"] if injections else []
+    blocks += [
+        f"### {_SIGN_OF_EXIT[code]} GPU scaling: {outcome(comparison)}",
+        f"**{summary_line(comparison)}** (exit code {code.value})",
+        f"Baseline **{_plain(comparison.baseline_name)}** ({_plain(comparison.baseline_machine)}), "
+        f"now {_plain(comparison.current_machine)}.",
+    ]
+    open_rows = [row for row in rows if not row.entry.verdict.is_pass]
+    if open_rows:
+        blocks.append(_table(_HEADER, [_row(row) for row in open_rows], _ROWS_BYTES))
+    blocks += _within(_reasons(rows), _REASONS_BYTES, "more reasons are left out here")
+    notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
+    if notes:
+        lines = [f"- {_plain(note)}" for note in notes]
+        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more notes are left out here")))
+    metrics = _metrics(rows)
+    room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
+    return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
+
+
+def _row(row: NamedRow) -> str:
+    entry = row.entry
+    sign = _SIGNS[weight(entry.verdict)]
+    word = verdict_word(entry.verdict)
+    return _cells(
+        _plain(row.name),
+        str(entry.key.gpus),
+        efficiency_text(entry),
+        _change(entry),
+        f"{sign} {word if entry.verdict.is_pass else f'**{word}**'}",
+        _plain(short_reason(entry)),
+    )
+
+
+def _change(entry: EntryVerdict) -> str:
+    """`E −7.6 % [−9.1 %, −6.0 %]`: what changed, since E stands in a column of its own."""
+    change = judged_change(entry)
+    if change is None:
+        return UNKNOWN
+    quantity, _, _ = judged_text(entry).partition(" ")
+    return f"{quantity} {change_text(change)}"
+
+
+def _reasons(rows: Sequence[NamedRow]) -> Iterable[str]:
+    """A block for each sentence, with the lost metrics and the causes of the rows below it."""
+    for found in explanations(rows):
+        if all(row.entry.verdict is Verdict.CONSISTENT for row in found.rows):
+            continue
+        lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
+        for row in found.rows:
+            lines += [f"- {_plain(metric_text(metric))}" for metric in lost_metrics(row.entry)]
+            for number, cause in enumerate(row.entry.causes, start=1):
+                lines.append(f"{number}. {_plain(cause_text(cause))}")
+                lines += [f"   - {_plain(fact)}" for fact in cause.evidence]
+                lines += [f"   - next: {_plain(cause.next_step)}"] if cause.next_step else []
+        if len(lines) > 1:
+            # A list right below its paragraph is one only after an empty line, in some renderers.
+            lines.insert(1, "")
+        yield "\n".join(lines)
+
+
+def _fine_rows(rows: Sequence[NamedRow], size: int) -> list[str]:
+    fine = [row for row in rows if row.entry.verdict.is_pass]
+    if not fine:
+        return []
+    table = _table(_HEADER, [_row(row) for row in fine], size)
+    legend = f"\n\nfinds: {FINDS}" if any(finds_text(row.entry) for row in fine) else ""
+    summary = f"{len(fine)} row{'' if len(fine) == 1 else 's'} without a loss"
+    return [_folded(summary, table + legend)]
+
+
+def _metrics(rows: Sequence[NamedRow]) -> list[str]:
+    found = sorted(
+        ((row, metric) for row in rows for metric in row.entry.metrics),
+        key=lambda item: weight(item[1].verdict),
+    )
+    lines = [_metric_row(row, metric) for row, metric in found]
+    return (
+        [_folded("Other metrics", _table(_METRICS_HEADER, lines, _METRICS_BYTES))] if lines else []
+    )
+
+
+def _metric_row(row: NamedRow, metric: MetricVerdict) -> str:
+    return _cells(
+        _plain(row.name),
+        str(row.entry.key.gpus),
+        metric.metric.value,
+        metric_value(metric, metric.baseline.value),
+        metric_value(metric, metric.current.value),
+        change_text(metric.change),
+        f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
+    )
+
+
+def _cells(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _table(header: str, rows: Sequence[str], size: int) -> str:
+    kept, left_out = _fitting(rows, size)
+    more = f"\n\n… and {left_out} more rows, left out here" if left_out else ""
+    return "\n".join((header, *kept)) + more
+
+
+def _within(blocks: Iterable[str], size: int, more: str) -> list[str]:
+    kept, left_out = _fitting(list(blocks), size)
+    return [*kept, f"… {left_out} {more}"] if left_out else kept
+
+
+def _fitting(texts: Sequence[str], size: int) -> tuple[list[str], int]:
+    """The first texts that fit into so many bytes, and how many are left out."""
+    for number, text in enumerate(texts):
+        size -= _size(text) + 2
+        if size < 0:
+            return list(texts[:number]), len(texts) - number
+    return list(texts), 0
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", errors="replace"))
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def _plain(text: str) -> str:
+    """Text that no renderer takes for markup, HTML, or a mention of somebody."""
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[: _LONGEST_TEXT - 1]}…"
+    text = " ".join(text.split())
+    text = _REFERENCE.sub("\\1\u2060", text)
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\g<0>", text)

@@ -1,0 +1,73 @@
+"""docs/comparison.md is true: its table has every field of the JSON, and no other."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from comparison_records import of_each_verdict
+
+from gpuscale.cli.outputs import FORMATS
+from gpuscale.records import Configuration
+from gpuscale.report.comparison_json import comparison_json
+
+PAGE = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
+ESTIMATE = {"value", "low", "high"}
+
+
+def paths(value: object, place: str = "") -> Iterator[str]:
+    """Every field of a document, as the page writes it: `entries[].change`."""
+    if isinstance(value, dict) and value.keys() != ESTIMATE and not place.endswith("configuration"):
+        for name, item in value.items():
+            path = f"{place}.{name}" if place else name
+            yield from paths(item, path)
+    elif isinstance(value, list):
+        for item in value:
+            yield from paths(item, f"{place}[]")
+    if place:
+        yield place
+
+
+def documented() -> set[str]:
+    part = PAGE.split("\n## JSON\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def document() -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(comparison_json(of_each_verdict(), ("data=5ms",)))
+    return value
+
+
+def test_every_field_of_the_json_has_a_row_and_every_row_a_field() -> None:
+    # `entries` itself is documented as the list that it is, and so are the others.
+    found = set(paths(document()))
+    without_lists = {path for path in found if f"{path}[]" not in found}
+    containers = {"baseline", "current"}
+    assert documented() == without_lists - containers
+
+
+def test_the_row_of_the_configuration_names_its_fields() -> None:
+    (row,) = re.findall(r"^\| `entries\[\]\.configuration` \|.*$", PAGE, re.MULTILINE)
+    names = {field.name for field in fields(Configuration)} - {"case", "strategy"}
+    assert {f"`{name}`" for name in names} <= set(re.findall(r"`\w+`", row))
+    assert document()["entries"][0]["configuration"].keys() == names
+
+
+def test_the_json_says_which_metrics_and_causes_the_row_has() -> None:
+    (entry,) = [e for e in document()["entries"] if e["causes"]]
+    assert entry["verdict"] == "regressed"
+    assert entry["metrics"][0]["metric"] == "peak memory"
+    assert entry["metrics"][0]["verdict"] == "regressed"
+    assert entry["metrics"][0]["change"] == {"value": 0.5, "low": 0.48, "high": 0.52}
+    (cause,) = entry["causes"]
+    assert cause["kind"] == "communication"
+    assert cause["share"] == 0.83
+    assert cause["device_uuids"] == ["GPU-2"]
+
+
+def test_the_page_lists_the_formats_that_there_are() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.split("\n## ")[0], re.MULTILINE)
+    assert listed == list(FORMATS)

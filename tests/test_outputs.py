@@ -1,0 +1,146 @@
+"""Where `gpuscale compare` writes: `--format FORMAT[=FILE]`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from measuring import REPOSITORY
+
+from gpuscale.cli.outputs import Output, outputs_of, spare_inputs
+from gpuscale.errors import FileError, UsageError
+from gpuscale.store import write_report
+
+ARC4 = REPOSITORY / "baselines" / "arc4.json"
+RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
+
+
+def compare(*formats: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """A comparison whose exit code is 4: CPU ranks against GPUs."""
+    options = [word for text in formats for word in ("--format", text)]
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS), *options],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_one_verdict_is_written_in_every_format_and_text_is_printed_beside(tmp_path: Path) -> None:
+    (tmp_path / "comment.md").write_text("of the night before")
+    formats = ("json=all.json", "markdown=comment.md", "junit=report.xml", "github=lines.txt")
+    answer = compare(*formats, cwd=tmp_path)
+    assert answer.returncode == 4, answer.stderr
+    summary = "2 incomparable"
+    assert f"{summary} (exit code 4)" in answer.stdout.splitlines()
+    assert json.loads((tmp_path / "all.json").read_text())["summary"] == summary
+    assert f"**{summary}** (exit code 4)" in (tmp_path / "comment.md").read_text()
+    assert "of the night before" not in (tmp_path / "comment.md").read_text()
+    suite = ElementTree.parse(tmp_path / "report.xml").find("testsuite")
+    assert suite is not None
+    assert suite.attrib["errors"] == "2"
+    assert f"::{summary} (exit code 4);" in (tmp_path / "lines.txt").read_text()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_format_without_a_file_is_printed_alone(tmp_path: Path) -> None:
+    answer = compare("markdown", "text=night.txt", cwd=tmp_path)
+    assert answer.stdout.startswith("### ⚠️ GPU scaling: nothing comparable was measured\n")
+    assert "INCOMPARABLE" in (tmp_path / "night.txt").read_text()
+    assert "\033[" not in (tmp_path / "night.txt").read_text()
+
+
+def test_a_file_that_cannot_be_written_is_named_after_all_else_was(tmp_path: Path) -> None:
+    answer = compare("json=nowhere/a.json", "junit=report.xml", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "2 incomparable (exit code 4)" in answer.stdout
+    (line,) = answer.stderr.splitlines()
+    assert line == ("gpuscale: nowhere/a.json: its folder does not exist; create the folder first")
+    assert (tmp_path / "report.xml").exists()
+
+
+def test_text_is_printed_unless_another_format_is() -> None:
+    text = Output(format="text", path=None)
+    assert outputs_of(None) == (text,)
+    assert outputs_of(["junit=a.xml"]) == (text, Output(format="junit", path=Path("a.xml")))
+    assert outputs_of(["json"]) == (Output(format="json", path=None),)
+    (printed, written) = outputs_of(["json", "text=a=b.txt"])
+    assert (printed.path, written.path) == (None, Path("a=b.txt"))
+
+
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        (["xml"], "--format: 'xml' is not one of text, json, markdown, junit, github"),
+        (["JSON=a"], "--format: 'JSON' is not one of"),
+        (["\x1b[31m"], "--format: '\\x1b[31m' is not one of"),
+        (["json="], "--format: no file after 'json='; give json or json=FILE"),
+        (["json", "text"], "json and text cannot both go to standard output"),
+        (["json=a", "text=./a"], "--format: two outputs for a; give each its own file"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(formats: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        outputs_of(formats)
+    assert message in str(error.value)
+
+
+def test_an_input_is_never_written_over(tmp_path: Path) -> None:
+    baseline = tmp_path / "ours.json"
+    baseline.write_text("{}")
+    (tmp_path / "link.json").symlink_to(baseline)
+    for name in ("ours.json", "link.json"):
+        with pytest.raises(UsageError, match="is an input of this comparison"):
+            spare_inputs(outputs_of([f"json={tmp_path / name}"]), [baseline])
+    spare_inputs(outputs_of([f"json={tmp_path / 'new.json'}"]), [baseline])
+
+
+def test_a_report_takes_the_place_of_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "real.txt").write_text("before")
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    write_report(tmp_path / "link.txt", "now")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == "now"
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    cat = shutil.which("cat")
+    assert cat is not None
+    with subprocess.Popen([cat, pipe], stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            write_report(pipe, "now")
+            assert reader.communicate(timeout=10)[0] == "now"
+        finally:
+            reader.kill()
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "this is a folder; name a file"),
+        ("folder/none/a.md", "its folder does not exist"),
+        ("file/a.md", "a part of the path is a file"),
+        ("loop", "its symbolic links lead in a circle"),
+        ("x" * 300, "the path is too long"),
+    ],
+)
+def test_a_path_that_cannot_hold_a_report_is_one_line_with_a_remedy(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FileError) as error:
+        write_report(tmp_path / name, "text")
+    assert message in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "loop"]

@@ -1,0 +1,166 @@
+"""A comparison on a terminal: what a tired person reads."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from comparison_records import (
+    ALL_REDUCE,
+    REASONS,
+    comparison,
+    entry,
+    of_each_verdict,
+    peak_memory,
+)
+from scaling_records import CNN
+
+from gpuscale.records import Comparison, Estimate, Finding, Verdict
+from gpuscale.report.colour import Palette
+from gpuscale.report.comparison_text import comparison_text
+from gpuscale.report.wrapping import wrapped
+
+PLAIN = Palette(colour=False)
+
+
+def rows_of(text: str) -> list[str]:
+    """The lines between the first and the second empty one."""
+    return text.split("\n\n")[1].splitlines()
+
+
+def test_a_regression_is_one_line_with_its_interval_and_its_cause() -> None:
+    text = comparison_text(comparison(entry(Verdict.REGRESSED, causes=[ALL_REDUCE])), PLAIN)
+    (row,) = rows_of(text)
+    assert row == (
+        "mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  "
+        "REGRESSED  exposed all-reduce +14 ms"
+    )
+
+
+def test_a_regression_without_a_cause_is_named_for_what_moved() -> None:
+    (row,) = rows_of(comparison_text(comparison(entry(Verdict.REGRESSED)), PLAIN))
+    assert row.endswith("REGRESSED  scaling loss")
+
+
+def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
+    rows = rows_of(comparison_text(of_each_verdict(), PLAIN))
+    verdicts = [
+        next(
+            verdict for verdict in Verdict if re.search(rf"  {verdict.value}\b", row, re.IGNORECASE)
+        )
+        for row in rows
+        if not row.startswith(" ")
+    ]
+    assert set(verdicts[:2]) == {Verdict.REGRESSED, Verdict.INCONSISTENT}
+    assert set(verdicts[2:5]) == {Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING}
+    assert set(verdicts[5:]) == {Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED}
+
+
+def test_a_row_on_one_gpu_shows_the_throughput_and_no_efficiency() -> None:
+    change = Estimate(value=-0.064, low=-0.107, high=-0.019)
+    row = entry(Verdict.REGRESSED, gpus=1, change=change)
+    (line,) = rows_of(comparison_text(comparison(row), PLAIN))
+    assert "1 GPU  throughput −6.4 %  [−10.7 %, −1.9 %]" in line
+    assert "E " not in line
+
+
+def test_a_row_that_was_not_judged_shows_both_shapes_with_the_interval_of_now() -> None:
+    text = comparison_text(comparison(entry(Verdict.INCOMPARABLE)), PLAIN)
+    assert rows_of(text) == ["mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [0.83, 0.85]  INCOMPARABLE"]
+    assert "brackets: 95 % interval of E now" in text
+
+
+def test_an_ok_row_says_what_it_would_have_found_and_needs_no_explanation() -> None:
+    text = comparison_text(comparison(entry(Verdict.OK)), PLAIN)
+    assert rows_of(text)[0].endswith("ok  finds 2.3 %")
+    assert "finds: smallest loss found 19 times in 20" in text
+    assert REASONS[Verdict.OK] not in text
+
+
+def test_an_uncertain_row_says_how_many_runs_would_settle_it() -> None:
+    text = comparison_text(comparison(entry(Verdict.INCONCLUSIVE)), PLAIN)
+    assert rows_of(text)[0].endswith("INCONCLUSIVE  3 more runs")
+
+
+def test_rows_with_one_reason_share_one_sentence() -> None:
+    missing = [entry(Verdict.MISSING, gpus=gpus) for gpus in (1, 2, 4)]
+    text = comparison_text(comparison(*missing, entry(Verdict.OK, gpus=8)), PLAIN)
+    assert "mnist_cnn/ddp on 1, 2 and 4 GPUs: not measured" in text
+    text = comparison_text(comparison(*missing), PLAIN)
+    assert "all rows: not measured" in text
+    many = [entry(Verdict.MISSING, case=f"case_{number}") for number in range(9)]
+    text = comparison_text(comparison(*many, entry(Verdict.OK)), PLAIN)
+    assert "case_2/ddp on 4 GPUs and 6 more rows: not measured" in text
+
+
+def test_lost_metrics_and_causes_stand_below_the_reason_and_other_metrics_do_not() -> None:
+    text = comparison_text(of_each_verdict(), PLAIN)
+    below = text.split(f"mnist_cnn/ddp on 4 GPUs: {REASONS[Verdict.REGRESSED]}\n")[1].splitlines()
+    assert below[0] == "    peak memory 1.00 GiB → 1.50 GiB, +50.0 % [+48.0 %, +52.0 %]"
+    assert below[1].startswith("    1. exposed all-reduce +14 ms (83 % of the loss): ")
+    assert text.count("peak memory") == 1
+
+
+def test_a_row_that_only_a_metric_lost_shows_that_metric_and_no_second_time() -> None:
+    lost = entry(
+        Verdict.REGRESSED,
+        finding=Finding.MORE_MEMORY,
+        metrics=[peak_memory(Verdict.REGRESSED)],
+        reason="peak memory rose by 50.0 %, from 1.00 GiB to 1.50 GiB",
+    )
+    text = comparison_text(comparison(lost), PLAIN)
+    assert rows_of(text) == [
+        "mnist_cnn/ddp  4 GPUs  memory +50.0 %  [+48.0 %, +52.0 %]  REGRESSED  more memory"
+    ]
+    assert text.count("peak memory") == 1
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_lines_keep_to_the_width(width: int) -> None:
+    long_name = replace(of_each_verdict(), baseline_machine=" ".join(["V100"] * 60))
+    lines = comparison_text(long_name, PLAIN, ("data=5ms",), width=width).splitlines()
+    for line in lines[:-1]:
+        assert len(line) <= width, line
+
+
+def test_a_wrapped_number_keeps_its_unit() -> None:
+    assert wrapped("fell by 12.3 % now", 13) == ["fell by", "    12.3 %", "    now"]
+
+
+def test_two_ways_of_one_case_have_names_of_their_own() -> None:
+    fast = replace(CNN, precision="bf16")
+    rows = [entry(Verdict.OK), entry(Verdict.OK, configuration=fast)]
+    lines = rows_of(comparison_text(comparison(*rows, entry(Verdict.OK, case="other")), PLAIN))
+    assert [line.split("  ")[0].rstrip() for line in lines] == [
+        "mnist_cnn/ddp (full, fp32, synthetic data)",
+        "mnist_cnn/ddp (full, bf16, synthetic data)",
+        "other/ddp",
+    ]
+    same = comparison_text(comparison(entry(Verdict.OK), entry(Verdict.OK)), PLAIN)
+    assert rows_of(same)[1].startswith("mnist_cnn/ddp (2)  4 GPUs")
+
+
+def test_results_with_faults_made_on_purpose_say_so_in_the_first_line() -> None:
+    text = comparison_text(of_each_verdict(), PLAIN, ("data=5ms",))
+    assert text.splitlines()[0] == "INJECTED data=5ms: not a real result"
+
+
+def test_colour_adds_escapes_and_nothing_else() -> None:
+    coloured = comparison_text(of_each_verdict(), Palette(colour=True), ("data=5ms",))
+    assert "\033[1;31mREGRESSED\033[0m" in coloured
+    plain = comparison_text(of_each_verdict(), PLAIN, ("data=5ms",))
+    assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize(
+    ("empty", "last"),
+    [
+        (comparison(), "nothing to compare (exit code 4)"),
+        (
+            of_each_verdict(),
+            "1 regressed, 1 inconsistent, 1 inconclusive, 1 incomparable, "
+            "1 missing, 2 ok, 1 consistent, 1 improved (exit code 1)",
+        ),
+    ],
+)
+def test_the_last_line_counts_the_verdicts_the_worst_first(empty: Comparison, last: str) -> None:
+    assert comparison_text(empty, PLAIN).splitlines()[-1] == last
