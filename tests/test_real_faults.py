@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from measuring import Session, run_pytest, write_case
 
-from gpuscale.records import Run
+from gpuscale.budget import rank_skews
+from gpuscale.records import Phases, Run
+
+pytestmark = pytest.mark.alone
 
 OPTIONS = ("--runs", "1", "--device", "cpu", "--run-seconds", "2")
 # Steps of a few milliseconds: long beside the clocks, short beside the tests.
@@ -27,16 +30,47 @@ def only_run(session: Session) -> Run:
     return run
 
 
-def test_late_data_shows_as_data(tmp_path: Path) -> None:
-    write_case(tmp_path, HEAVIER)
-    plain = run_pytest(tmp_path, "--gpus", "1", *OPTIONS, "--results", "plain.jsonl")
-    late = run_pytest(tmp_path, "--gpus", "1", *OPTIONS, "--inject", "data=50ms")
-    assert plain.exit_code == 0, plain.output
-    phases = only_run(late).ranks[0].phases
-    assert phases is not None
-    assert 0.050 < phases.data_s < 0.065
-    assert "INJECTED data=50ms" in late.output
-    assert late.results.injections == ("data=50ms",)
+# Steps that are as long whatever else the machine does.
+NAPPING = """
+import time
+
+class Case(Tiny):
+    def forward(self, model, inputs):
+        time.sleep(0.02)
+        return model(inputs)
+"""
+
+
+def phases_of_ranks(run: Run) -> list[Phases]:
+    found = [rank.phases for rank in run.ranks if rank.phases is not None]
+    assert len(found) == len(run.ranks)
+    return found
+
+
+def test_late_data_and_a_slow_rank_show_as_data_and_as_skew_of_that_rank(tmp_path: Path) -> None:
+    write_case(tmp_path, NAPPING)
+    faults = ("--inject", "data=5ms", "--inject", "slow-rank=1:1.5")
+    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, *faults)
+    run = only_run(session)
+    for phases in phases_of_ranks(run):
+        assert 0.004 < phases.data_s < 0.006
+    (skew,) = rank_skews([run])
+    # Half of the pace without faults, which is 20 ms and what a tiny step takes.
+    assert skew.rank == 1
+    assert 0.008 < skew.skew_s < 0.016
+    assert "INJECTED data=5ms, slow-rank=1:1.5" in session.output
+    assert session.results.injections == ("data=5ms", "slow-rank=1:1.5")
+
+
+def test_slower_computation_shows_as_forward_of_all_ranks(tmp_path: Path) -> None:
+    write_case(tmp_path, NAPPING)
+    session = run_pytest(tmp_path, "--gpus", "2", *OPTIONS, "--inject", "compute=1.5")
+    run = only_run(session)
+    for phases in phases_of_ranks(run):
+        assert 0.029 < phases.forward_s < 0.034
+        assert phases.data_s < 0.002
+    (skew,) = rank_skews([run])
+    assert skew.skew_s < 0.003
 
 
 def test_the_phases_of_a_window_are_its_time(tmp_path: Path) -> None:

@@ -96,4 +96,5 @@ def test_a_value_that_cannot_be_is_refused_with_its_place(
     value["run"]["gpu_summaries"][0].update(change)
     with pytest.raises(DecodeError) as caught:
         decode_results(f"{header}\n{json.dumps(value)}\n")
-    assert caught.value.place == f"line 2: run.gpu_summaries[0].{place}"
+    assert caught.value.line == 2
+    assert caught.value.place == f"run.gpu_summaries[0].{place}"

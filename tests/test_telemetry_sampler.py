@@ -97,6 +97,38 @@ def sample(tmp_path: Path) -> Sample:
 
 
 @pytest.mark.usefixtures("fake_driver")
+def test_what_the_driver_sampled_itself_goes_before_readings(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_SAMPLES", "0")
+    (gpu,) = sample(GPU_A).gpu_summaries
+    assert gpu.utilization_mean == pytest.approx(0.45)
+    assert gpu.windows[0].utilization_mean == pytest.approx(0.45)
+    # This driver offers the power of the moment, which is not smoothed.
+    assert gpu.power_mean_w == pytest.approx(250.0)
+    assert gpu.absent == ()
+
+
+def test_an_older_driver_gives_power_from_its_buffer(
+    build: Build, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build("-DOLD_DRIVER")))
+    monkeypatch.setenv("FAKE_NVML_SAMPLES", "0")
+    (gpu,) = sample(GPU_A).gpu_summaries
+    assert gpu.power_mean_w == pytest.approx(125.0)
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_samples_of_another_clock_than_ours_are_left_alone(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_SAMPLES", "86400")
+    (gpu,) = sample(GPU_A).gpu_summaries
+    assert gpu.utilization_mean == pytest.approx(0.9)
+    assert gpu.absent == ()
+
+
+@pytest.mark.usefixtures("fake_driver")
 def test_each_gpu_is_read_with_its_own_values(sample: Sample) -> None:
     report = sample(GPU_A, GPU_B)
     one, two = report.gpu_summaries

@@ -65,6 +65,20 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
     assert gpu.sm_clock_mean_mhz == pytest.approx(1300)
 
 
+def test_samples_of_the_driver_count_by_their_own_times_and_only_where_there_are_any(
+    samples: Path,
+) -> None:
+    first = Condition(utilization_samples=((9.5, 0.0), (10.5, 0.6)), power_samples=())
+    last = Condition(utilization_samples=((10.8, 0.8), (11.5, 0.0)))
+    samples.write_text(header() + look(9.8, first) + look(10.5, Condition()) + look(13.0, last))
+    windows = [(10.0, 11.0), (12.0, 14.0)]
+    (gpu,) = summarize(samples, uuids=[A], intervals=windows).gpu_summaries
+    assert gpu.utilization_mean == pytest.approx(0.7)
+    assert gpu.power_mean_w == 200.0
+    # Nothing was buffered in the second window: its one reading stands.
+    assert [window.utilization_mean for window in gpu.windows] == [pytest.approx(0.7), 0.5]
+
+
 def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -> None:
     found = header(aaaa=SampledDevice(name="one"), bbbb=SampledDevice(name="two"))
     samples.write_text(found + tick(1.0, aaaa=busy(0.2), bbbb=busy(0.7)))

@@ -1,5 +1,6 @@
 """NVIDIA's driver as a probe: the only module that imports the NVML binding."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -35,6 +36,8 @@ _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _COUNTERS = ("nvlink_errors", "ecc_corrected", "ecc_uncorrected", "xids")
 _MOST_XIDS = 100  # of a device between two ticks: more say nothing new
+_OTHER_CLOCK_S = 3600.0
+"""Samples further than this from now carry times that are not Unix times."""
 
 
 def open_nvml() -> "NvmlProbe":
@@ -128,13 +131,18 @@ class NvmlDevice:
             lambda: int(_function("nvmlDeviceGetCurrentClocksThrottleReasons")(self._gpu)),
         )
         self._nvlink_errors = _Forms(self._nvlink_error_fields, self._nvlink_error_counters)
+        now_us = int(time.time() * 1e6)
+        self._last_sample_us = {
+            pynvml.NVML_GPU_UTILIZATION_SAMPLES: now_us,
+            pynvml.NVML_TOTAL_POWER_SAMPLES: now_us,
+        }
 
     def _use_mig_device(self) -> None:
         # A MIG device has memory of its own. Its SMs run at the clock of the GPU, behind the
         # GPU's PCIe link and heat sink, so the GPU is asked for those. Power and errors are
         # counted for the whole GPU only, and its other instances may belong to other jobs:
         # their watts and errors are not ours to report.
-        for field in ("power_w", "energy_j", "power_limit_w", *_COUNTERS):
+        for field in ("power_w", "power_samples", "energy_j", "power_limit_w", *_COUNTERS):
             self._never_offered[field] = _SHARED
         gpu = _or_none(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle))
         if gpu is not None:
@@ -143,7 +151,7 @@ class NvmlDevice:
     def _use_gpu_in_mig_mode(self) -> None:
         # A process can only train on one MIG device of such a GPU, but an old CUDA gives the
         # UUID of the whole: its sums over all MIG devices say nothing about that one.
-        for field in ("memory_used_bytes", "power_w", "energy_j"):
+        for field in ("memory_used_bytes", "power_w", "power_samples", "energy_j"):
             self._never_offered[field] = _WHOLE_GPU
 
     def read(self) -> Reading:
@@ -179,6 +187,13 @@ class NvmlDevice:
             ecc_corrected=self._ask("ecc_corrected", self._ecc_corrected, absent),
             ecc_uncorrected=self._ask("ecc_uncorrected", self._ecc_uncorrected, absent),
             xids=self._ask("xids", self._new_xids, absent),
+            # What the driver did not buffer is in the readings: no reason to name.
+            utilization_samples=self._ask("utilization_samples", self._utilization_samples, {}),
+            power_samples=(
+                self._ask("power_samples", self._power_samples, {})
+                if self._power_w.uses_older
+                else None
+            ),
             absent=absent,
         )
 
@@ -200,6 +215,35 @@ class NvmlDevice:
 
     def _utilization(self) -> float:
         return float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+
+    # The driver samples by itself, more evenly than we can, and keeps some seconds of it.
+    def _utilization_samples(self) -> tuple[tuple[float, float], ...]:
+        return self._buffered(pynvml.NVML_GPU_UTILIZATION_SAMPLES, 100)
+
+    # Only where there is no power of the moment: from Ampere on the buffer holds smoothed values.
+    def _power_samples(self) -> tuple[tuple[float, float], ...]:
+        return self._buffered(pynvml.NVML_TOTAL_POWER_SAMPLES, 1000)
+
+    def _buffered(self, kind: int, unit: float) -> tuple[tuple[float, float], ...]:
+        """The driver's samples of a kind since the last time, with their Unix times."""
+        try:
+            value_type, samples = pynvml.nvmlDeviceGetSamples(
+                self._handle, kind, self._last_sample_us[kind]
+            )
+        except pynvml.NVMLError_NotFound:
+            return ()
+        now_s = time.time()
+        found = [
+            (sample.timeStamp / 1e6, _member(sample.sampleValue, value_type) / unit)
+            for sample in samples
+            # A buffer that is not full yet ends in empty places.
+            if sample.timeStamp > self._last_sample_us[kind]
+        ]
+        if any(abs(time_s - now_s) > _OTHER_CLOCK_S for time_s, _ in found):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if found:
+            self._last_sample_us[kind] = max(sample.timeStamp for sample in samples)
+        return tuple(found)
 
     # Version 2 leaves out what the driver itself reserves (up to about 1 GiB), as nvidia-smi
     # does; drivers before R510 only have the first version, which counts it.
@@ -339,6 +383,11 @@ class _Forms(Generic[_T]):
         self._newer: Callable[[], _T] | None = newer
         self._older = older
 
+    @property
+    def uses_older(self) -> bool:
+        """Whether the newer form was asked and is not offered."""
+        return self._newer is None
+
     def __call__(self) -> _T:
         if self._newer is not None:
             try:
@@ -359,9 +408,13 @@ def _function(name: str) -> Callable[..., Any]:
 def _field_value(field: Any) -> float:
     if field.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(field.nvmlReturn)
+    return _member(field.value, field.valueType)
+
+
+def _member(value: Any, value_type: int) -> float:
     members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    value: float = getattr(field.value, members[field.valueType])
-    return value
+    number: float = getattr(value, members[value_type])
+    return number
 
 
 def _or_none(query: Callable[[], _T]) -> _T | None:

@@ -55,8 +55,13 @@ class Condition:
     ecc_uncorrected: int | None = None
     xids: tuple[int, ...] | None = None
     """The driver's error events since the last time, of which the first only starts them."""
+    utilization_samples: tuple[tuple[float, float], ...] | None = None
+    """What the driver itself sampled since the last time: Unix times, and shares from 0 to 1."""
+    power_samples: tuple[tuple[float, float], ...] | None = None
+    """The same in watts; None also where the power of `Reading` is better."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """The driver's reason for each of the fields above that is None, by field name."""
+    """The driver's reason for each of the fields above that is None, by field name; but for the
+    samples, in whose place the readings stand."""
 
 
 LABELS = {

@@ -22,6 +22,16 @@ class DeviceSamples:
     readings: list[tuple[float, Reading]] = field(default_factory=list)
     conditions: list[tuple[float, Condition]] = field(default_factory=list)
 
+    def utilization_in(self, intervals: Sequence[Interval]) -> float | None:
+        """Mean share of time with a kernel running: the driver's own samples, else readings."""
+        buffered = _inside(intervals, [c.utilization_samples for _, c in self.conditions])
+        return _mean(buffered or (r.utilization for i in intervals for r in self.read_in(i)))
+
+    def power_in(self, intervals: Sequence[Interval]) -> float | None:
+        """Mean power in watts: the driver's own samples, else readings."""
+        buffered = _inside(intervals, [c.power_samples for _, c in self.conditions])
+        return _mean(buffered or (r.power_w for i in intervals for r in self.read_in(i)))
+
     def read_in(self, interval: Interval) -> list[Reading]:
         """The readings of that time, both ends included."""
         begin, end = interval
@@ -52,9 +62,9 @@ def summarize_device(
         uuid=uuid,
         name=device.name,
         samples=len(readings),
-        utilization_mean=_mean(r.utilization for r in readings),
+        utilization_mean=samples.utilization_in(intervals) if readings else None,
         memory_used_peak_bytes=_highest(r.memory_used_bytes for r in readings),
-        power_mean_w=_mean(r.power_w for r in readings),
+        power_mean_w=samples.power_in(intervals) if readings else None,
         sm_clock_mean_mhz=_mean(r.sm_clock_mhz for r in readings),
         absent=_absences(device, readings, under_load, conditions),
         memory_clock_mean_mhz=_mean(r.memory_clock_mhz for r in readings),
@@ -69,23 +79,39 @@ def summarize_device(
         ecc_corrected=_new([c.ecc_corrected for c in conditions]),
         ecc_uncorrected=_new([c.ecc_uncorrected for c in conditions]),
         xids=_all_xids(conditions),
-        windows=tuple(map(_window, by_window, energies)),
+        windows=tuple(
+            _window(samples, *seen) for seen in zip(intervals, by_window, energies, strict=True)
+        ),
     )
 
 
-def _window(readings: Sequence[Reading], energy_j: float | None) -> GpuWindow:
+def _window(
+    samples: DeviceSamples, interval: Interval, readings: Sequence[Reading], energy_j: float | None
+) -> GpuWindow:
     if not readings:
         return GpuWindow(samples=0)
     return GpuWindow(
         samples=len(readings),
-        utilization_mean=_mean(r.utilization for r in readings),
+        utilization_mean=samples.utilization_in([interval]),
         memory_used_peak_bytes=_highest(r.memory_used_bytes for r in readings),
-        power_mean_w=_mean(r.power_w for r in readings),
+        power_mean_w=samples.power_in([interval]),
         sm_clock_mean_mhz=_mean(r.sm_clock_mhz for r in readings),
         temperature_max_c=_highest(r.temperature_c for r in readings),
         energy_j=energy_j,
         clock_event_reasons=_shares(readings),
     )
+
+
+def _inside(
+    intervals: Sequence[Interval], buffers: Iterable[Sequence[tuple[float, float]] | None]
+) -> list[float]:
+    """The values whose times lie in one of the intervals, both ends included."""
+    return [
+        value
+        for buffer in buffers
+        for time_s, value in buffer or ()
+        if any(begin <= time_s <= end for begin, end in intervals)
+    ]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

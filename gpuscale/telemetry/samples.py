@@ -101,8 +101,11 @@ def _reading(value: dict[str, Any]) -> Reading:
 
 def _condition(value: dict[str, Any]) -> Condition:
     pcie, active, xids = value.pop("pcie"), value.pop("nvlink_active"), value.pop("xids")
+    utilization, power = value.pop("utilization_samples"), value.pop("power_samples")
     return Condition(
         **value,
+        utilization_samples=_pairs(utilization),
+        power_samples=_pairs(power),
         pcie=None if pcie is None else PcieLink(**pcie),
         nvlink_active=_tuple(active),
         xids=_tuple(xids),
@@ -111,6 +114,10 @@ def _condition(value: dict[str, Any]) -> Condition:
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)
+
+
+def _pairs(values: list[list[float]] | None) -> tuple[tuple[float, float], ...] | None:
+    return None if values is None else tuple((time_s, value) for time_s, value in values)
 
 
 def stderr_path(samples: Path) -> Path:

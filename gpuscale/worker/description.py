@@ -11,7 +11,7 @@ import torch
 from gpuscale.formats.exchange import to_json
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.run_directory import write_atomically
-from gpuscale.worker.lifeline import die_with_parent
+from gpuscale.worker.lifeline import die_with_parent, end_at_interrupt
 
 _VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_NCCL_", "UCX_", "FI_")
 _JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
@@ -20,6 +20,7 @@ _JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs
 def main(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
+    end_at_interrupt()
     write_atomically(Path(path), to_json(describe(device)))
 
 

@@ -4,6 +4,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,35 +19,45 @@ from gpuscale.worker import checks
 from gpuscale.worker.case_loading import load_case
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.lifeline import die_with_parent
+from gpuscale.worker.lifeline import die_with_parent, end_at_interrupt
 from gpuscale.worker.measurement import Measurement, measure, own_pace_s
 from gpuscale.worker.reporting import RankFiles
 from gpuscale.worker.strategies import Strategy, strategy_for
-from gpuscale.worker.training import Training
+from gpuscale.worker.training import Parts, Training, build_parts
 
 _SEED = 42
 _YIELD_TO_PEERS_S = 1.0
 _KEPT_TO_THE_END: list[object] = []
-"""What a rank trained with, so that nothing takes it down before the process ends.
 
-Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo that
-waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their windows.
-The process ends right after, and the system takes all of it.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A rank that has joined the others and built what it trains."""
+
+    strategy: Strategy
+    parts: Parts
+    joined_at_s: float
 
 
 def main(directory: str) -> None:
     """Make the run that the directory's request asks for, as the rank that the environment says."""
+    be_rank(directory, _run)
+
+
+def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], object]) -> None:
+    """Do some work as a rank, and leave its outcome or what ended it in the run's directory."""
     die_with_parent()
+    end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
     request = from_json(RunRequest, run_directory.request.read_text(encoding="utf-8"))
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
     files.announce(request.timeout_s)
     try:
-        files.write_outcome(_run(request, files))
+        files.write_outcome(work(request, files))
     except BaseException as error:
-        files.write_failure(error)
-        if _is_of_communication(error):
+        lost_peer = _is_of_communication(error)
+        files.write_failure(error, lost_peer=lost_peer)
+        if lost_peer:
             # Most likely a peer died. The launcher ends all ranks when it sees the first one
             # go, and that should be the peer, whose exit code tells what happened.
             time.sleep(_YIELD_TO_PEERS_S)
@@ -57,7 +69,8 @@ def _is_of_communication(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
 
 
-def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
+def prepare(request: RunRequest) -> Prepared:
+    """Join the process group and build the training that the request asks for."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -77,17 +90,34 @@ def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
+    parts = build_parts(case, request, strategy, batches)
+    return Prepared(strategy=strategy, parts=parts, joined_at_s=joined_at_s)
+
+
+def keep_to_the_end(*objects: object) -> None:
+    """Let nothing take these down before the process ends.
+
+    Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo
+    that waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their
+    windows. The process ends right after, and the system takes all of it.
+    """
+    _KEPT_TO_THE_END.extend(objects)
+
+
+def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
+    prepared = prepare(request)
+    strategy = prepared.strategy
     injections = [parse_injection(text) for text in request.injections]
     faults = Faults(injections, rank=strategy.rank, device=strategy.device)
-    training = Training(case, request, strategy, batches, faults)
+    training = Training(prepared.parts, request.configuration.precision, strategy, faults)
     if any(injection.factor is not None for injection in injections):
         # Every rank, slowed or not: steps are made together.
         faults.know_pace(own_pace_s(training, strategy))
     measurement = measure(training, strategy, request.pacing, files)
     report = _report(strategy, training, measurement)
     strategy.barrier()
-    _KEPT_TO_THE_END.extend((training, strategy))
-    return _outcome(report, measurement, joined_at_s)
+    keep_to_the_end(training, strategy)
+    return _outcome(report, measurement, prepared.joined_at_s)
 
 
 def _report(strategy: Strategy, training: Training, measurement: Measurement) -> RankReport:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -22,15 +23,25 @@ class Faults:
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._device = device
-        self._delay_s = 0.0
-        self._cycles_per_s = 0.0
+        self._data_pause = Pause()
+        self._forward_pause = Pause()
+        self._delay_cycles = 0
+        self._forward_began_s = 0.0
+        self._forward_times_s: list[float] = []
+        self._steps_per_forward: float | None = None
         self._steps = 0
 
     def know_pace(self, pace_s: float) -> None:
         """Take the rank's own seconds per step, of which slowness is a part."""
+        if not self._slower_by:
+            return
+        # Late data are another fault, which being slow must not enlarge.
+        pace_s -= self._data_s
         if self._device.type == "cuda":
-            self._cycles_per_s = _cycles_per_second(self._device)
-        self._delay_s = self._slower_by * pace_s
+            delay_s = self._slower_by * pace_s
+            self._delay_cycles = int(delay_s * _cycles_per_second(self._device))
+        else:
+            self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
     def at_step(self) -> None:
         """Hang or crash, if this is the step for it."""
@@ -45,17 +56,44 @@ class Faults:
     def in_data(self) -> None:
         """Be late with the batch."""
         if self._data_s:
-            time.sleep(self._data_s)
+            self._data_pause.lengthen(self._data_s)
 
-    def in_forward(self) -> None:
-        """Take longer over the computation."""
-        if not self._delay_s:
-            return
-        if self._device.type == "cuda":
+    def begin_forward(self) -> None:
+        """Take longer over the computation, on a GPU; on a CPU, see how long it takes."""
+        if self._delay_cycles:
             # torch's own tests keep a stream busy in this way; there is no public one.
-            torch.cuda._sleep(int(self._delay_s * self._cycles_per_s))
+            torch.cuda._sleep(self._delay_cycles)
+        elif self._slower_by:
+            self._forward_began_s = time.perf_counter()
+
+    def end_forward(self) -> None:
+        """Take longer over the computation, on a CPU.
+
+        By the time that this forward took, and not by a fixed one: what else runs on the machine
+        makes steps longer and shorter, and the rank is to be slower by its factor all the same.
+        """
+        if not self._slower_by or self._device.type == "cuda":
+            return
+        forward_s = time.perf_counter() - self._forward_began_s
+        if self._steps_per_forward is None:
+            self._forward_times_s.append(forward_s)
         else:
-            time.sleep(self._delay_s)
+            self._forward_pause.lengthen(self._slower_by * self._steps_per_forward * forward_s)
+
+
+class Pause:
+    """Pauses that are together as long as was asked for, although a sleep always takes longer."""
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+
+    def lengthen(self, seconds: float) -> None:
+        """Sleep for what was asked for so far and has not been slept yet."""
+        self._owed_s += seconds
+        if self._owed_s > 0:
+            began = time.perf_counter()
+            time.sleep(self._owed_s)
+            self._owed_s -= time.perf_counter() - began
 
 
 def _cycles_per_second(device: torch.device) -> float:

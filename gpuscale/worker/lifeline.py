@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, even when that one is killed with SIGKILL."""
+"""How ranks end: with the process that started them, even killed with SIGKILL, and at Ctrl-C."""
 
 import ctypes
 import os
@@ -17,3 +17,12 @@ def die_with_parent() -> None:
     if os.getppid() != parent:
         # The parent died between the two calls: its death signal went unsent.
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_at_interrupt() -> None:
+    """Let Ctrl-C end this process at once, also inside a collective that Python cannot leave.
+
+    The fork server holds the signal back, and what it forks inherits that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -97,12 +97,8 @@ def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress)
 
     The window length follows from the slowest rank's pace in warm-up, so all ranks agree on it.
     """
-    progress.report("first step", 0, 1)
     started = time.perf_counter()
-    # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
-    # warm-up's count, or a cold start would be all the warm-up there is.
-    _timed_steps(training, peers, 1)
-    step_time_s, warmup_steps = _warm_up(training, peers, pacing, progress)
+    step_time_s, warmup_steps = warm_up(training, peers, pacing, progress)
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, pacing)
     measured = []
@@ -112,12 +108,12 @@ def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress)
         # which is what the checks after the windows look at.
         if number % _SYNCED_PER_UNSYNCED == 1 and peers.can_pause_synchronization:
             training.remember()
-            measured.append(_window(training, peers, steps, synchronized=False))
+            measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
-        measured.append(_window(training, peers, steps, synchronized=True))
+        measured.append(timed_window(training, peers, steps, synchronized=True))
     progress.report("window", windows, windows)
     return Measurement(
-        warmup_steps=warmup_steps + 1,
+        warmup_steps=warmup_steps,
         warmup_s=warmup_s,
         steps_per_window=steps,
         windows=tuple(measured),
@@ -140,10 +136,18 @@ def window_plan(step_time_s: float, pacing: Pacing) -> tuple[int, int]:
     return steps, max(_FEWEST_WINDOWS, min(pacing.windows, affordable))
 
 
-def _warm_up(
+def warm_up(
     training: Stepper, peers: Peers, pacing: Pacing, progress: Progress
 ) -> tuple[float, int]:
-    """Step until both limits have passed; the pace of the last stretch, in seconds per step."""
+    """Step until both limits have passed.
+
+    Returns:
+        The pace of the last stretch, in seconds per step, the same on every rank; and the steps.
+    """
+    progress.report("first step", 0, 1)
+    # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
+    # warm-up's count, or a cold start would be all the warm-up there is.
+    _timed_steps(training, peers, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, pacing.warmup_steps)
     while True:
         progress.report("warm-up", done, done + stretch)
@@ -152,11 +156,12 @@ def _warm_up(
         elapsed_s += stretch_s
         step_time_s = stretch_s / stretch
         if elapsed_s >= pacing.warmup_s:
-            return step_time_s, done
+            return step_time_s, done + 1
         stretch = math.ceil((pacing.warmup_s - elapsed_s) / step_time_s)
 
 
-def _window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
+def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
+    """One window: so many steps from a barrier to this rank's synchronisation."""
     started_at_s = time.time()
     busy_s = _timed_steps(training, peers, steps, synchronized=synchronized)
     return RankWindow(

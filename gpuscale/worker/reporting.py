@@ -6,7 +6,7 @@ import socket
 import traceback
 
 from gpuscale.formats.exchange import to_json
-from gpuscale.records import Failure, RankOutcome
+from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
 
 
@@ -33,12 +33,12 @@ class RankFiles:
         if self._rank == 0:
             write_atomically(self._directory.progress, f"{stage}\t{done}\t{total}")
 
-    def write_outcome(self, outcome: RankOutcome) -> None:
+    def write_outcome(self, outcome: object) -> None:
         """Leave what this rank measured."""
         faulthandler.cancel_dump_traceback_later()
         write_atomically(self._directory.outcome(self._rank), to_json(outcome))
 
-    def write_failure(self, error: BaseException) -> None:
+    def write_failure(self, error: BaseException, *, lost_peer: bool) -> None:
         """Leave the traceback of what ended this rank."""
         summary = "".join(traceback.format_exception_only(error)).strip()
         failure = Failure(
@@ -48,4 +48,7 @@ class RankFiles:
             host=socket.gethostname(),
             detail="".join(traceback.format_exception(error)),
         )
-        write_atomically(self._directory.failure(self._rank), to_json(failure))
+        write_atomically(
+            self._directory.failure(self._rank),
+            to_json(RankFailure(failure=failure, lost_peer=lost_peer)),
+        )

@@ -1,11 +1,15 @@
 """One rank's training step."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gpuscale.cases import TrainingCase
 from gpuscale.records import Phases, RunRequest
+from gpuscale.records.configuration import Precision
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phase_clock import Phase, phase_clock
@@ -13,38 +17,65 @@ from gpuscale.worker.precision import autocast, grad_scaler, set_fp32_mode
 from gpuscale.worker.strategies import Strategy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a rank trains, and with what."""
+
+    case: TrainingCase
+    model: torch.nn.Module
+    """Made parallel, on its device."""
+    forward_model: Callable[..., Any]
+    """The same, compiled where that was asked for."""
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    batches: Batches
+    device: torch.device
+    memory_format: torch.memory_format
+
+
+def build_parts(
+    case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
+) -> Parts:
+    """The parts of a request's training, on this rank's device."""
+    configuration = request.configuration
+    set_fp32_mode(configuration.precision)
+    memory_format = torch.channels_last if configuration.channels_last else torch.preserve_format
+    model = strategy.wrap(case.model().to(memory_format=memory_format))
+    # The optimiser holds the wrapped module's parameters, compiled or not.
+    optimizer = case.optimizer(model.parameters(), request.gpus)
+    return Parts(
+        case=case,
+        model=model,
+        # torch.compile keeps the module's own type, which its signature cannot say.
+        forward_model=torch.compile(model) if configuration.compiled else model,
+        optimizer=optimizer,
+        scheduler=case.scheduler(optimizer),
+        batches=batches,
+        device=strategy.device,
+        memory_format=memory_format,
+    )
+
+
 class Training:
-    """The model of a case on one rank, with its optimiser and its batches."""
+    """The training of one rank, step by step, with what measuring needs around it."""
 
     def __init__(
-        self,
-        case: TrainingCase,
-        request: RunRequest,
-        strategy: Strategy,
-        batches: Batches,
-        faults: Faults,
+        self, parts: Parts, precision: Precision, strategy: Strategy, faults: Faults
     ) -> None:
-        configuration = request.configuration
-        set_fp32_mode(configuration.precision)
-        model = case.model()
-        self._memory_format = (
-            torch.channels_last if configuration.channels_last else torch.preserve_format
-        )
-        self.model = strategy.wrap(model.to(memory_format=self._memory_format))
-        # The optimiser holds the wrapped module's parameters, compiled or not.
-        self._optimizer = case.optimizer(self.model.parameters(), request.gpus)
-        self._scheduler = case.scheduler(self._optimizer)
-        # torch.compile keeps the module's own type, which its signature cannot say.
-        self._forward_model = torch.compile(self.model) if configuration.compiled else self.model
-        self._autocast = autocast(configuration.precision, strategy.device)
-        self._scaler = grad_scaler(configuration.precision, strategy.device)
+        self.model = parts.model
+        self._memory_format = parts.memory_format
+        self._optimizer = parts.optimizer
+        self._scheduler = parts.scheduler
+        self._forward_model = parts.forward_model
+        self._autocast = autocast(precision, strategy.device)
+        self._scaler = grad_scaler(precision, strategy.device)
         self._aligned_scaler = self._scaler.state_dict()
         self._clock = phase_clock(strategy.device)
         self._strategy = strategy
         self._faults = faults
-        self._case = case
+        self._case = parts.case
         self._device = strategy.device
-        self._batches = batches
+        self._batches = parts.batches
         self._epoch = 0
         self._loss: torch.Tensor | None = None
 
@@ -65,10 +96,11 @@ class Training:
         self._optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
         with nullcontext() if synchronized else self._strategy.unsynchronized(self.model):
-            faults.in_forward()
+            faults.begin_forward()
             with self._autocast:
                 output = self._case.forward(self._forward_model, inputs)
                 loss = self._case.loss(output, targets)
+            faults.end_forward()
             clock.mark(Phase.FORWARD)
             self._scaler.scale(loss).backward()
         clock.mark(Phase.BACKWARD)

@@ -19,6 +19,9 @@
  *   FAKE_NVML_XID=DEVICE:XID         one error event at the second look for events
  *   FAKE_NVML_CALLS=FILE             appends "DEVICE FUNCTION" for every query
  *   FAKE_NVML_HANG=1                 nvmlDeviceGetUtilizationRates never returns
+ *   FAKE_NVML_SAMPLES=OFFSET         the driver buffers a sample of utilisation and of power every
+ *                                    10 ms, timed OFFSET seconds later than Unix time; one half of
+ *                                    what the readings say, so that a test can tell them apart
  * Compiled with -DOLD_DRIVER it knows only what drivers before R510 did.
  */
 #define _GNU_SOURCE
@@ -398,6 +401,44 @@ int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
 #endif
     }
     return SUCCESS;
+}
+
+typedef struct sample {
+    ulong64 timestamp;
+    union {
+        uint whole;
+        ulong64 large;
+    } value;
+} sample;
+
+enum { POWER_SAMPLES = 0, UTILIZATION_SAMPLES = 1, BUFFER = 120, SAMPLE_EVERY_US = 10000 };
+
+/* As a driver does it: without room it answers with the size of its buffer, of which the places
+ * that nothing was put into yet are empty. */
+int nvmlDeviceGetSamples(device *d, int kind, ulong64 last_us, uint *type, uint *count, sample *samples) {
+    const char *offset_s = getenv("FAKE_NVML_SAMPLES");
+    struct timespec now;
+    int code = query(d, "samples");
+    if (code != SUCCESS)
+        return code;
+    uint value = kind == UTILIZATION_SAMPLES ? d->utilization_percent : d->power_mw;
+    if (!offset_s || value == ABSENT || (kind != UTILIZATION_SAMPLES && kind != POWER_SAMPLES))
+        return NOT_SUPPORTED;
+    *type = 1;
+    if (!samples) {
+        *count = BUFFER;
+        return SUCCESS;
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    ulong64 now_us = (ulong64)((atof(offset_s) + (double)now.tv_sec) * 1e6) + (ulong64)now.tv_nsec / 1000;
+    ulong64 first_us = now_us - (BUFFER - 1) * SAMPLE_EVERY_US;
+    if (first_us <= last_us)
+        first_us = last_us + SAMPLE_EVERY_US;
+    uint filled = 0;
+    memset(samples, 0, *count * sizeof *samples);
+    for (ulong64 at = first_us; at <= now_us && filled < *count; at += SAMPLE_EVERY_US)
+        samples[filled++] = (sample){.timestamp = at, .value.whole = value / 2};
+    return filled ? SUCCESS : NOT_FOUND;
 }
 
 #ifndef OLD_DRIVER

@@ -1,0 +1,149 @@
+"""What measuring costs on this machine: gpuscale's windows in turn with a bare training loop."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from gpuscale.cases import TrainingCase
+from gpuscale.errors import GpuscaleError
+from gpuscale.records import (
+    Environment,
+    Estimate,
+    OverheadPair,
+    OverheadPlan,
+    OverheadReport,
+    OverheadResult,
+    OverheadRun,
+    RunRequest,
+)
+from gpuscale.records.configuration import Device
+from gpuscale.run_defaults import PACINGS
+from gpuscale.selftest.case_choice import case_request
+from gpuscale.statistics import difference, log_sample
+from gpuscale.telemetry.beside_run import sampling_beside
+from gpuscale.units import format_seconds
+
+LIMITS: Mapping[Device, float] = {"cuda": 1.005, "cpu": 1.01}
+SHORTEST_STEP_S: Mapping[Device, float] = {"cuda": 0.0, "cpu": 0.020}
+"""Steps for which the limit is meant."""
+PAIRS = 20
+_TRIMMED = 0.2
+_START_S = 3.0
+
+
+class OverheadLauncher(Protocol):
+    """Makes the runs of the trial."""
+
+    @property
+    def environment(self) -> Environment:
+        """The machine as the ranks see it."""
+        ...
+
+    def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
+        """Make one run in which gpuscale's windows alternate with a bare loop's."""
+        ...
+
+
+def expected_s(device: Device, *, runs: int, gpus: int) -> float:
+    """About how long the trial takes, where steps are not longer than a window."""
+    pacing = PACINGS[device]
+    return runs * gpus * (_START_S + pacing.warmup_s + 2 * PAIRS * pacing.window_s)
+
+
+def measure_overhead(
+    launcher: OverheadLauncher,
+    case: type[TrainingCase],
+    *,
+    gpus: Sequence[int],
+    runs: int,
+    after_run: Callable[[], None],
+) -> OverheadReport:
+    """Make the runs, all numbers of GPUs in turn, and judge them.
+
+    Args:
+        launcher: What starts the ranks.
+        case: What they train.
+        gpus: On how many GPUs.
+        runs: Fresh starts on each number of GPUs.
+        after_run: Called when a run has ended.
+    """
+    started = time.monotonic()
+    environment = launcher.environment
+    made: dict[int, list[OverheadRun]] = {count: [] for count in gpus}
+    for run in range(1, runs + 1):
+        for count in gpus:
+            request = case_request(case, environment, gpus=count, run=run)
+            with sampling_beside(request, environment) as sampling:
+                pid = None if sampling is None else sampling.pid
+                plan = OverheadPlan(pairs=PAIRS, sampler_pid=pid)
+                made[count].append(launcher.compare_with_bare_loop(request, plan))
+            after_run()
+    return OverheadReport(
+        configuration=case_request(case, environment, gpus=min(gpus), run=1).configuration,
+        environment=environment,
+        results=tuple(judge_overhead(its) for its in made.values()),
+        wall_s=time.monotonic() - started,
+    )
+
+
+def judge_overhead(runs: Sequence[OverheadRun]) -> OverheadResult:
+    """What some runs (at least one) on one number of GPUs say of the overhead.
+
+    Each run gives one number, the trimmed mean of its pairs' log ratios; the interval is
+    Student's t over the runs.
+
+    Raises:
+        GpuscaleError: every run failed; the message is that of the first.
+    """
+    valid = [run for run in runs if run.failure is None]
+    if not valid:
+        failure = runs[0].failure
+        message = failure.message if failure is not None else "no run was made"
+        raise GpuscaleError(f"every run on {runs[0].gpus} GPUs failed: {message}")
+    device = valid[0].configuration.device
+    sample = log_sample([_log_ratio(run.pairs) for run in valid])
+    ratio = difference(sample.mean, [sample.term()]).exponential()
+    step_time_s = statistics.median(
+        pair.bare_s / run.steps_per_window
+        for run in valid
+        if run.steps_per_window
+        for pair in run.pairs
+    )
+    verdict, reason = _verdict(ratio, step_time_s, device)
+    return OverheadResult(
+        gpus=valid[0].gpus,
+        runs=len(valid),
+        pairs=sum(len(run.pairs) for run in valid),
+        step_time_s=step_time_s,
+        ratio=ratio,
+        limit=LIMITS[device],
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _log_ratio(pairs: Sequence[OverheadPair]) -> float:
+    """The mean of the log ratios without the outermost fifth on either side."""
+    logs = sorted(math.log(pair.measured_s / pair.bare_s) for pair in pairs)
+    cut = int(_TRIMMED * len(logs))
+    return statistics.fmean(logs[cut : len(logs) - cut])
+
+
+def _verdict(
+    ratio: Estimate, step_time_s: float, device: Device
+) -> tuple[Literal["within", "above", "not decided"], str]:
+    limit, shortest_s = LIMITS[device], SHORTEST_STEP_S[device]
+    if ratio.low is None or ratio.high is None:
+        return "not decided", "one run gives no interval; make more with --runs"
+    if ratio.high <= limit:
+        return "within", ""
+    if step_time_s < shortest_s:
+        return "not decided", (
+            f"the limit is meant for steps of {format_seconds(shortest_s)} and more; "
+            "name a larger case with --case"
+        )
+    if ratio.low > limit:
+        return "above", ""
+    return "not decided", "the limit lies inside the interval; make it narrower with more --runs"

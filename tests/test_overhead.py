@@ -1,0 +1,197 @@
+"""What measuring costs: judged from known ratios, and measured against a loop that trains alike."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from measuring import BENCH_CASES, write_case
+from scaling_records import CNN
+
+from bench_cases.test_mnist_cnn import MnistCnn
+from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
+from gpuscale.run_defaults import PACINGS
+from gpuscale.selftest.case_choice import load_case_class
+from gpuscale.selftest.overhead import judge_overhead
+from gpuscale.worker.bare_loop import BareLoop
+from gpuscale.worker.checks import parameter_digest
+from gpuscale.worker.data import training_batches
+from gpuscale.worker.faults import Faults
+from gpuscale.worker.overhead import paused
+from gpuscale.worker.strategies.dp import DataParallelStrategy
+from gpuscale.worker.training import Training, build_parts
+
+pytestmark = pytest.mark.alone
+
+ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
+
+
+def run_of(ratios: list[float], *, step_s: float = 0.05, gpus: int = 1) -> OverheadRun:
+    """A run of windows of 4 steps, whose pairs have these ratios."""
+    bare_s = 4 * step_s
+    pairs = tuple(OverheadPair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
+    return OverheadRun(configuration=ON_CPU, gpus=gpus, steps_per_window=4, pairs=pairs)
+
+
+def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[OverheadRun]:
+    draw = random.Random(seed)
+    return [
+        run_of([truth * math.exp(draw.gauss(0, noise)) for _ in range(20)]) for _ in range(runs)
+    ]
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    covered = 0
+    for seed in range(400):
+        ratio = judge_overhead(noisy_runs(1.007, 0.05, runs=5, seed=seed)).ratio
+        assert ratio.low is not None
+        assert ratio.high is not None
+        covered += ratio.low <= 1.007 <= ratio.high
+    # 95% of 400 is 380; fewer than 365 or more than 394 are less likely than 1 in 1000.
+    assert 365 <= covered <= 394
+
+
+def test_pairs_that_the_machine_disturbed_do_not_move_the_ratio() -> None:
+    quiet = [1.002] * 17
+    disturbed = run_of([*quiet, 1.9, 2.5, 0.4])
+    assert judge_overhead([disturbed, disturbed]).ratio.value == pytest.approx(1.002)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "step_s", "verdict", "reason"),
+    [
+        ((1.001, 1.002, 1.003), 0.05, "within", ""),
+        ((1.001, 1.002, 1.003), 0.001, "within", ""),
+        ((1.049, 1.05, 1.051), 0.05, "above", ""),
+        ((1.049, 1.05, 1.051), 0.001, "not decided", "meant for steps of 20.0 ms and more"),
+        ((0.98, 1.01, 1.04), 0.05, "not decided", "more --runs"),
+        ((1.001,), 0.05, "not decided", "one run gives no interval"),
+    ],
+)
+def test_the_verdict_follows_from_the_interval_and_the_limit(
+    ratios: tuple[float, ...], step_s: float, verdict: str, reason: str
+) -> None:
+    result = judge_overhead([run_of([ratio] * 20, step_s=step_s) for ratio in ratios])
+    assert (result.verdict, result.limit) == (verdict, 1.01)
+    assert reason in result.reason
+    assert result.step_time_s == pytest.approx(step_s)
+
+
+def test_a_failed_run_does_not_count_and_only_failed_ones_are_an_error() -> None:
+    failed = replace(
+        run_of([]), failure=Failure(kind="killed", message="rank 0 was killed by SIGKILL")
+    )
+    assert judge_overhead([failed, *noisy_runs(1.0, 0.01, runs=2, seed=1)]).runs == 2
+    with pytest.raises(GpuscaleError, match="every run on 1 GPUs failed: rank 0 was killed"):
+        judge_overhead([failed, failed])
+
+
+def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
+    def digest_after(train: Callable[[Training, BareLoop], None]) -> str:
+        torch.manual_seed(42)
+        request = request_for_cpu()
+        strategy = DataParallelStrategy(request)
+        case = MnistCnn()
+        batches = training_batches(
+            case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
+        )
+        parts = build_parts(case, request, strategy, batches)
+        training = Training(parts, "fp32", strategy, Faults([], rank=0, device=torch.device("cpu")))
+        train(training, BareLoop(parts))
+        return parameter_digest(parts.model)
+
+    def four_steps(training: Training, _: BareLoop) -> None:
+        for _step in range(4):
+            training.step()
+
+    measured = digest_after(four_steps)
+    bare = digest_after(lambda _, bare: bare.run(4))
+    fewer = digest_after(lambda _, bare: bare.run(3))
+    assert measured == bare
+    assert measured != fewer
+
+
+def request_for_cpu() -> RunRequest:
+    return RunRequest(
+        configuration=ON_CPU,
+        gpus=1,
+        index=1,
+        batch_per_gpu=4,
+        sample_shape=(1, 28, 28),
+        case_module="test_mnist_cnn",
+        case_file=str(BENCH_CASES / "test_mnist_cnn.py"),
+        case_class="MnistCnn",
+        import_paths=(),
+        devices=(),
+        data_root=None,
+        download=False,
+        pacing=PACINGS["cpu"],
+        timeout_s=60,
+    )
+
+
+def test_a_sampler_stands_still_while_the_bare_loop_runs() -> None:
+    def comes_to(pid: int, states: str) -> bool:
+        for _ in range(100):
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in states:
+                return True
+            time.sleep(0.05)
+        return False
+
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        with paused(process.pid):
+            assert comes_to(process.pid, "T")
+        assert comes_to(process.pid, "RS")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    answer = subprocess.run(
+        [
+            *(sys.executable, "-m", "gpuscale", "selftest", "--overhead", "--format", "json"),
+            *("--case", "test_tiny.py::Tiny", "--gpus", "2", "--runs", "2", "--device", "cpu"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(answer.stdout)
+    (result,) = report["results"]
+    assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 40)
+    # A step of a tenth of a millisecond has its overhead; that of ten steps would be a bug.
+    assert 0.5 < result["ratio"]["value"] < 10
+    assert answer.returncode == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]
+    assert "2 runs of tiny on" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("test_tiny.py::Other", "there is test_tiny.py::Tiny"),
+        ("none.py::Case", "there is no file none.py"),
+        ("test_tiny.py", "as FILE::Class"),
+        (None, "there is no bench_cases/test_mnist_cnn.py here"),
+    ],
+)
+def test_a_case_that_is_not_there_is_named_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str | None, told: str
+) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UsageError) as caught:
+        load_case_class(case, "cpu")
+    assert told in str(caught.value)

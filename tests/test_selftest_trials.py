@@ -1,0 +1,175 @@
+"""Trials of false alarms and faults, on a launcher whose machine is known."""
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measuring import write_case
+from phase_records import phased_run, phases
+from scaling_records import CNN, cpu_environment
+
+from gpuscale.cases import TrainingCase
+from gpuscale.errors import GpuscaleError
+from gpuscale.injections import parse_injections
+from gpuscale.records import (
+    CauseKind,
+    Environment,
+    Failure,
+    Fault,
+    Run,
+    RunRequest,
+    TrialsReport,
+)
+from gpuscale.report.selftest_text import trials_text
+from gpuscale.selftest.case_choice import case_request, load_case_class
+from gpuscale.selftest.plan import (
+    BASELINE_BLOCKS,
+    Block,
+    blocks,
+    injection_text,
+    possible_faults,
+)
+from gpuscale.selftest.trials import Trials
+
+STEP_S = 0.1
+GPUS = (1, 2)
+
+
+class KnownMachine:
+    """Makes runs of 100 ms a step with 0.3% noise; injected faults do what they say."""
+
+    def __init__(self, *, deaf: bool = False, fails: bool = False) -> None:
+        self.requests: list[RunRequest] = []
+        self._draw = random.Random(7)
+        self._deaf = deaf
+        self._fails = fails
+
+    @property
+    def environment(self) -> Environment:
+        return replace(cpu_environment(), job_id=None)
+
+    def run(self, request: RunRequest) -> Run:
+        self.requests.append(request)
+        faults = () if self._deaf else parse_injections(request.injections)
+        ranks = []
+        for rank in range(request.gpus):
+            factor, data_s = 1.0, 0.002
+            for fault in faults:
+                if fault.rank in (None, rank):
+                    factor += (fault.factor or 1.0) - 1
+                    data_s += fault.seconds or 0.0
+            own = phases(
+                data_s=data_s,
+                forward_s=STEP_S * (factor - 0.7),
+                backward_s=STEP_S * 0.6,
+                optimizer_s=STEP_S * 0.08,
+            )
+            ranks.append(own.scaled(1 + self._draw.gauss(0, 0.003)))
+        run = phased_run(
+            ranks,
+            communication_s=0.004 * self._draw.uniform(0.9, 1.1) if request.gpus > 1 else None,
+            index=request.index,
+            configuration=request.configuration,
+            batch_per_gpu=request.batch_per_gpu,
+            devices=[""] * request.gpus,
+        )
+        run = replace(
+            run,
+            sample_shape=request.sample_shape,
+            ranks=tuple(replace(rank, device_uuids=(), devices=()) for rank in run.ranks),
+        )
+        failure = Failure(kind="unsteady", message="not steady") if self._fails else None
+        return replace(run, failure=failure)
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[TrainingCase]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    write_case(tmp_path, "Case = Tiny")
+    return load_case_class(str(tmp_path / "test_tiny.py::Tiny"), "cpu")
+
+
+def tried(
+    machine: KnownMachine, case: type[TrainingCase], *, pairs: int, trials: int
+) -> TrialsReport:
+    first = machine.run(case_request(case, machine.environment, gpus=2, run=1))
+    faults, not_tried = possible_faults(first.configuration, GPUS)
+    session = Trials(machine, case, GPUS, after_run=lambda: None)
+    for block in blocks(faults, pairs=pairs, trials=trials):
+        session.make(block)
+    return session.report(faults, not_tried)
+
+
+def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[TrainingCase]) -> None:
+    report = tried(KnownMachine(), case, pairs=6, trials=2)
+    assert report.comparisons == 6
+    assert report.false_alarms is not None
+    assert (report.false_alarms.count, report.false_alarms.of) == (0, 12)
+    assert [(its.fault.name, its.fault.size) for its in report.faults] == [
+        *(("data stall", 0.2), ("data stall", 0.4)),
+        *(("slow rank", 0.2), ("slow rank", 0.4)),
+        *(("slower compute", 0.2), ("slower compute", 0.4)),
+    ]
+    for its in report.faults:
+        assert its.found is not None
+        assert its.named is not None
+        assert (its.found.count, its.found.of) == (2, 2), its.fault
+        assert (its.named.count, its.named.of) == (2, 2), its.fault
+    assert {its.key.gpus for its in report.detectable_losses} == {1, 2}
+    assert all(0 < its.loss < 0.2 for its in report.detectable_losses)
+    # 2 clean blocks before, 6 clean ones, 12 with a fault; 3 runs on 1 and on 2 GPUs each.
+    assert (report.runs, report.failed_runs) == (20 * 3 * 2, 0)
+
+
+def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> None:
+    report = tried(KnownMachine(deaf=True), case, pairs=2, trials=1)
+    for its in report.faults:
+        assert its.found is not None
+        assert (its.found.count, its.found.of) == (0, 1)
+        assert its.named is None
+    assert "0 of 1" in trials_text(report)
+
+
+def test_a_machine_that_is_never_steady_gives_no_rates_but_says_so(
+    case: type[TrainingCase],
+) -> None:
+    machine = KnownMachine(fails=True)
+    session = Trials(machine, case, GPUS, after_run=lambda: None)
+    for _ in range(BASELINE_BLOCKS + 1):
+        session.make(Block())
+    report = session.report((), ())
+    assert (report.comparisons, report.false_alarms, report.failed_runs) == (0, None, 18)
+    assert "18 of them failed or not steady" in trials_text(report)
+    stall = Fault(name="data stall", size=0.2, injection="data", kind=CauseKind.DATA)
+    with pytest.raises(GpuscaleError, match="no run of tiny gave a number"):
+        session.make(Block(fault=stall))
+
+
+def test_faulty_blocks_are_spread_over_the_time_of_the_clean_ones() -> None:
+    faults, _ = possible_faults(CNN, GPUS)
+    plan = list(blocks(faults, pairs=4, trials=2))
+    clean = [number for number, block in enumerate(plan) if block.fault is None]
+    assert len(clean) == BASELINE_BLOCKS + 4
+    # Three of twelve after each clean block that is judged.
+    assert clean == [0, 1, 2, 6, 10, 14]
+    assert [plan.count(Block(fault=fault)) for fault in faults] == [2] * 6
+
+
+def test_one_gpu_has_no_slow_rank() -> None:
+    faults, not_tried = possible_faults(CNN, (1,))
+    assert {fault.injection for fault in faults} == {"data", "compute"}
+    assert not_tried[0] == "slow rank: needs ddp on 2 GPUs or more"
+    assert "two hosts" in not_tried[1]
+
+
+def test_each_fault_is_an_injection_of_its_size() -> None:
+    faults, _ = possible_faults(CNN, (1, 4))
+    texts = [injection_text(fault, step_time_s=0.05, gpus=(1, 4)) for fault in faults]
+    assert texts == [
+        *("data=10.000ms", "data=20.000ms"),
+        *("slow-rank=3:1.2", "slow-rank=3:1.4"),
+        *("compute=1.2", "compute=1.4"),
+    ]
+    assert len(parse_injections(texts[::2])) == 3
