@@ -14,6 +14,7 @@ GIVEN: dict[str, object] = {
     "device": "auto",
     "precision": "fp32",
     "threads_per_rank": "1",
+    "launcher": "local",
 }
 
 
@@ -31,6 +32,7 @@ GIVEN: dict[str, object] = {
         ("gpus", "999999999", "--gpus: 999999999 is not at most"),
         ("runs", "0", "--runs: 0 is not at least 1"),
         ("strategy", "fsdp", "--strategy: there is no 'fsdp'; choose from dp, ddp"),
+        ("launcher", "torchrun", "--launcher: there is no 'torchrun'; choose from local, slurm"),
         ("device", "tpu", "--device: there is no 'tpu'; choose from auto, cuda, cpu"),
         ("precision", "int8", "--precision: there is no 'int8'"),
         ("timeout", "-3", "--timeout: '-3' is not a number of seconds above 0"),
@@ -117,6 +119,9 @@ def test_a_size_that_the_case_lacks_is_named_with_those_it_has(tmp_path: Path) -
     session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--runs", "1")
     assert session.exit_code == 1, session.output
     assert "case has no size 'smoke'; it has big" in session.output
+    asked = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--size", "huge")
+    assert asked.exit_code == 4, asked.output
+    assert "--size huge: case has no size 'huge'; it has big" in asked.output
 
 
 @pytest.mark.parametrize(

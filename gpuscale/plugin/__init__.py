@@ -23,10 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--runs",
         metavar="R",
-        default="3",
-        help="fresh starts of each item (default 3); MIN:MAX goes on until --target-ci is met",
+        help="fresh starts of each item (default 3); MIN:MAX goes on until --target-ci is met, or "
+        "until --baseline is decided (default there 3:8)",
     )
     add("--target-ci", metavar="P%", help="how narrow intervals --runs MIN:MAX wants (default 1%%)")
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="judge against this while measuring; exit code as compare's",
+    )
     add("--strategy", metavar="S,S,…", help="only these strategies: dp, ddp (default: the case's)")
     add(
         "--device", default="auto", help="auto, cuda or cpu (default auto: CUDA where there is one)"
@@ -40,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--data-workers", metavar="N", help="loader processes of each rank (default by cores)")
     add("--threads-per-rank", metavar="N", default="1", help="CPU threads of each rank (default 1)")
     add("--run-seconds", metavar="S", help="time for a run's windows (default 20; on CPU 2)")
+    add(
+        "--launcher",
+        metavar="L",
+        default="local",
+        help="local (default: this node), or slurm or mpirun: all nodes of the job",
+    )
     add("--oversubscribe", action="store_true", help="allow more CPU ranks than cores")
     add("--results", metavar="FILE", help="results file (default: a new one in .gpuscale/results)")
     add("--resume", metavar="FILE", help="measure only what this results file lacks; append to it")

@@ -10,6 +10,8 @@ class BenchmarkFixture(Protocol):
     """The part of pytest-benchmark's fixture that is used here."""
 
     extra_info: dict[str, object]
+    params: dict[str, object] | None
+    """Values of the item's parameters, for the JSON."""
     skipped: bool
 
     def pedantic(self, target: Callable[[], None], *, rounds: int, iterations: int) -> object:

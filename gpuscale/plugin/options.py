@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from gpuscale.compare.sequential import SequentialPlan
 from gpuscale.errors import UsageError
 from gpuscale.injections import parse_injections
 from gpuscale.plugin.stopping import DEFAULT_TARGET, FEWEST_RUNS, StoppingRule
@@ -16,6 +17,7 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES = ("auto", "cuda", "cpu")
+LAUNCHERS = ("local", "slurm", "mpirun")
 DEFAULT_TIMEOUT_S = 600.0
 _LARGEST_NUMBER_OF_GPUS = 100_000
 
@@ -30,6 +32,9 @@ class MeasureOptions:
     runs: int
     """Of each item; the most of them where there is a stopping rule."""
     stopping: StoppingRule | None
+    baseline: Path | None
+    judging: SequentialPlan | None
+    """How many runs `baseline` may ask for; given whenever it is."""
     strategies: tuple[Strategy, ...]
     device: str
     size: str | None
@@ -46,6 +51,7 @@ class MeasureOptions:
     results: Path | None
     resume: Path | None
     injections: tuple[str, ...]
+    launcher: str
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
@@ -56,11 +62,19 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
     """
     data_root = _data_root(given)
     gpus = _gpus(_text(given, "gpus"))
-    runs, stopping = _runs(_text(given, "runs"), _optional_text(given, "target_ci"))
+    baseline = _optional_text(given, "baseline")
+    target = _optional_text(given, "target_ci")
+    if baseline is not None and target is not None:
+        raise UsageError(
+            "--baseline and --target-ci both decide when there are enough runs; leave out one"
+        )
+    fewest, most = _runs(_optional_text(given, "runs") or ("3" if baseline is None else "3:8"))
     return MeasureOptions(
         gpus=gpus,
-        runs=runs,
-        stopping=stopping,
+        runs=most,
+        stopping=None if baseline is not None else _stopping(fewest, most, target),
+        baseline=None if baseline is None else Path(baseline).expanduser().absolute(),
+        judging=None if baseline is None else _judging(fewest, most),
         strategies=_strategies(given.get("strategy")),
         device=_one_of("--device", _text(given, "device"), DEVICES),
         size=_optional_text(given, "size"),
@@ -87,24 +101,43 @@ def parse_options(given: Mapping[str, object]) -> MeasureOptions:
         results=_results(given),
         resume=_resume(given),
         injections=_injections(given.get("inject"), gpus),
+        launcher=_one_of("--launcher", _text(given, "launcher"), LAUNCHERS),
     )
 
 
-def _runs(text: str, target: str | None) -> tuple[int, StoppingRule | None]:
-    """How many runs at most, and the rule by which there may be fewer."""
+def _runs(text: str) -> tuple[int | None, int]:
+    """The fewest runs, None where there is no choice, and the most."""
     first, colon, last = text.partition(":")
     if not colon:
-        if target is not None:
-            raise UsageError(
-                f"--target-ci {target} needs room to stop in; write --runs {FEWEST_RUNS}:8"
-            )
-        return _whole_number("--runs", text, at_least=1), None
+        return None, _whole_number("--runs", text, at_least=1)
     minimum = _whole_number("--runs", first, at_least=FEWEST_RUNS)
     maximum = _whole_number("--runs", last, at_least=FEWEST_RUNS)
     if maximum < minimum:
         raise UsageError(f"--runs: {text} has its maximum first; write --runs {maximum}:{minimum}")
+    return minimum, maximum
+
+
+def _stopping(fewest: int | None, most: int, target: str | None) -> StoppingRule | None:
+    """The rule by which there may be fewer runs than the most."""
+    if fewest is None:
+        if target is not None:
+            raise UsageError(
+                f"--target-ci {target} needs room to stop in; write --runs "
+                f"{FEWEST_RUNS}:{max(8, most)}"
+            )
+        return None
     width = DEFAULT_TARGET if target is None else _percentage("--target-ci", target)
-    return maximum, StoppingRule(minimum_runs=minimum, target=width)
+    return StoppingRule(minimum_runs=fewest, target=width)
+
+
+def _judging(fewest: int | None, most: int) -> SequentialPlan:
+    """How many runs judging may ask for: a loss is confirmed by runs made after it was seen."""
+    if fewest is None or fewest == most:
+        raise UsageError(
+            f"--baseline needs room for runs that confirm a loss; write --runs {FEWEST_RUNS}:"
+            f"{max(8, most)}, or leave --runs out"
+        )
+    return SequentialPlan(fewest_runs=fewest, most_runs=most)
 
 
 def _percentage(option: str, text: str) -> float:

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import TextIO
 
-from gpuscale.launch.local import LocalLauncher
+from gpuscale.launch import Launcher
 from gpuscale.report.progress import progress_text
 
 _REFRESH_S = 0.2
@@ -33,7 +33,7 @@ def terminal_stream() -> TextIO | None:
 class ProgressLine:
     """Draws how far a run is behind the item's id, and erases it when the run has ended."""
 
-    def __init__(self, stream: TextIO | None, launcher: LocalLauncher) -> None:
+    def __init__(self, stream: TextIO | None, launcher: Launcher) -> None:
         self._stream = stream
         self._launcher = launcher
         self._stop = threading.Event()

@@ -2,37 +2,48 @@
 
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from gpuscale.cases import TrainingCase
+from gpuscale.errors import CaseError, UsageError
 from gpuscale.plugin.items import ItemPlan, case_file
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Configuration, Environment, Pacing, RunRequest
-
-_MOST_DATA_WORKERS = 8
-_PACINGS = {
-    "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
-    "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=2.0),
-}
+from gpuscale.run_defaults import PACINGS, SIZES, data_workers, devices_of_run
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
     """Why this item cannot be measured here; None where it can."""
     if environment.device == "cuda":
-        if plan.gpus > len(environment.gpus):
-            return f"needs {plan.gpus} GPUs; {len(environment.gpus)} found"
-        return None
+        return _lack_of_gpus(plan, environment)
     if plan.strategy == "dp" and plan.gpus > 1:
         return f"dp on {plan.gpus} devices needs GPUs: DataParallel has no CPU counterpart"
-    cores = environment.cpu_count or 1
-    if plan.gpus * options.threads_per_rank > cores and not options.oversubscribe:
+    cores = environment.cores_per_node
+    slots = environment.node_count * (cores // options.threads_per_rank)
+    if plan.gpus > slots and not options.oversubscribe:
         threads = "" if options.threads_per_rank == 1 else f" of {options.threads_per_rank} threads"
         return (
-            f"{plan.gpus} CPU ranks{threads} need as many cores; {cores} found "
+            f"{plan.gpus} CPU ranks{threads} need as many cores; {_found(environment, cores)} "
             "(--oversubscribe measures all the same)"
         )
     return None
+
+
+def _lack_of_gpus(plan: ItemPlan, environment: Environment) -> str | None:
+    on_each = environment.gpus_per_node
+    if plan.strategy == "dp" and plan.gpus > on_each and environment.nodes:
+        return f"dp drives its {plan.gpus} GPUs from one process; a node has {on_each}"
+    if plan.gpus > environment.node_count * on_each:
+        return f"needs {plan.gpus} GPUs; {_found(environment, on_each)}"
+    return None
+
+
+def _found(environment: Environment, on_each: int) -> str:
+    if environment.node_count == 1:
+        return f"{on_each} found"
+    return f"{environment.node_count} nodes with {on_each} each found"
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
@@ -54,13 +65,30 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         case_file=case_file(plan.case),
         case_class=plan.case.__qualname__,
         import_paths=tuple(sys.path),
-        devices=_devices(plan, environment),
+        devices=devices_of_run(environment, run=plan.run, gpus=plan.gpus),
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
         pacing=_pacing(environment, options),
         timeout_s=options.timeout_s,
         injections=options.injections,
     )
+
+
+def refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None) -> None:
+    """Checks that every case has the size that was asked for, before anything is measured.
+
+    Raises:
+        UsageError: naming the cases that lack it.
+    """
+    problems = []
+    for case in sorted(cases, key=lambda case: case.name()):
+        try:
+            if size is not None and case.sizes:
+                case().named_size(size)
+        except CaseError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError(f"--size {size}: {'; '.join(problems)}")
 
 
 def cases_revision(folder: Path) -> str | None:
@@ -81,42 +109,25 @@ def cases_revision(folder: Path) -> str | None:
 def _configuration(
     plan: ItemPlan, case: TrainingCase, environment: Environment, options: MeasureOptions
 ) -> Configuration:
-    on_cpu = environment.device == "cpu"
     return Configuration(
         case=case.name(),
         strategy=plan.strategy,
         device=environment.device,
-        size=options.size or ("smoke" if on_cpu else "full"),
+        size=options.size or SIZES[environment.device],
         precision=options.precision,
         channels_last=options.channels_last,
         compiled=options.compiled,
         scaling=case.scaling,
         data="synthetic" if options.data_root is None else "real",
         threads_per_rank=options.threads_per_rank,
-        data_workers=_data_workers(environment, options),
+        data_workers=(
+            data_workers(environment) if options.data_workers is None else options.data_workers
+        ),
     )
 
 
-def _data_workers(environment: Environment, options: MeasureOptions) -> int:
-    """The same for every number of GPUs, or T(1) would have more help than T(n)."""
-    if options.data_workers is not None:
-        return options.data_workers
-    if environment.device == "cpu":
-        return 0
-    cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
-    return max(1, min(_MOST_DATA_WORKERS, cores_per_gpu - 1))
-
-
-def _devices(plan: ItemPlan, environment: Environment) -> tuple[int, ...]:
-    """Run r starts at device r mod N, so that T(1) is not always that of GPU 0."""
-    count = len(environment.gpus)
-    if environment.device == "cpu" or not count:
-        return ()
-    return tuple((plan.run - 1 + position) % count for position in range(plan.gpus))
-
-
 def _pacing(environment: Environment, options: MeasureOptions) -> Pacing:
-    pacing = _PACINGS[environment.device]
+    pacing = PACINGS[environment.device]
     if options.run_seconds is None:
         return pacing
     return replace(

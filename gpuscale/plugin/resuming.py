@@ -20,6 +20,7 @@ _FIELDS = (
     "cudnn_version",
     "nccl_version",
     "cases_revision",
+    "launcher",
 )
 # Hosts, GPU UUIDs, kernels and job numbers are left out: a job that was killed goes on in
 # another job, and on another node of the same kind. These variables follow the job too.

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.errors import GpuscaleError
-from gpuscale.launch.local import LocalLauncher, RunTerminated
+from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
+from gpuscale.launch import Launcher
+from gpuscale.launch.choice import launcher_by_name
+from gpuscale.launch.termination import RunTerminated
 from gpuscale.plugin.clock import BenchmarkFixture, show_windows
+from gpuscale.plugin.confirming import BaselineJudge, exit_status
 from gpuscale.plugin.items import (
     CLOCK_KEY,
     ItemPlan,
@@ -20,7 +23,12 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.progress import ProgressLine, terminal_stream
 from gpuscale.plugin.recorder import Recorder
-from gpuscale.plugin.requests import cases_revision, run_request, skip_reason
+from gpuscale.plugin.requests import (
+    cases_revision,
+    refuse_unknown_size,
+    run_request,
+    skip_reason,
+)
 from gpuscale.plugin.resuming import (
     is_recorded,
     point_key,
@@ -30,7 +38,8 @@ from gpuscale.plugin.resuming import (
 from gpuscale.plugin.stopping import settled_after
 from gpuscale.plugin.summary import header_lines, run_word, summary_lines
 from gpuscale.records import Environment, Run, RunRequest
-from gpuscale.store import ResumedResults
+from gpuscale.report.colour import Palette
+from gpuscale.store import RESULTS_FOLDER, ResumedResults, read_baseline, refuse_unwritable
 from gpuscale.version import __version__
 
 _MEASURED = pytest.StashKey[bool]()
@@ -50,11 +59,15 @@ def start_session(config: pytest.Config) -> None:
         raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
     try:
         options = parse_options(vars(config.option))
-        launcher = LocalLauncher(device=options.device)
+        refuse_unwritable(_results_folder(config, options))
+        launcher = launcher_by_name(
+            options.launcher, device=options.device, folder=_results_folder(config, options)
+        )
         environment = replace(launcher.environment, cases_revision=cases_revision(config.rootpath))
         if options.precision == "tf32" and environment.device == "cpu":
             raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
         resumed = _resumed(options, environment)
+        judge = _judge(options)
     except GpuscaleError as error:
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
@@ -63,8 +76,14 @@ def start_session(config: pytest.Config) -> None:
     if config.option.benchmark_columns is None:
         # All ten columns are 200 characters wide.
         config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
-    session = MeasuringSession(config, options, launcher, environment, resumed)
+    session = MeasuringSession(config, options, launcher, environment, resumed, judge)
     config.pluginmanager.register(session, "gpuscale-session")
+
+
+def _results_folder(config: pytest.Config, options: MeasureOptions) -> Path:
+    """Where the results file lies or will lie."""
+    file = options.resume or options.results
+    return Path(config.invocation_params.dir) / RESULTS_FOLDER if file is None else file.parent
 
 
 def _resumed(options: MeasureOptions, environment: Environment) -> ResumedResults | None:
@@ -75,6 +94,13 @@ def _resumed(options: MeasureOptions, environment: Environment) -> ResumedResult
     return resumed
 
 
+def _judge(options: MeasureOptions) -> BaselineJudge | None:
+    if options.baseline is None or options.judging is None:
+        return None
+    baseline = read_baseline(options.baseline)
+    return BaselineJudge(options.baseline, baseline, options.judging, gpus=options.gpus)
+
+
 class MeasuringSession:
     """The hooks of an invocation with `--gpus`."""
 
@@ -82,11 +108,13 @@ class MeasuringSession:
         self,
         config: pytest.Config,
         options: MeasureOptions,
-        launcher: LocalLauncher,
+        launcher: Launcher,
         environment: Environment,
         resumed: ResumedResults | None,
+        judge: BaselineJudge | None,
     ) -> None:
         self._options = options
+        self._judge = judge
         self._launcher = launcher
         self._resumed = resumed
         self._recorder = Recorder(
@@ -95,11 +123,14 @@ class MeasuringSession:
             folder=Path(config.invocation_params.dir),
             injections=options.injections,
             resumed=resumed,
+            samples_on_nodes=launcher.samples,
         )
         self._config = config
         self._terminal = terminal_stream()
         self._words: dict[str, str] = {}
         self._skips: Counter[str] = Counter()
+        self._failed_tests: set[str] = set()
+        self._failed_runs: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
@@ -117,12 +148,17 @@ class MeasuringSession:
         """Order items run by run.
 
         Raises:
-            pytest.UsageError: they cannot be measured together, or not into the resumed file.
+            pytest.UsageError: they cannot be measured together, not in the size that was asked
+                for, or not into the resumed file.
         """
         prepare_and_order(items)
+        plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        try:
+            refuse_unknown_size({plan.case for plan in plans}, self._options.size)
+        except GpuscaleError as error:
+            raise pytest.UsageError(str(error)) from None
         if self._resumed is None:
             return
-        plans = [plan for item in items if (plan := plan_of(item)) is not None]
         requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
         try:
             refuse_other_configurations(self._resumed.path, self._resumed.results.runs, requests)
@@ -163,6 +199,8 @@ class MeasuringSession:
             return None
         if self._resumed is not None and is_recorded(request, self._resumed.results.runs):
             return f"measured before, in {self._resumed.path.name}"
+        if self._judge is not None:
+            return self._judge.reason_to_leave_out(plan.key, plan.run, self._recorder.measured)
         if self._options.stopping is None:
             return None
         count = settled_after(
@@ -197,10 +235,14 @@ class MeasuringSession:
         except RunTerminated as terminated:
             # A scheduler's way to say that time is up: what comes after would be killed.
             pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
+        except FileError as error:
+            # The next run would be lost as this one is, after as long a time.
+            pytest.exit(f"{error}; earlier runs are kept", returncode=CANNOT_WRITE)
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Nothing is broken, and there is no number either: neither passed nor failed.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
+            self._failed_runs.add(item.nodeid)
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
         assert run.steps_per_window is not None
@@ -210,10 +252,16 @@ class MeasuringSession:
             run=run.index,
             batch_per_gpu=run.batch_per_gpu,
         )
+        benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
         benchmark.skipped = False
         show_windows(benchmark, item.stash[CLOCK_KEY], run.windows, run.steps_per_window)
         self._words[item.nodeid] = run_word(run)
         return run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember which tests failed, measurements or not."""
+        if report.failed:
+            self._failed_tests.add(report.nodeid)
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport
@@ -231,9 +279,28 @@ class MeasuringSession:
         terminalreporter.section("scaling", sep="-", bold=True)
         for line in summary_lines(self._recorder, self._options):
             terminalreporter.write_line(line)
+        if self._judge is not None and self._recorder.runs:
+            terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
+            colour = terminalreporter.hasmarkup
+            for line in self._judge.lines(self._recorder.measured, Palette(colour=colour)):
+                terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """With a baseline, end with the verdict's exit code."""
+        if self._judge is None or self._config.option.collectonly:
+            return
+        measured = self._recorder.measured
+        session.exitstatus = exit_status(
+            int(session.exitstatus),
+            failed_tests=bool(self._failed_tests - self._failed_runs),
+            failed_runs=bool(self._failed_runs),
+            comparison=self._judge.comparison(measured) if measured.runs else None,
+        )
 
     def pytest_unconfigure(self) -> None:
         """Close what is open."""
         self._recorder.close()
+        self._launcher.close()

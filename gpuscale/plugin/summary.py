@@ -43,7 +43,8 @@ def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterato
             f"{place.host}, job {place.job_id}" if place.job_id else place.host
             for place in (then, environment)
         )
-        yield f"begun on {before}, now on {now}: all runs of the file count as one allocation"
+        count = "one allocation" if environment.job_id in (None, then.job_id) else "two allocations"
+        yield f"begun on {before}, now on {now}: the runs of the two count as {count}"
 
 
 def _machine_line(version: str, environment: Environment, options: MeasureOptions) -> str:

@@ -1,0 +1,100 @@
+"""Judging while it is measured: `--baseline FILE`."""
+
+import shutil
+from collections.abc import Collection, Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gpuscale.compare.sequential import SequentialPlan, Step, next_step
+from gpuscale.diagnose import diagnose
+from gpuscale.errors import ExitCode
+from gpuscale.records import Baseline, Comparison, EntryKey, Results
+from gpuscale.report.colour import Palette
+from gpuscale.report.comparison_text import comparison_text
+from gpuscale.validity import with_validity
+
+_PYTESTS_OWN = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
+
+
+class BaselineJudge:
+    """Says which items still need runs, and in the end the verdict of the session."""
+
+    def __init__(
+        self, path: Path, baseline: Baseline, plan: SequentialPlan, *, gpus: Collection[int]
+    ) -> None:
+        self.path = path
+        self.baseline = baseline
+        self.plan = plan
+        self._gpus = gpus
+        self._judged_runs: int | None = None
+        self._step: Step | None = None
+
+    def reason_to_leave_out(self, key: EntryKey, run: int, results: Results) -> str | None:
+        """Why an item's next run would tell nothing more; None where it is needed.
+
+        Args:
+            key: The row of the item.
+            run: The number of the run to be made.
+            results: What the session has measured so far.
+        """
+        if run <= self.plan.fewest_runs:
+            return None
+        step = self._look(results)
+        if key in step.needs_runs:
+            return None
+        for progress in step.entries:
+            if progress.entry.key == key:
+                verdict = progress.entry.verdict.value
+                after = progress.looked_after
+                return verdict if after is None else f"{verdict} after {after} runs"
+        return None
+
+    def comparison(self, results: Results) -> Comparison:
+        """The verdict on everything that the session measured."""
+        return self._look(results).comparison
+
+    def lines(self, results: Results, palette: Palette) -> Iterator[str]:
+        """The verdict for the terminal."""
+        comparison = with_validity(
+            diagnose(self.baseline, [results], self.comparison(results)),
+            self.baseline,
+            [results],
+            today=date.today(),
+        )
+        width = shutil.get_terminal_size().columns
+        yield from comparison_text(
+            comparison, palette, results.injections, width=width
+        ).splitlines()
+
+    def _look(self, results: Results) -> Step:
+        # Judging looks at every run again, and pytest asks before each item.
+        if self._step is None or self._judged_runs != len(results.runs):
+            self._step = next_step(self.baseline, [results], self.plan, gpus=self._gpus)
+            self._judged_runs = len(results.runs)
+        return self._step
+
+
+def exit_status(
+    given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
+) -> int:
+    """The session's exit code: the verdict's, unless pytest itself has more to say.
+
+    Args:
+        given: What pytest would end with.
+        failed_tests: Whether a test failed for another reason than a failed run.
+        failed_runs: Whether a run failed; a verdict from the others is then no pass.
+        comparison: The verdict; None where nothing was measured.
+    """
+    if given not in _PYTESTS_OWN or failed_tests:
+        return given
+    if comparison is None:
+        return ExitCode.NOTHING_COMPARABLE
+    if failed_runs and comparison.exit_code is ExitCode.OK:
+        return ExitCode.INCONCLUSIVE
+    return comparison.exit_code
