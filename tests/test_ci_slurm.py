@@ -4,6 +4,8 @@ import pytest
 from ci_checkout import REPOSITORY, job_environment, make_checkout
 from slurm_cluster import SlurmCluster
 
+pytestmark = pytest.mark.alone
+
 pytest_plugins = ["slurm_cluster"]
 
 SLURM_SCRIPTS = {

@@ -1,4 +1,6 @@
+import os
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -7,7 +9,12 @@ from ci_checkout import JOB, REPOSITORY, job_environment, make_checkout, run_nig
 
 WORKFLOWS = {
     "gitlab-ci.yml": {"CI_JOB_ID": JOB},
-    "github-actions.yml": {"NIGHT": JOB},
+    "github-actions.yml": {"NIGHT": JOB, "RUNNER_TEMP": "/runner"},
+}
+# What each has the verdict written to, beside the night's own files.
+ADDED_FORMATS = {
+    "gitlab-ci.yml": "",
+    "github-actions.yml": " --format github=/runner/annotations.txt",
 }
 
 
@@ -16,15 +23,15 @@ def checkout(tmp_path: Path) -> Path:
     return make_checkout(tmp_path)
 
 
-def commands_of(workflow: str) -> str:
-    """The literal block that calls nightly.sh, out of a YAML file; no YAML parser is needed."""
+def commands_of(workflow: str, first_line: str) -> str:
+    """The literal block that begins so, out of a YAML file; no YAML parser is needed."""
     lines = (REPOSITORY / "ci" / workflow).read_text().splitlines()
-    (call,) = [number for number, line in enumerate(lines) if "ci/nightly.sh" in line]
-    assert re.fullmatch(r" +(- |run: )\|", lines[call - 1])
-    indent = re.match(" *", lines[call])
+    (start,) = [number for number, line in enumerate(lines) if line.strip().startswith(first_line)]
+    assert re.fullmatch(r" +(- |run: )\|", lines[start - 1])
+    indent = re.match(" *", lines[start])
     assert indent is not None
     block = []
-    for line in lines[call:]:
+    for line in lines[start:]:
         if not line.startswith(indent[0]):
             break
         block.append(line)
@@ -39,18 +46,47 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(
     text = (REPOSITORY / "ci" / workflow).read_text()
     variables = dict(re.findall(r"^ +(GPUSCALE_\w+): (\S+)$", text, re.MULTILINE))
     settings = variables | WORKFLOWS[workflow] | {"COMPARE_EXIT": str(compare_exit)}
-    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow)]
+    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "ci/nightly.sh")]
     night = run_night(command, checkout, job_environment(checkout, settings), checkout)
     assert night.exit_code == compare_exit, night.output
     (measured,) = night.calls("pytest")
     assert measured.startswith(
         "bench_cases --strategy ddp --gpus 1,2,4 --device cuda --size full --runs 3 --results "
     )
-    compared = night.calls("gpuscale")[-1]
-    assert re.fullmatch(
-        r"compare baselines/gpu-node\.json \S+/results\.jsonl --gpus 1,2,4", compared
+    compared, kept = night.calls("gpuscale")[-1], night.directory.relative_to(checkout)
+    assert compared == (
+        f"compare baselines/gpu-node.json {kept}/results.jsonl --gpus 1,2,4"
+        f"{ADDED_FORMATS[workflow]} --format json={kept}/comparison.json "
+        f"--format markdown={kept}/comparison.md --format junit={kept}/comparison.xml"
     )
     # Where the file says that it picks the night up.
     pattern = re.search(r"^ +(?:- |path: )(\.gpuscale/\S*?_)\$.*/$", text, re.MULTILINE)
     assert pattern is not None
     assert list(checkout.glob(pattern[1] + JOB)) == [night.directory]
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_github_shows_the_verdict_on_the_page_and_as_annotations(
+    tmp_path: Path, compared: bool
+) -> None:
+    night = tmp_path / f".gpuscale/nightly/github/2026-11-21_{JOB}"
+    night.mkdir(parents=True)
+    (night / "night.txt").write_text("night: regressed\n")
+    if compared:
+        (night / "comparison.md").write_text("### a verdict\n")
+        (tmp_path / "annotations.txt").write_text("::error title=x::y\n")
+    summary = tmp_path / "summary.md"
+    environment = {"NIGHT": JOB, "GITHUB_STEP_SUMMARY": str(summary)}
+    environment |= {"RUNNER_TEMP": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", commands_of("github-actions.yml", "cd .gpuscale")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == ("::error title=x::y\n" if compared else "")
+    verdict = "### a verdict\n" if compared else ""
+    assert summary.read_text() == f"{verdict}\n```\nnight: regressed\n```\n"

@@ -12,7 +12,10 @@ from typing import TextIO
 from gpuscale.cli.arguments.baseline import add_baseline
 from gpuscale.cli.arguments.compare import add_compare
 from gpuscale.cli.arguments.doctor import add_doctor
+from gpuscale.cli.arguments.night import add_night
+from gpuscale.cli.arguments.selftest import add_selftest
 from gpuscale.cli.arguments.show import add_show
+from gpuscale.cli.arguments.submit import add_submit
 from gpuscale.errors import ExitCode, GpuscaleError
 from gpuscale.version import __version__
 
@@ -75,4 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_show(commands)
     add_baseline(commands)
     add_doctor(commands)
+    add_submit(commands)
+    add_night(commands)
+    add_selftest(commands)
     return parser

@@ -11,6 +11,10 @@ from gpuscale.telemetry.problems import find_problems
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Look at the machine and print it; 1 where a problem was found, 0 also without a GPU."""
+    if arguments.nodes:
+        from gpuscale.cli.doctor_nodes import run_doctor_nodes
+
+        return run_doctor_nodes(arguments)
     machine = examine()
     problems = find_problems(machine)
     if arguments.format == "json":

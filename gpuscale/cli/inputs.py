@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuscale.errors import FileError
+from gpuscale.errors import FileError, UsageError
 from gpuscale.records import Results
 from gpuscale.store import read_results
 
@@ -24,7 +24,22 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
             if identity in seen:
                 where = "this file" if seen[identity] == path else str(seen[identity])
                 problem = f"this run is in {where} already; give every run once"
-                raise FileError(path, problem, place=f"line {number}")
+                raise FileError(path, problem, line=number)
             seen[identity] = path
         results.append(read)
     return results
+
+
+def gpu_counts(text: str) -> frozenset[int]:
+    """What `--gpus 1,2,4` names.
+
+    Raises:
+        UsageError: it is not such a list.
+    """
+    try:
+        counts = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        counts = frozenset()
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
+    return counts

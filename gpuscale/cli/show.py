@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from datetime import date
 from pathlib import Path
 
 from gpuscale.errors import ExitCode, UsageError
@@ -30,6 +31,6 @@ def run_show(arguments: argparse.Namespace) -> int:
     else:
         from gpuscale.report.baseline_text import baseline_text
 
-        text = baseline_text(content)
+        text = baseline_text(content, date.today())
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK

@@ -17,4 +17,18 @@ def add_doctor(commands: Commands) -> None:
     doctor.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default) or json"
     )
+    doctor.add_argument(
+        "--nodes",
+        action="store_true",
+        help="look at all nodes of the job: how each computes, how each pair communicates",
+    )
+    doctor.add_argument(
+        "--launcher",
+        choices=("slurm", "mpirun"),
+        default="slurm",
+        help="what reaches the nodes: slurm (default) or mpirun",
+    )
+    doctor.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="for --nodes"
+    )
     doctor.set_defaults(run="gpuscale.cli.doctor:run_doctor")

@@ -1,0 +1,34 @@
+"""What the end of a job says of its night."""
+
+from pathlib import Path
+
+from gpuscale.night import MEANINGS, NightExit, retried_as
+from gpuscale.submission import JobEnd
+
+# The scheduler's words for what it did itself; Slurm's and SGE's exit codes say little of it.
+_LOST_NODE = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "LAUNCH_FAILED")
+_OUT_OF_TIME = ("TIMEOUT", "DEADLINE", "REVOKED")
+
+
+def exit_code_of(end: JobEnd) -> tuple[int, str]:
+    """The night's exit code and what it means, which is never 0 for a job that did not end well.
+
+    A signal, or a code that no night ends with, comes from outside of it.
+    """
+    if end.word in _LOST_NODE:
+        return NightExit.INFRASTRUCTURE, MEANINGS[NightExit.INFRASTRUCTURE]
+    if end.word in _OUT_OF_TIME:
+        return NightExit.INCOMPLETE, "its time was up; what had been measured by then is kept"
+    if end.word in ("CANCELLED", "FAILED") and not end.exit_code:
+        return NightExit.FAILED, "somebody or something ended it; see its log"
+    if end.exit_code is not None and end.exit_code in MEANINGS:
+        return end.exit_code, MEANINGS[NightExit(end.exit_code)]
+    code = "no exit code" if end.exit_code is None else f"exit code {end.exit_code}"
+    return NightExit.FAILED, f"{code}, which is none of a night's; see its log"
+
+
+def next_job(nights: Path, job: str) -> str | None:
+    """The job that was submitted in place of this one, which failed for its nodes."""
+    for night in nights.glob(f"*_{job}"):
+        return retried_as(night)
+    return None

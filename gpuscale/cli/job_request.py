@@ -1,0 +1,94 @@
+"""The job that is asked for: the profile, and what the command line says otherwise."""
+
+import argparse
+import re
+
+from gpuscale.cli.inputs import gpu_counts
+from gpuscale.clusters import ClusterProfile
+from gpuscale.errors import UsageError
+from gpuscale.submission import JobRequest, allocation_for
+
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9@%_+=:,./~-]+")
+
+
+def job_request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
+    """The request, with every default filled in.
+
+    Raises:
+        UsageError: an option means nothing, or nobody said what is needed.
+    """
+    gpus = _gpus(profile, arguments.gpus)
+    runs = _at_least_one("--runs", arguments.runs) or profile.measure.runs
+    per_node = _at_least_one("--gpus-per-node", arguments.gpus_per_node)
+    baseline = _safe("--baseline", arguments.baseline)
+    judged = _judged(profile, gpus, baseline)
+    return JobRequest(
+        profile=profile,
+        allocation=allocation_for(profile, gpus, gpus_per_node=per_node),
+        gpus=gpus,
+        runs=runs,
+        baseline=baseline or profile.judge.baseline,
+        judged_gpus=judged,
+        partition=_safe("--partition", arguments.partition) or profile.job.partition,
+        account=_safe("--account", arguments.account) or profile.job.account,
+        time_limit=_time_limit(arguments.time) or profile.job.time_limit,
+        modules=_modules(profile, arguments.modules),
+    )
+
+
+def _gpus(profile: ClusterProfile, text: str | None) -> tuple[int, ...]:
+    if text is not None:
+        return tuple(sorted(gpu_counts(text)))
+    if not profile.measure.gpus:
+        raise UsageError(
+            f"the profile {profile.name} does not say on how many GPUs to measure; "
+            "add, for example, --gpus 1,2,4"
+        )
+    return tuple(sorted(set(profile.measure.gpus)))
+
+
+def _judged(
+    profile: ClusterProfile, gpus: tuple[int, ...], baseline: str | None
+) -> tuple[int, ...]:
+    """What the profile's baseline knows of the numbers; all of them for another baseline."""
+    if baseline is not None or not profile.judge.gpus:
+        return gpus
+    judged = tuple(number for number in gpus if number in profile.judge.gpus)
+    if profile.judge.baseline is not None and not judged:
+        known = ",".join(str(number) for number in profile.judge.gpus)
+        raise UsageError(
+            f"--gpus: {profile.judge.baseline} has {known} GPUs only, so nothing would be judged; "
+            "include some of them, or name a --baseline of your own"
+        )
+    return judged
+
+
+def _modules(profile: ClusterProfile, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None if profile.job.modules_remedy is not None else profile.job.modules
+    words = text.split()
+    for word in words:
+        _safe("--modules", word)
+    return tuple(words)
+
+
+def _safe(option: str, text: str | None) -> str | None:
+    """The text, which goes into a shell script as it is."""
+    if text is not None and not _SHELL_SAFE.fullmatch(text):
+        raise UsageError(
+            f"{option}: '{text}' goes into a shell script, so it may have letters, digits and "
+            "@%_+=:,./~- only"
+        )
+    return text
+
+
+def _time_limit(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"\d{1,4}:[0-5]\d:[0-5]\d", text):
+        raise UsageError(f"--time: '{text}' is not HH:MM:SS, such as 01:30:00")
+    return text
+
+
+def _at_least_one(option: str, number: int | None) -> int | None:
+    if number is not None and number < 1:
+        raise UsageError(f"{option}: {number} is not at least 1")
+    return number

@@ -1,0 +1,29 @@
+"""What one job is to do, with every default filled in."""
+
+from dataclasses import dataclass
+
+from gpuscale.clusters import ClusterProfile
+from gpuscale.submission.allocation import Allocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A job on a cluster: what it asks the scheduler for, measures and compares with."""
+
+    profile: ClusterProfile
+    allocation: Allocation
+    gpus: tuple[int, ...]
+    runs: int
+    baseline: str | None
+    judged_gpus: tuple[int, ...]
+    """The numbers of GPUs that are judged; empty where there is no baseline."""
+    partition: str | None
+    account: str | None
+    time_limit: str
+    modules: tuple[str, ...] | None
+    """None where whoever submits the script must name them."""
+
+    @property
+    def job_name(self) -> str:
+        """What the scheduler calls the job."""
+        return f"gpuscale-{self.profile.name}"

@@ -1,0 +1,233 @@
+import os
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gpuscale.clusters import (
+    ClusterProfile,
+    JobSettings,
+    Judged,
+    Measured,
+    Node,
+    Recognition,
+    find_profile,
+    known_profiles,
+    parse_profile,
+    read_profile,
+    recognised_profile,
+)
+from gpuscale.clusters.finding import recognises
+from gpuscale.errors import FileError, UsageError
+
+SHIPPED = ("arc4", "cte-power", "generic-slurm", "juwels-booster", "waic")
+SMALLEST = """\
+description = "Here"
+scheduler = "slurm"
+
+[job]
+time_limit = "00:30:00"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """One in which the user has no profiles yet."""
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def own_profile(environment: dict[str, str], name: str, text: str) -> Path:
+    path = Path(environment["XDG_CONFIG_HOME"]) / "gpuscale/clusters" / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def problem_of(text: str) -> str:
+    with pytest.raises(FileError) as raised:
+        parse_profile(text, name="here", shown_as="here.toml")
+    return str(raised.value)
+
+
+def test_the_shipped_profiles_are_those_of_the_documentation(environment: dict[str, str]) -> None:
+    assert known_profiles(environment) == SHIPPED
+    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
+    for name in SHIPPED:
+        assert f"`{name}`" in page
+        profile = find_profile(name, environment)
+        assert profile.name == name
+        assert profile.description in page
+
+
+def test_shipped_profiles_measure_cases_and_judge_by_baselines_that_are_there(
+    environment: dict[str, str],
+) -> None:
+    root = Path(__file__).parent.parent
+    for name in SHIPPED:
+        profile = find_profile(name, environment)
+        assert all((root / case).exists() for case in profile.measure.cases)
+        if profile.judge.baseline is not None:
+            assert (root / profile.judge.baseline).is_file()
+
+
+def test_shipped_profiles_are_in_the_package() -> None:
+    pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert "clusters/*.toml" in pyproject["tool"]["setuptools"]["package-data"]["gpuscale"]
+
+
+def test_the_smallest_profile_has_sensible_defaults() -> None:
+    profile = parse_profile(SMALLEST, name="here", shown_as="here.toml")
+    assert (profile.name, profile.scheduler) == ("here", "slurm")
+    assert profile.measure.cases == ("bench_cases",)
+    assert profile.judge.baseline is None
+    assert profile.node.gpus is None
+
+
+def test_the_example_of_the_documentation_is_a_profile() -> None:
+    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
+    example = page.split("```toml\n")[1].split("```")[0]
+    profile = parse_profile(example, name="mysite", shown_as="docs/clusters.md")
+    assert profile.node.gpus is not None
+    assert profile.measure.gpus
+    assert profile.job.partition is not None
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("a = [", "is not TOML"),
+        (
+            SMALLEST.replace("time_limit", "timelimit"),
+            "here.toml:5: job: unknown field 'timelimit'; did you mean 'time_limit'?",
+        ),
+        (
+            SMALLEST.replace('"00:30:00"', '"half an hour"'),
+            "here.toml:5: job.time_limit: expected a time such as 01:00:00",
+        ),
+        (
+            SMALLEST.replace('"slurm"', '"pbs"'),
+            "here.toml:2: scheduler: expected 'slurm' or 'sge' or 'lsf', found text 'pbs'",
+        ),
+        (SMALLEST.replace("[job]", "[work]"), "unknown field 'work'"),
+        (
+            f'{SMALLEST}modules = ["gcc", 12]\n',
+            "here.toml:6: job.modules[1]: expected text, found 12",
+        ),
+        (f"{SMALLEST}[node]\ngpus = 0\n", "here.toml:7: node.gpus: expected a number of GPUs"),
+        (
+            f'{SMALLEST}gpu_option = "--gres=gpu:4"\n',
+            "here.toml:6: job.gpu_option: expected an option with {gpus} in it",
+        ),
+        (
+            f'{SMALLEST}[judge]\nbaseline = "a.json; rm -rf ."\n',
+            "here.toml:7: judge.baseline: expected a word of letters",
+        ),
+        (
+            f'{SMALLEST}variables = {{ "A B" = "1" }}\n',
+            "here.toml:6: job.variables: expected the name of an environment variable",
+        ),
+        (
+            SMALLEST.replace('"slurm"', '"sge"'),
+            "here.toml:4: job: missing field 'gpu_option': every SGE site",
+        ),
+        ('scheduler = "slurm"\n', "missing field 'description'"),
+        (
+            'description = "Here"\nscheduler = "slurm"\njob = 1\n',
+            "here.toml:3: job: expected a table, found 1",
+        ),
+    ],
+)
+def test_a_mistake_is_named_by_file_line_and_field(broken: str, message: str) -> None:
+    problem = problem_of(broken)
+    assert message in problem
+    assert problem.startswith("here.toml")
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * 300_000])
+def test_what_is_no_text_of_a_profile_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "here.toml"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"here\.toml"):
+        read_profile(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused_in_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(FileError, match="cannot be read") as raised:
+            read_profile(path)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_file_whose_name_is_no_part_of_a_job_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my site.toml"
+    path.write_text(SMALLEST)
+    with pytest.raises(FileError, match=r"such as mysite\.toml"):
+        read_profile(path)
+
+
+def test_a_users_own_profile_is_found_by_name_and_goes_before_a_shipped_one(
+    environment: dict[str, str],
+) -> None:
+    own_profile(environment, "here", SMALLEST)
+    own_profile(environment, "arc4", SMALLEST.replace("Here", "our ARC4"))
+    assert find_profile("here", environment).description == "Here"
+    assert find_profile("arc4", environment).description == "our ARC4"
+    assert known_profiles(environment) == tuple(sorted([*SHIPPED, "here"]))
+
+
+def test_a_profile_is_found_by_its_path(tmp_path: Path, environment: dict[str, str]) -> None:
+    path = tmp_path / "mysite.toml"
+    path.write_text(SMALLEST)
+    assert find_profile(str(path), environment).name == "mysite"
+    assert find_profile(os.path.relpath(path), environment).name == "mysite"
+
+
+def test_an_unknown_profile_names_those_there_are(environment: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=", ".join(SHIPPED)):
+        find_profile("archer", environment)
+
+
+def test_a_machine_is_recognised_by_host_file_or_variable(tmp_path: Path) -> None:
+    name = tmp_path / "systemname"
+    name.write_text("juwelsbooster\n")
+    by_file = Recognition(files={str(name): "juwelsbooster"})
+    by_host = Recognition(hosts=("jwlogin*",))
+    by_variable = Recognition(variables={"CLUSTER": "booster-*"})
+    assert recognises(by_file, {}, "anywhere")
+    assert recognises(by_host, {}, "jwlogin21.juwels")
+    assert recognises(by_variable, {"CLUSTER": "booster-2"}, "anywhere")
+    for known in (by_host, by_variable, Recognition(files={str(name): "other"}), Recognition()):
+        assert not recognises(known, {"CLUSTER": "cluster"}, "login01")
+
+
+def test_a_machine_that_no_profile_or_more_than_one_recognises_must_be_named(
+    environment: dict[str, str],
+) -> None:
+    with pytest.raises(UsageError, match=r"no profile recognises this machine \(nowhere\)"):
+        recognised_profile(environment, "nowhere")
+    known = '[recognise]\nhosts = ["login7"]\n'
+    own_profile(environment, "here", SMALLEST + known)
+    assert recognised_profile(environment, "login7").name == "here"
+    own_profile(environment, "there", SMALLEST + known)
+    with pytest.raises(UsageError, match="here, there all recognise this machine"):
+        recognised_profile(environment, "login7")
+
+
+def test_a_broken_profile_of_the_user_is_named_when_the_machine_is_looked_for(
+    environment: dict[str, str],
+) -> None:
+    own_profile(environment, "broken", "scheduler = 1")
+    with pytest.raises(FileError, match=r"broken\.toml"):
+        recognised_profile(environment, "nowhere")
+
+
+def test_every_field_of_a_profile_is_in_the_documentation() -> None:
+    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
+    table = page.split("## What a profile holds")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?:\*\*)?`\[?(\w+)\]?`", table, re.MULTILINE)
+    parts = (JobSettings, Judged, Measured, Node, Recognition, ClusterProfile)
+    known = [part.name for kind in parts for part in fields(kind) if part.name != "name"]
+    assert sorted(rows) == sorted(known)

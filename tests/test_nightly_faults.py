@@ -1,0 +1,159 @@
+"""What a night brings to files, memory and time: each fault is done for real, nothing is lost.
+
+Killed and hanging ranks are in test_faults.py, nodes that die in the tests of the launchers, and
+results files that two sessions want to append to in test_resume.py.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ci_checkout import REPOSITORY
+from measuring import TIMEOUT_S, pytest_command, run_pytest, write_case
+
+from gpuscale.errors import CANNOT_WRITE
+from gpuscale.night import NightExit
+from gpuscale.store import read_results
+
+pytestmark = pytest.mark.alone
+
+QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
+OUT_OF_MEMORY_ON_RANK_1 = """
+import os, resource
+
+class Case(Tiny):
+    def model(self):
+        if os.environ["RANK"] == "1":
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
+            self.too_much = torch.zeros(2**28)
+        return super().model()
+"""
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A file system of its own in memory; the test is skipped where it cannot be had."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"cannot mount a file system here (needs root): {tried.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def wait_for_runs(nights: Path, count: int, night: "subprocess.Popen[str]") -> Path:
+    """Wait until the results of a night have so many runs; their file."""
+    while night.poll() is None:
+        for path in nights.glob("here/*/results.jsonl"):
+            if len(path.read_text().splitlines()) > count:
+                return path
+        time.sleep(0.05)
+    pytest.fail(f"the night ended before: {night.communicate()[0]}")
+
+
+def test_a_full_disk_ends_the_session_and_keeps_every_run_before(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    with mounted(tmp_path / "small", "size=16k") as small:
+        session = run_pytest(
+            tmp_path, *QUICK, "--runs", "30", "--results", str(small / "results.jsonl")
+        )
+        assert session.exit_code == CANNOT_WRITE, session.output
+        assert "the disk is full; free some space, or choose another folder" in session.output
+        assert "earlier runs are kept" in session.output
+        kept = read_results(small / "results.jsonl").runs
+        assert 1 <= len(kept) < 30
+        assert len(kept) == session.output.count("PASSED")
+        assert all(run.is_valid for run in kept)
+
+
+def test_a_read_only_folder_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    with mounted(tmp_path / "fixed", "ro,size=16k") as fixed:
+        session = run_pytest(tmp_path, *QUICK, "--results", str(fixed / "night/results.jsonl"))
+        assert session.exit_code == pytest.ExitCode.USAGE_ERROR, session.output
+        assert f"{fixed}: the file system is read-only; choose another folder" in session.output
+
+
+def test_two_jobs_in_one_folder_keep_all_runs_of_both(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    both = [
+        subprocess.Popen(
+            pytest_command(*QUICK, "--runs", "1"),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    first, second = (tmp_path / ".gpuscale/results").glob("*.jsonl")
+    for path in (first, second):
+        assert [run.is_valid for run in read_results(path).runs] == [True]
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_with_its_host_and_the_remedy(
+    tmp_path: Path,
+) -> None:
+    write_case(tmp_path, OUT_OF_MEMORY_ON_RANK_1)
+    options = ("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.05")
+    session = run_pytest(tmp_path, *options)
+    assert session.exit_code == 1, session.output
+    assert f"rank 1 on {os.uname().nodename} ran out of memory; give it more" in session.output
+    healthy, failed = session.results.runs
+    assert (healthy.gpus, healthy.is_valid) == (1, True)
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.failure.rank) == ("raised", 1)
+
+
+def test_a_night_whose_time_is_up_keeps_what_it_has_and_can_be_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    write_case(tmp_path, "class Case(Tiny):\n    pass\n")
+    nights = tmp_path / "nights"
+    command = [sys.executable, "-m", "gpuscale", "night", "here", "1", "measure", *QUICK]
+    command += ["--runs", "300", "-p", "no:cacheprovider"]
+    night = subprocess.Popen(
+        [*command, "compare", str(REPOSITORY / "baselines/arc4.json")],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "GPUSCALE_NIGHTLY_DIR": str(nights),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    results = wait_for_runs(nights, 2, night)
+    # As Slurm does at the time limit: every process of the job gets it.
+    os.killpg(night.pid, signal.SIGTERM)
+    output, _ = night.communicate(timeout=60)
+    assert night.returncode == NightExit.INCOMPLETE, output
+    assert "not everything was measured; stopped by SIGTERM" in output
+    record = (results.parent / "night.txt").read_text()
+    assert "exit: 5\n" in record
+    assert "attempts: 1\n" in record
+    assert "compare exit: 4\n" in record
+    before = read_results(results).runs
+    assert len(before) >= 2
+    assert all(run.is_valid for run in before)
+    more = str(len(before) + 1)
+    resumed = run_pytest(tmp_path, *QUICK, "--runs", more, "--resume", str(results))
+    assert resumed.exit_code == 0, resumed.output
+    after = read_results(results).runs
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 1

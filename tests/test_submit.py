@@ -1,0 +1,388 @@
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ci_checkout import REPOSITORY, write_program
+
+from gpuscale.cli.job_end import exit_code_of
+from gpuscale.clusters import ClusterProfile, Node, find_profile
+from gpuscale.errors import SchedulerError, UsageError
+from gpuscale.submission import (
+    Allocation,
+    JobEnd,
+    JobRequest,
+    allocation_for,
+    estimate_cost,
+    job_script,
+)
+from gpuscale.submission.allocation import Launcher
+from gpuscale.submission.schedulers import job_number, state_of
+
+CI_SCRIPTS = {
+    "arc4.sge": "arc4",
+    "cte-power.sbatch": "cte-power",
+    "juwels-booster.sbatch": "juwels-booster",
+    "waic.lsf": "waic",
+}
+
+
+def profile(name: str) -> ClusterProfile:
+    return find_profile(name, {"XDG_CONFIG_HOME": "/nonexistent"})
+
+
+def request(name: str, gpus: Sequence[int], **others: object) -> JobRequest:
+    known = profile(name)
+    return replace(
+        JobRequest(
+            profile=known,
+            allocation=allocation_for(known, tuple(gpus)),
+            gpus=tuple(gpus),
+            runs=3,
+            baseline=known.judge.baseline,
+            judged_gpus=tuple(gpus),
+            partition=known.job.partition,
+            account=None,
+            time_limit="01:00:00",
+            modules=known.job.modules,
+        ),
+        **others,  # type: ignore[arg-type]
+    )
+
+
+def directives(script: str) -> list[str]:
+    return re.findall(r"^#(?:SBATCH|\$|BSUB) (.*)$", script, re.MULTILINE)
+
+
+def gpuscale(
+    folder: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", CI_SCRIPTS)
+def test_the_scripts_in_ci_are_what_submit_prints(script: str, tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    printed = gpuscale(REPOSITORY, "submit", CI_SCRIPTS[script], "--print", environment=environment)
+    assert printed.returncode == 0, printed.stderr
+    assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
+
+
+def test_every_script_is_valid_bash() -> None:
+    for name in CI_SCRIPTS.values():
+        for gpus in ((1, 2), (1, 8)) if name != "arc4" else ((1, 2),):
+            script = job_script(request(name, gpus))
+            checked = subprocess.run(
+                ["bash", "-n"], input=script, text=True, capture_output=True, check=False
+            )
+            assert checked.returncode == 0, checked.stderr
+            assert max(len(line) for line in script.splitlines()) <= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [
+        ("arc4", (1, 2), (1, 2, 1, 20, "local")),
+        ("arc4", (1, 2, 4), (1, 4, 1, 40, "local")),
+        ("cte-power", (1,), (1, 1, 1, 40, "local")),
+        ("cte-power", (1, 2), (1, 2, 1, 80, "local")),
+        ("cte-power", (1, 2, 4), (1, 4, 1, 160, "local")),
+        ("cte-power", (4, 8), (2, 4, 4, 40, "slurm")),
+        ("juwels-booster", (1,), (1, 4, 1, 96, "local")),
+        ("juwels-booster", (1, 6), (2, 4, 4, 24, "slurm")),
+        ("juwels-booster", (1, 4, 16, 64, 128), (32, 4, 4, 24, "slurm")),
+        ("waic", (1, 8), (2, 4, 4, 4, "mpirun")),
+    ],
+)
+def test_the_largest_number_of_gpus_decides_the_allocation(
+    name: str, gpus: tuple[int, ...], expected: tuple[int, int, int, int, Launcher]
+) -> None:
+    nodes, gpus_per_node, tasks_per_node, cores_per_task, launcher = expected
+    assert allocation_for(profile(name), gpus) == Allocation(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        tasks_per_node=tasks_per_node,
+        cores_per_task=cores_per_task,
+        launcher=launcher,
+    )
+
+
+def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
+    with pytest.raises(UsageError, match="ask for at most 4"):
+        allocation_for(profile("arc4"), (1, 8))
+    with pytest.raises(UsageError, match="add --gpus-per-node N"):
+        allocation_for(profile("generic-slurm"), (1, 2))
+    assert allocation_for(profile("generic-slurm"), (1, 2), gpus_per_node=8).gpus_per_node == 8
+
+
+def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
+    script = job_script(request("juwels-booster", (1, 4, 16), account="budget"))
+    assert directives(script) == [
+        "--job-name=gpuscale-juwels-booster",
+        "--partition=booster",
+        "--account=budget",
+        "--nodes=4",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=24",
+        "--gres=gpu:4",
+        "--time=01:00:00",
+        "--no-requeue",
+        "--output=gpuscale-juwels-booster-%j.log",
+    ]
+    assert "--gpus 1,4,16 --launcher slurm" in script
+    assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in script
+    assert "--launcher" not in job_script(request("juwels-booster", (1, 4)))
+
+
+def test_sge_is_asked_for_gpus_as_the_site_names_them() -> None:
+    lines = directives(job_script(request("arc4", (1, 2), partition="gpu.q", account="project")))
+    assert {"-l coproc_v100=2", "-q gpu.q", "-P project", "-l h_rt=01:00:00"} <= set(lines)
+
+
+def test_lsf_is_asked_for_exclusive_gpus_on_each_node() -> None:
+    lines = directives(job_script(request("waic", (1, 8), time_limit="01:30:20")))
+    assert {'-gpu "num=4:j_exclusive=yes"', "-n 8", '-R "span[ptile=4]"', "-W 91"} <= set(lines)
+    assert "--launcher mpirun" in job_script(request("waic", (1, 8)))
+
+
+def test_a_job_without_gpus_to_ask_for_asks_for_none() -> None:
+    known = profile("generic-slurm")
+    cpu = replace(known, node=Node(gpus=2), job=replace(known.job, gpu_option=""))
+    asked = replace(
+        request("cte-power", (1, 2)), profile=cpu, allocation=allocation_for(cpu, (1, 2))
+    )
+    assert not [line for line in directives(job_script(asked)) if "gpu:" in line]
+
+
+def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> None:
+    nasty = "a b\"$(touch broken)'c"
+    known = profile("generic-slurm")
+    quoted = replace(known, job=replace(known.job, variables={"NASTY": nasty}))
+    asked = replace(request("cte-power", (1,)), profile=quoted)
+    (line,) = re.findall(r"^export NASTY=.*$", job_script(asked), re.MULTILINE)
+    shown = subprocess.run(
+        ["bash", "-c", f'{line}; printf %s "$NASTY"'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == nasty
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_estimate_is_of_all_fresh_starts_on_all_nodes() -> None:
+    cost = estimate_cost(request("juwels-booster", (1, 4, 16, 64, 128)), cases=1)
+    assert cost.items == 15
+    assert cost.seconds == pytest.approx(15 * cost.seconds_an_item + 60)
+    assert cost.node_hours == pytest.approx(32 * cost.seconds / 3600)
+    assert cost.most_node_hours == 32
+    assert cost.fits
+    assert not estimate_cost(request("arc4", (1, 2), runs=100), cases=1).fits
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpus", "1,x"], "is not a list of numbers"),
+        (["--gpus", "1", "--runs", "0"], "--runs: 0 is not at least 1"),
+        (["--gpus", "1", "--time", "1h"], "is not HH:MM:SS"),
+        (["--gpus", "1", "--account", "a b"], "goes into a shell script"),
+        (["--gpus", "1", "--modules", "gcc $(x)"], "goes into a shell script"),
+        (["--gpus", "8"], "so nothing would be judged"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:
+    answer = gpuscale(REPOSITORY, "submit", "juwels-booster", "--print", *options)
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_only_what_the_published_baseline_knows_is_judged() -> None:
+    printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print")
+    assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4}\n" in printed.stdout
+    own = ("--baseline", "baselines/own.json")
+    printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own)
+    assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4,8}\n" in printed.stdout
+    assert "baseline=${GPUSCALE_BASELINE:-baselines/own.json}\n" in printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said", "number"),
+    [
+        ("slurm", "4711\n", "4711"),
+        ("slurm", "4711;booster\n", "4711"),
+        ("sge", "4711\n", "4711"),
+        ("lsf", "Job <4711> is submitted to queue <waic-short>.\n", "4711"),
+    ],
+)
+def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
+    scheduler: str, said: str, number: str
+) -> None:
+    assert job_number(scheduler, f"a greeting of the site\n{said}") == number  # type: ignore[arg-type]
+    with pytest.raises(SchedulerError, match="no job number"):
+        job_number(scheduler, "nothing of use")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "answers", "stage", "exit_code"),
+    [
+        ("slurm", ["JobId=1 JobState=PENDING Reason=Priority ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=RUNNING ExitCode=0:0"], "running", None),
+        ("slurm", ["JobId=1 JobState=COMPLETING ExitCode=3:0"], "running", None),
+        ("slurm", ["JobId=1 JobState=FAILED ExitCode=6:0"], "ended", 6),
+        ("slurm", ["JobId=1 JobState=TIMEOUT ExitCode=0:15"], "ended", 143),
+        ("slurm", ["", "COMPLETED|0:0\n"], "ended", 0),
+        ("slurm", ["", "CANCELLED by 1000|0:9\n"], "ended", 137),
+        ("slurm", [""], "unknown", None),
+        ("slurm", ["", ""], "unknown", None),
+        ("sge", ["job_number: 1\n"], "waiting", None),
+        ("sge", ["job_number: 1\nusage    1:  cpu=00:00:01\n"], "running", None),
+        ("sge", ["", "failed       0    \nexit_status  3                   \n"], "ended", 3),
+        ("sge", ["", "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 137),
+        ("sge", ["", "failed       1 : before writing config\nexit_status  0\n"], "ended", None),
+        ("sge", ["", ""], "unknown", None),
+        ("lsf", ["PEND:-\n"], "waiting", None),
+        ("lsf", ["RUN:-\n"], "running", None),
+        ("lsf", ["DONE:-\n"], "ended", 0),
+        ("lsf", ["EXIT:3\n"], "ended", 3),
+        ("lsf", ["UNKWN:-\n"], "unknown", None),
+        ("lsf", [""], "unknown", None),
+    ],
+)
+def test_where_a_job_is_is_read_from_what_the_scheduler_says(
+    scheduler: str, answers: list[str], stage: str, exit_code: int | None
+) -> None:
+    state = state_of(scheduler, tuple(answers))  # type: ignore[arg-type]
+    assert (state.stage, state.exit_code) == (stage, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "expected"),
+    [
+        ("COMPLETED", 0, 0),
+        ("FAILED", 1, 1),
+        ("FAILED", 6, 6),
+        ("EXIT", 3, 3),
+        ("TIMEOUT", 143, 5),
+        ("TIMEOUT", 0, 5),
+        ("NODE_FAIL", 0, 6),
+        ("CANCELLED", 0, 2),
+        ("CANCELLED", 137, 2),
+        ("failed 1 before writing config", None, 2),
+        ("EXIT", None, 2),
+    ],
+)
+def test_a_job_that_did_not_end_by_itself_is_never_a_pass(
+    word: str, code: int | None, expected: int
+) -> None:
+    assert exit_code_of(JobEnd(word=word, exit_code=code))[0] == expected
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A checkout of a site, as far as `gpuscale submit` looks at one."""
+    root = tmp_path / "site"
+    shutil.copytree(REPOSITORY / "ci", root / "ci")
+    for name in ("test_mnist_cnn.py", "test_resnet50.py"):
+        (root / "bench_cases").mkdir(exist_ok=True)
+        (root / "bench_cases" / name).touch()
+    return root
+
+
+def with_programs(site: Path, **programs: str) -> dict[str, str]:
+    """An environment with stand-ins for a scheduler's commands, which note how they are called."""
+    for name, body in programs.items():
+        note = f'printf "%s\\n" "{name} $*" >>"{site}/calls"'
+        write_program(site / "bin" / name, f"#!/bin/bash\n{note}\n{body}\n")
+    return {"PATH": f"{site}/bin:/usr/bin:/bin", "XDG_CONFIG_HOME": str(site)}
+
+
+def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
+    environment = with_programs(site, qsub="echo 4711")
+    answer = gpuscale(site, "submit", "arc4", environment=environment)
+    assert answer.returncode == 2
+    assert "estimate: 9 fresh starts of about 45.0 s are 7 min 45 s on 1 node" in answer.stdout
+    assert "there is no terminal to ask on; add --yes" in answer.stderr
+    assert not (site / "calls").exists()
+
+
+def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:
+    # SGE cannot run here: these stand-ins answer as its commands do.
+    environment = with_programs(
+        site,
+        qsub='cat "$2" >submitted; echo "a log" >gpuscale-arc4-4711.log; echo 4711',
+        qstat='[ ! -e asked ] && touch asked && echo "usage    1: cpu=1"',
+        qacct='printf "failed       0\\nexit_status  1\\n"',
+    )
+    answer = gpuscale(site, "submit", "arc4", "--yes", "--wait", environment=environment)
+    assert answer.returncode == 1, answer.stderr
+    (written,) = (site / ".gpuscale/jobs").iterdir()
+    assert (site / "submitted").read_text() == written.read_text()
+    assert (site / "calls").read_text().splitlines()[
+        0
+    ] == f"qsub -terse {written.relative_to(site)}"
+    assert "a log\n" in answer.stdout
+    assert "job 4711 ended as done: regressed" in answer.stdout
+
+
+def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
+    environment = with_programs(
+        site,
+        bsub='cat >submitted; echo "Job <4711> is submitted to queue <waic-short>."',
+        bjobs='echo "EXIT:6"',
+    )
+    answer = gpuscale(site, "submit", "waic", "--yes", "--wait", environment=environment)
+    assert answer.returncode == 6, answer.stderr
+    assert "#BSUB -q waic-short" in (site / "submitted").read_text()
+    assert "job 4711 ended as EXIT: infrastructure failed" in answer.stdout
+
+
+def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> None:
+    first = site / ".gpuscale/nightly/juwels-booster/2026-11-21_1/attempt-1"
+    first.mkdir(parents=True)
+    (first / "night.txt").write_text("night: infrastructure failed\nretried as: 2\n")
+    environment = with_programs(
+        site,
+        sbatch="echo 1",
+        scontrol='case $4 in 1) echo "JobState=FAILED ExitCode=6:0" ;; '
+        '2) echo "JobState=COMPLETED ExitCode=0:0" ;; esac',
+    )
+    answer = gpuscale(site, "submit", "juwels-booster", "--yes", "--wait", environment=environment)
+    assert answer.returncode == 0, answer.stderr
+    assert "job 1 was submitted once more as job 2" in answer.stdout
+    assert "job 2 ended as COMPLETED: ok" in answer.stdout
+
+
+def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
+    refused = 'echo "sbatch: error: invalid account" >&2; exit 1'
+    answer = gpuscale(
+        site, "submit", "juwels-booster", "--yes", environment=with_programs(site, sbatch=refused)
+    )
+    assert answer.returncode == 2
+    assert "sbatch did not take the job: sbatch: error: invalid account" in answer.stderr
+    (site / "bin/sbatch").unlink()
+    absent = {"PATH": f"{site}/bin", "XDG_CONFIG_HOME": str(site)}
+    answer = gpuscale(site, "submit", "juwels-booster", "--yes", environment=absent)
+    assert answer.returncode == 2
+    assert "sbatch is not here; submit from a login node" in answer.stderr
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    answer = gpuscale(tmp_path, "submit", "arc4", "--yes")
+    assert answer.returncode == 2
+    assert "submit from the root of a checkout" in answer.stderr

@@ -1,0 +1,157 @@
+"""`gpuscale submit` on a real Slurm: hosts of their own, each with its name and address."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from ci_checkout import REPOSITORY
+from measuring import write_case
+from node_cluster import NodeCluster, reason_against, start_cluster
+
+from gpuscale.store import read_results
+
+pytestmark = pytest.mark.alone
+
+PROFILE = """\
+description = "Two nodes on one machine"
+scheduler = "slurm"
+
+[node]
+gpus = 2  # CPU ranks stand in for GPUs
+cores = 2
+
+[job]
+partition = "main"
+time_limit = "00:05:00"
+gpu_option = ""
+
+[measure]
+cases = ["bench_cases/test_tiny.py"]
+runs = 1
+device = "cpu"
+size = "full"
+run_seconds = 0.2
+options = ["-p", "no:cacheprovider", "--oversubscribe"]
+
+[judge]
+baseline = "baselines/here.json"
+"""
+DIES_ON_THE_FIRST_NODE = """
+import os, signal, socket
+
+class Case(Tiny):
+    def model(self):
+        if socket.gethostname() == "n1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().model()
+"""
+
+
+def published(gpus: int, *, nodes: int, samples_per_s: float) -> dict[str, object]:
+    return {
+        "case": "case",
+        "strategy": "ddp",
+        "gpus": gpus,
+        "batch_per_gpu": 8,
+        "runs": 1,
+        "nodes": nodes,
+        "samples_per_s": samples_per_s,
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NodeCluster]:
+    """Two nodes, which end with the tests of this file."""
+    reason = reason_against()
+    if reason is not None:
+        pytest.skip(reason)
+    if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
+        pytest.skip("needs gpuscale installed in this environment (make setup)")
+    with ExitStack() as stack:
+        yield start_cluster(stack, nodes=2)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site's checkout, on the file system that all nodes share."""
+    root = tmp_path / "site"
+    shutil.copytree(REPOSITORY / "ci", root / "ci")
+    (root / "bench_cases").mkdir()
+    (root / "baselines").mkdir()
+    (root / "mysite.toml").write_text(PROFILE)
+    baseline = {
+        "format": "gpuscale-baseline",
+        "version": 1,
+        "name": "Slower than anything",
+        "cluster": "Two nodes on one machine",
+        "hardware": {"device": "cpu"},
+        "source": {"title": "Made for this test"},
+        "published": [
+            published(1, nodes=1, samples_per_s=1.0),
+            # Far below any scaling, so that the noise of this machine decides nothing.
+            published(3, nodes=2, samples_per_s=1e-6),
+        ],
+    }
+    (root / "baselines/here.json").write_text(json.dumps(baseline))
+    return root
+
+
+def submit(cluster: NodeCluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`gpuscale submit` on the login host, to the end of the job."""
+    command = [sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait"]
+    environment = {
+        "GPUSCALE_VENV": sys.prefix,
+        # Addresses of the hosts, not of the machine that they are on.
+        "PATH": f"{cluster.environment['PATH']}{os.pathsep}/usr/bin",
+    }
+    return cluster.run(*command, *arguments, folder=site, environment=environment)
+
+
+def record_of(folder: Path) -> dict[str, str]:
+    lines = (folder / "night.txt").read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+
+
+def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(
+    cluster: NodeCluster, site: Path
+) -> None:
+    write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
+    answer = submit(cluster, site, "--gpus", "1,3")
+    assert answer.returncode == 0, answer.stdout
+    assert "on 1,3 GPUs, 2 nodes with 2 each, launcher slurm" in answer.stdout
+    assert "ended as COMPLETED: ok" in answer.stdout
+    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    record = record_of(night)
+    assert (record["night"], record["all measured"]) == ("ok", "yes")
+    assert record["nodes"] == "n1 n2"
+    assert {"results.jsonl", "comparison.json", "comparison.md", "comparison.xml"} <= {
+        path.name for path in night.iterdir()
+    }
+    across = read_results(night / "results.jsonl").runs[-1]
+    assert [rank.host for rank in across.ranks] == ["n1", "n1", "n2"]
+
+
+def test_a_job_whose_node_fails_is_made_again_on_another_node(
+    cluster: NodeCluster, site: Path
+) -> None:
+    write_case(site / "bench_cases", DIES_ON_THE_FIRST_NODE)
+    answer = submit(cluster, site, "--gpus", "1")
+    assert answer.returncode == 0, answer.stdout
+    assert "was submitted once more as job" in answer.stdout
+    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    first, last = record_of(night / "attempt-1"), record_of(night)
+    assert first["exit"] == "6"
+    assert "rank 0 was killed by SIGKILL" in first["infrastructure"]
+    assert (first["nodes"], last["nodes"]) == ("n1", "n2")
+    assert last["night"] == "ok"
+    evidence = json.loads((night / "attempt-1/evidence.json").read_text())
+    assert evidence["nodes"] == ["n1"]
+    assert evidence["failed_runs"] == 1
+    assert (night / "attempt-1/results.jsonl").is_file()
+    assert (night / "attempt-1/pytest.log").is_file()
