@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from measuring import pytest_command, run_pytest, write_case
 
+pytestmark = pytest.mark.alone
+
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
 # Behaves on rank 1 alone, after the first step, so that rank 0 waits in a collective.
@@ -167,6 +169,34 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
     time.sleep(2)
     os.kill(process.pid, number)
     process.wait(timeout=60)
+    assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
+
+
+def heed_interrupts() -> None:
+    """A shell starts what runs in its background deaf to Ctrl-C; a user's pytest is not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
+def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, after_s: float) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            pytest_command(*ONE_RUN),
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=heed_interrupts,
+        )
+    # The fork server has started, and is importing torch.
+    assert wait_until(lambda: len(processes_of(tmp_path)) >= 2)
+    time.sleep(after_s)
+    # As a terminal does: to every process of the group.
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=20) == 2
+    output = (tmp_path / "log").read_text()
+    assert "Traceback" not in output
     assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 

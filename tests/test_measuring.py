@@ -11,6 +11,8 @@ from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 
 from gpuscale.scaling import scaling_points
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
@@ -68,6 +70,13 @@ def test_both_ranks_together_train_more_than_one_alone(session: Session) -> None
     assert two.speedup.has_interval
 
 
+def test_the_benchmark_json_names_what_each_item_measured(session: Session) -> None:
+    text = (session.folder / "benchmark.json").read_text()
+    assert "UNSERIALIZABLE" not in text
+    params = [benchmark["params"] for benchmark in json.loads(text)["benchmarks"]]
+    assert {"scaling": "ddp-2gpus-run1"} in params
+
+
 def test_the_table_shows_each_row_with_its_interval_and_the_results_path(
     session: Session,
 ) -> None:
@@ -110,7 +119,7 @@ def test_compare_takes_the_newest_results_and_shows_both_shapes(session: Session
         check=False,
     )
     assert answer.returncode == 4, answer.stderr
-    assert re.search(r"mnist_cnn/ddp +2 +1\.72 → \d\.\d\d", answer.stdout)
+    assert re.search(r"mnist_cnn/ddp +2 GPUs +E 0\.86 → \d\.\d\d", answer.stdout)
     assert "measured on CPU ranks, the baseline on GPUs" in answer.stdout
 
 
