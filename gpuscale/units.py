@@ -31,6 +31,11 @@ def format_percent(fraction: float, *, signed: bool = False) -> str:
     return f"+{text}" if signed else text
 
 
+def whole_percent(fraction: float) -> str:
+    """A share as a percentage without decimals: `83 %`."""
+    return f"{round(fraction * 100)} %"
+
+
 def significant(number: float, digits: int = 3) -> str:
     """A positive number with that many significant digits and no exponent: `0.0412`, `1520`."""
     if number == 0 or not math.isfinite(number):

@@ -125,7 +125,7 @@ def test_too_few_runs_make_no_baseline_and_the_message_names_them(tmp_path: Path
     ("name", "content", "message"),
     [
         ("empty.json", b"", "empty"),
-        ("cut.json", ARC4.read_bytes()[:300], "line"),
+        ("cut.json", ARC4.read_bytes()[:300], "cut.json:15: column"),
         ("binary.json", b"\xff\xfe\x00{", "UTF-8"),
         ("deep.json", b"[" * 100_000, "nested"),
         ("future.json", b'{"format": "gpuscale-baseline", "version": 99}', "upgrade gpuscale"),
@@ -199,12 +199,18 @@ def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set() -> None:
     assert "\033[" not in in_a_terminal({"NO_COLOR": "1"})
 
 
+def test_a_narrow_terminal_gets_narrow_lines() -> None:
+    lines = in_a_terminal({"NO_COLOR": "1", "COLUMNS": "60"}).splitlines()
+    assert lines[1] == "          V100 per node"
+    assert max(map(len, lines)) <= 64
+
+
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(RESULTS.read_bytes())
     answer = gpuscale("compare", ARC4, RESULTS, copy)
     assert answer.returncode == 2
-    assert "copy.jsonl: line 2: this run is in" in answer.stderr
+    assert "copy.jsonl:2: this run is in" in answer.stderr
     record = gpuscale("baseline", "record", copy, copy, "--cluster", "X", "-o", tmp_path / "b.json")
     assert record.returncode == 2
     assert "give every run once" in record.stderr
@@ -222,7 +228,7 @@ def test_recording_overwrites_nothing(tmp_path: Path) -> None:
 def test_a_terminal_without_arrows_gets_question_marks_and_the_same_exit_code() -> None:
     answer = gpuscale("compare", ARC4, RESULTS, variables={"PYTHONIOENCODING": "ascii"})
     assert answer.returncode == 4
-    assert "1.72 ? " in answer.stdout
+    assert "0.86 ? " in answer.stdout
 
 
 def test_a_full_disk_under_the_output_is_no_regression() -> None:

@@ -13,22 +13,31 @@ LAYERS = {
     "version": 0,
     "errors": 0,
     "units": 0,
+    "distributions": 0,
     "records": 1,
     "statistics": 2,
     "scaling": 2,
     "budget": 2,
     "evidence": 2,
+    "nodes": 2,
+    "validity": 2,
     "steadiness": 2,
     "formats": 2,
     "cases": 2,
     "injections": 2,
     "run_directory": 2,
+    "run_defaults": 2,
+    "clusters": 2,
+    "submission": 3,
+    "night": 3,
     "recording": 3,
     "compare": 3,
+    "diagnose": 3,
     "store": 3,
     "launch": 3,
     "telemetry": 3,
     "report": 4,
+    "selftest": 4,
     "plugin": 5,
     "cli": 5,
 }
@@ -38,22 +47,31 @@ THIRD_PARTY = {
     "version": set[str](),
     "errors": set(),
     "units": set(),
+    "distributions": set(),
     "records": set(),
-    "statistics": {"numpy", "scipy"},
-    "scaling": {"numpy", "scipy"},
-    "budget": {"scipy"},
+    "statistics": set(),
+    "scaling": set(),
+    "budget": set(),
     "evidence": set(),
+    "nodes": set(),
+    "validity": set(),
     "steadiness": set(),
     "formats": set(),
     "cases": set(),
     "injections": set(),
     "run_directory": set(),
+    "run_defaults": set(),
+    "clusters": set(),
+    "submission": set(),
+    "night": set(),
     "recording": set(),
-    "compare": {"numpy", "scipy"},
+    "compare": set(),
+    "diagnose": set(),
     "store": set(),
     "launch": {"torch"},
     "telemetry": {"pynvml"},
-    "report": {"tabulate"},
+    "report": {"tabulate", "matplotlib"},
+    "selftest": {"numpy", "scipy"},
     "plugin": {"pytest"},
     "cli": set(),
     "worker": {"torch", "torchvision", "PIL"},
@@ -101,8 +119,13 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
         if part == "worker":
             assert LAYERS[other] <= WORKER_MAY_IMPORT, f"{path} imports {name}"
         elif LAYERS[other] == LAYERS[part] == 2:
-            # scaling stands on statistics, budget on both; the others stand alone.
-            stands_on = {"scaling": {"statistics"}, "budget": {"scaling", "statistics"}}
+            # scaling stands on statistics and evidence, budget on scaling, profiles are decoded
+            # as records are; the others stand alone.
+            stands_on = {
+                "scaling": {"statistics", "evidence"},
+                "budget": {"scaling", "statistics"},
+                "clusters": {"formats"},
+            }
             assert other in stands_on.get(part, set()), f"{path} imports {name}"
         elif LAYERS[other] == LAYERS[part] == 5 or LAYERS[other] == LAYERS[part] == 3:
             pytest.fail(f"{path} imports {name} of its own layer")
@@ -121,6 +144,11 @@ def test_a_module_imports_only_the_libraries_of_its_layer(path: Path) -> None:
 def test_only_one_module_imports_pynvml() -> None:
     users = [path for path in modules() if "pynvml" in imports_of(path)]
     assert [path.name for path in users] == ["nvml.py"]
+
+
+def test_only_the_usual_rules_import_scipy_stats() -> None:
+    users = [path for path in modules() if "scipy.stats" in imports_of(path)]
+    assert [path.name for path in users] == ["rules.py"]
 
 
 def test_every_part_of_the_package_has_its_layer() -> None:

@@ -24,6 +24,8 @@ from gpuscale.records import Environment, GpuDevice, Pacing, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
 from gpuscale.version import __version__
 
+pytestmark = pytest.mark.alone
+
 HERE = Path("night.jsonl")
 TINY = ("--gpus", "1,2", "--device", "cpu", "--run-seconds", "0.1")
 
@@ -88,7 +90,7 @@ def test_a_last_run_without_its_line_break_is_kept(tmp_path: Path) -> None:
 def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     path.write_bytes(file_of(path, 1) + b"{\n")
-    assert "line 3" in refusal(ResumedResults, path)
+    assert "night.jsonl:3: " in refusal(ResumedResults, path)
     ResultsWriter(tmp_path / "b", environment=results().environment, created_at=NOW).close()
 
 

@@ -1,8 +1,10 @@
 """Starting ranks: one file per way of doing it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gpuscale.records import Environment, Run, RunRequest
+from gpuscale.run_directory import NodeSamples
 
 
 class Launcher(Protocol):
@@ -22,4 +24,12 @@ class Launcher(Protocol):
 
     def progress(self) -> tuple[str, int, int] | None:
         """How far the run under way is: stage, done, total; None where nothing is known."""
+        ...
+
+    def samples(self) -> Sequence[NodeSamples]:
+        """What samplers on the nodes left in the last run, until the next run."""
+        ...
+
+    def close(self) -> None:
+        """Delete what the last run left."""
         ...

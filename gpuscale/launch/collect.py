@@ -1,21 +1,28 @@
 """From what the ranks left in the run's directory to one Run."""
 
-import signal
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats.exchange import from_json
-from gpuscale.records import Failure, RankOutcome, RankWindow, Run, RunRequest, Window
+from gpuscale.launch.failures import crash_failure, lost_failure, timeout_failure
+from gpuscale.records import (
+    Failure,
+    OverheadOutcome,
+    OverheadPair,
+    OverheadRun,
+    RankOutcome,
+    RankWindow,
+    Run,
+    RunRequest,
+    Window,
+)
 from gpuscale.run_directory import RunDirectory
 from gpuscale.steadiness import steadiness
 
-_OUTPUT_TAIL_CHARS = 4000
 _SHORTEST_JUDGED_S = 0.12
 """Windows below this length show what else the machine does from one moment to the next: a
 single turn of its scheduler is a tenth of them. The default windows are longer."""
-_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 
 
 def collect_run(
@@ -26,8 +33,20 @@ def collect_run(
     timed_out: bool,
     started_at_s: float,
     wall_s: float,
+    failed_launcher: str | None = None,
 ) -> Run:
-    """The run that the ranks made, or the reason why there is none."""
+    """The run that the ranks made, or the reason why there is none.
+
+    Args:
+        request: What was asked of the ranks.
+        directory: What they left.
+        exit_codes: Of the ranks that failed, in the order in which they did where that is known;
+            minus the signal's number where one ended it.
+        timed_out: Whether they were ended because their time was up.
+        started_at_s: Unix time of the start.
+        wall_s: Seconds from then until all had ended.
+        failed_launcher: The launcher across nodes whose command failed; None where it did not.
+    """
     empty = Run(
         configuration=request.configuration,
         gpus=request.gpus,
@@ -44,19 +63,53 @@ def collect_run(
         wall_s=wall_s,
     )
     if timed_out:
-        return replace(empty, failure=_timeout(request, directory))
+        return replace(empty, failure=timeout_failure(request, directory))
     if exit_codes:
-        return replace(empty, failure=_crash(directory, exit_codes))
+        return replace(empty, failure=crash_failure(request, directory, exit_codes))
+    if failed_launcher is not None:
+        return replace(empty, failure=lost_failure(request, directory, failed_launcher))
     try:
         outcomes = [
             from_json(RankOutcome, directory.outcome(rank).read_text(encoding="utf-8"))
             for rank in range(request.processes)
         ]
     except (OSError, DecodeError) as error:
-        message = f"a rank ended without leaving its measurement ({error})"
-        return replace(empty, failure=Failure(kind="launch", message=message))
+        return replace(empty, failure=_no_outcome(error))
     run = _join(empty, outcomes)
     return replace(run, failure=invalidity(run) or unsteadiness(run))
+
+
+def collect_overhead(
+    request: RunRequest, directory: RunDirectory, *, exit_codes: dict[int, int], timed_out: bool
+) -> OverheadRun:
+    """The trial of the overhead that the ranks made, or the reason why there is none."""
+    empty = OverheadRun(
+        configuration=request.configuration, gpus=request.gpus, steps_per_window=None, pairs=()
+    )
+    if timed_out:
+        return replace(empty, failure=timeout_failure(request, directory))
+    if exit_codes:
+        return replace(empty, failure=crash_failure(request, directory, exit_codes))
+    try:
+        outcomes = [
+            from_json(OverheadOutcome, directory.outcome(rank).read_text(encoding="utf-8"))
+            for rank in range(request.processes)
+        ]
+    except (OSError, DecodeError) as error:
+        return replace(empty, failure=_no_outcome(error))
+    pairs = tuple(
+        OverheadPair(
+            measured_s=max(pair.measured_s for pair in seen),
+            bare_s=max(pair.bare_s for pair in seen),
+        )
+        for seen in zip(*(outcome.pairs for outcome in outcomes), strict=True)
+    )
+    return replace(empty, steps_per_window=outcomes[0].steps_per_window, pairs=pairs)
+
+
+def _no_outcome(error: Exception) -> Failure:
+    message = f"a rank ended without leaving its measurement ({error})"
+    return Failure(kind="launch", message=message)
 
 
 def invalidity(run: Run) -> Failure | None:
@@ -125,60 +178,3 @@ def _startup_s(run: Run, outcomes: list[RankOutcome]) -> float | None:
     startup_s = max(outcome.joined_at_s for outcome in outcomes) - run.started_at_s
     # The wall clock was set back meanwhile: nobody knows how long it took.
     return startup_s if startup_s >= 0 else None
-
-
-def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    stacks = []
-    for rank in range(request.processes):
-        text = (
-            _read(directory.stacks(rank)).strip() or "(it left no stack: not started, or stopped)"
-        )
-        stacks.append(f"rank {rank} was here:\n{text}")
-    stage = " ".join(_read(directory.progress).split("\t")[:2]) or "start-up"
-    return Failure(
-        kind="timeout",
-        message=(
-            f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
-            "Give it more with --timeout, or see below where each rank was"
-        ),
-        detail="\n\n".join(stacks),
-    )
-
-
-def _crash(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
-    """The first cause: a rank killed by a signal, else the rank that raised first."""
-    for rank, code in sorted(exit_codes.items()):
-        # A peer's death makes the others raise; a signal is nobody's consequence.
-        if -code in _FAULT_SIGNALS:
-            return Failure(
-                kind="killed",
-                message=f"rank {rank} was killed by {signal.Signals(-code).name}"
-                + (" (out of memory?)" if -code == signal.SIGKILL else ""),
-                rank=rank,
-                detail=_output_tail(directory, rank),
-            )
-    reports = sorted(
-        directory.path.glob("rank-*.failure.json"), key=lambda path: path.stat().st_mtime_ns
-    )
-    for path in reports:
-        failure = from_json(Failure, path.read_text(encoding="utf-8"))
-        return replace(failure, message=f"rank {failure.rank} raised {failure.message}")
-    rank, code = next(iter(sorted(exit_codes.items())))
-    return Failure(
-        kind="launch",
-        message=f"rank {rank} ended with exit code {code} and left no message",
-        rank=rank,
-        detail=_output_tail(directory, rank),
-    )
-
-
-def _output_tail(directory: RunDirectory, rank: int) -> str:
-    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log"))
-    return _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip() if logs else ""
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

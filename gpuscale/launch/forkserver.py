@@ -1,7 +1,9 @@
 """The fork server: imports torch once, so that a rank starts in tenths of a second."""
 
 import multiprocessing
+import signal
 import tempfile
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -18,6 +20,15 @@ def fork_server() -> ForkServerContext:
     """The context whose processes are forked from the preloaded server; it never touches CUDA."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    # The server inherits the mask: Ctrl-C is for this process, and would otherwise end a server
+    # that is still importing, with a traceback. Ranks lift the mask for themselves. The tracker
+    # goes first, since its start lifts the mask here.
+    resource_tracker.ensure_running()
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
     return context
 
 

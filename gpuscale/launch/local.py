@@ -6,32 +6,27 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuscale.formats.exchange import to_json
-from gpuscale.launch.collect import collect_run
+from gpuscale.launch.collect import collect_overhead, collect_run
 from gpuscale.launch.forkserver import describe_machine_in_child, fork_server
 from gpuscale.launch.supervision import Supervisor
-from gpuscale.launch.trampoline import enter_rank
-from gpuscale.records import Environment, Run, RunRequest
-from gpuscale.run_directory import RunDirectory, write_atomically
+from gpuscale.launch.termination import RunTerminated
+from gpuscale.launch.trampoline import enter_overhead_rank, enter_rank
+from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
+from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, write_atomically
 
 _LOGGERS = (
     "torch.distributed.elastic",
     "torch.multiprocessing.spawn",
     "torchelastic-events-null",
 )
+_SHUTDOWN_S = 5
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-class RunTerminated(BaseException):
-    """This process was asked by a signal to end while ranks were running; they have ended."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
 
 
 class LocalLauncher:
@@ -46,24 +41,17 @@ class LocalLauncher:
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
         if self._environment is None:
-            self._environment = describe_machine_in_child(self._device)
+            found = describe_machine_in_child(self._device)
+            self._environment = replace(found, launcher="local")
         return self._environment
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
-        with tempfile.TemporaryDirectory(
-            prefix="gpuscale-run-", ignore_cleanup_errors=True
-        ) as folder:
-            directory = RunDirectory(path=Path(folder))
-            write_atomically(directory.request, to_json(request))
-            self._running = directory
+        with self._directory(request) as directory:
             started_at_s = time.time()
             started = time.monotonic()
-            try:
-                with Supervisor(directory, request) as supervisor:
-                    exit_codes = _launch(request, directory)
-            finally:
-                self._running = None
+            with Supervisor(directory, request) as supervisor:
+                exit_codes = _launch(request, directory, enter_rank)
             return collect_run(
                 request,
                 directory,
@@ -73,22 +61,48 @@ class LocalLauncher:
                 wall_s=time.monotonic() - started,
             )
 
+    def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
+        """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
+        with self._directory(request) as directory:
+            write_atomically(directory.overhead_plan, to_json(plan))
+            with Supervisor(directory, request) as supervisor:
+                exit_codes = _launch(request, directory, enter_overhead_rank)
+            return collect_overhead(
+                request, directory, exit_codes=exit_codes, timed_out=supervisor.timed_out
+            )
+
+    @contextlib.contextmanager
+    def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:
+        """The folder of a run, with its request in it, for as long as the context lasts."""
+        with tempfile.TemporaryDirectory(
+            prefix="gpuscale-run-", ignore_cleanup_errors=True
+        ) as folder:
+            self._running = directory = RunDirectory(path=Path(folder))
+            write_atomically(directory.request, to_json(request))
+            try:
+                yield directory
+            finally:
+                self._running = None
+
     def progress(self) -> tuple[str, int, int] | None:
         """How far the run under way is: stage, done, total; None where nothing is known.
 
         May be asked from another thread than that of `run`.
         """
         directory = self._running
-        if directory is None:
-            return None
-        try:
-            stage, done, total = directory.progress.read_text(encoding="utf-8").split("\t")
-        except (OSError, ValueError):
-            return None
-        return stage, int(done), int(total)
+        return None if directory is None else read_progress(directory)
+
+    def samples(self) -> Sequence[NodeSamples]:
+        """Nothing: on one node the session samples by itself."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: a run's folder is gone when the run has ended."""
 
 
-def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
+def _launch(
+    request: RunRequest, directory: RunDirectory, enter: Callable[[str], None]
+) -> dict[int, int]:
     """Start the ranks and wait for them; the exit codes of those that failed, by rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -112,11 +126,13 @@ def _launch(request: RunRequest, directory: RunDirectory) -> dict[int, int]:
     # torch binds ranks to NUMA nodes only where they are as many as the GPUs: T(n) would get
     # a help that T(1) does not.
     config.numa_options = None
+    # Ranks end at once when they are asked to; one that cannot, since it is stopped, is killed.
+    config.shutdown_timeout = _SHUTDOWN_S
     with _signals_and_logging_restored():
         try:
-            elastic_launch(config, enter_rank)(str(directory.path))
+            elastic_launch(config, enter)(str(directory.path))
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None

@@ -13,7 +13,7 @@ from gpuscale.budget import (
     rank_skews,
 )
 from gpuscale.records import EntryKey, Run
-from gpuscale.report.table import set_apart
+from gpuscale.report.configurations import set_apart
 from gpuscale.units import format_percent, format_seconds
 
 NAMED_SKEW = 0.02

@@ -9,8 +9,9 @@ from tabulate import tabulate
 from gpuscale.budget import RankSkew, rank_skews
 from gpuscale.records import EntryKey, Phases, Results, Run
 from gpuscale.report.budget_text import skew_text
+from gpuscale.report.configurations import set_apart
 from gpuscale.report.injection_text import injection_warning
-from gpuscale.report.table import UNKNOWN, set_apart
+from gpuscale.report.table import UNKNOWN
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent, format_seconds
 

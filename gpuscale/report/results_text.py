@@ -20,7 +20,7 @@ def _lines(results: Results) -> Iterator[str]:
         yield injection_warning(results.injections)
     yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
     yield f"machine   {environment.host}: {environment.hardware_label} ({_device(environment)})"
-    yield f"software  {_software(environment)}"
+    yield f"software  {software_text(environment)}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     yield ""
@@ -41,7 +41,8 @@ def _device(environment: Environment) -> str:
     return "device: cpu, over gloo" if environment.device == "cpu" else "device: cuda, over NCCL"
 
 
-def _software(environment: Environment) -> str:
+def software_text(environment: Environment) -> str:
+    """The versions that a measurement depends on: `torch 2.15.0, CUDA 13.2, …`."""
     versions = {
         "torch": environment.torch_version,
         "CUDA": environment.cuda_version if environment.device == "cuda" else None,

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from gpuscale.records import Configuration, Estimate
+from gpuscale.records import Estimate
+from gpuscale.report.configurations import configuration_text, set_apart
 from gpuscale.scaling import ScalingPoint, unit_error_note
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
@@ -16,11 +17,18 @@ def scaling_table(points: Sequence[ScalingPoint]) -> str:
     """The points as a table; intervals are 95%, and absent where a single run gives none."""
     on_cpu = all(point.configuration.device == "cpu" for point in points)
     memory = ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
+    counted = any(point.samples_per_j is not None for point in points)
+    energy = ["samples/J"] if counted else []
     headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
-    headers += ["speedup", "efficiency", *memory]
+    headers += ["speedup", "efficiency", *energy, *memory]
     shown = set_apart([point.configuration for point in points])
     rows = [
-        [shown[point.configuration], *_cells(point), *_resource_cells(point, on_cpu=on_cpu)]
+        [
+            shown[point.configuration],
+            *_cells(point),
+            *([_rate_text(point.samples_per_j)] if counted else []),
+            *_resource_cells(point, on_cpu=on_cpu),
+        ]
         for point in points
     ]
     return tabulate(
@@ -37,30 +45,6 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield note
-
-
-def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A name for each configuration: its label, and options where labels alone are ambiguous."""
-    distinct = dict.fromkeys(configurations)
-    labels = [configuration.label for configuration in distinct]
-    return {
-        configuration: configuration.label
-        if labels.count(configuration.label) == 1
-        else f"{configuration.label} ({configuration_text(configuration)})"
-        for configuration in distinct
-    }
-
-
-def configuration_text(configuration: Configuration) -> str:
-    """What identifies a result beside case, strategy and gpus, in words."""
-    words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
-    words += [configuration.size, configuration.precision]
-    if configuration.channels_last:
-        words.append("channels-last")
-    if configuration.compiled:
-        words.append("compiled")
-    words.append(f"{configuration.data} data")
-    return ", ".join(words)
 
 
 def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
@@ -82,10 +66,14 @@ def _cells(point: ScalingPoint) -> list[str]:
         str(point.batch_per_gpu),
         f"{point.valid_runs}{failed}",
         UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s),
-        UNKNOWN if rate is None else significant(rate.value) + spread_text(rate),
+        _rate_text(rate),
         interval_text(point.speedup),
         interval_text(point.efficiency),
     ]
+
+
+def _rate_text(rate: Estimate | None) -> str:
+    return UNKNOWN if rate is None else significant(rate.value) + spread_text(rate)
 
 
 def _resource_cells(point: ScalingPoint, *, on_cpu: bool) -> list[str]:

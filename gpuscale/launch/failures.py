@@ -1,0 +1,168 @@
+"""Why a run has no result: one cause out of all that its ranks left, where, and what to do."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpuscale.formats.exchange import from_json
+from gpuscale.records import Failure, RankFailure, RunRequest
+from gpuscale.run_directory import RunDirectory
+
+_OUTPUT_TAIL_CHARS = 4000
+_OUT_OF_MEMORY = re.compile(
+    r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
+    r"|CUDA out of memory",
+    re.IGNORECASE,
+)
+_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+
+
+def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
+    """Where each rank was when the time was up."""
+    stacks = []
+    for rank in range(request.processes):
+        text = (
+            _read(directory.stacks(rank)).strip() or "(it left no stack: not started, or stopped)"
+        )
+        stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
+    stage = " ".join(_read(directory.progress).split("\t")[:2]) or "start-up"
+    return Failure(
+        kind="timeout",
+        message=(
+            f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
+            "Give it more with --timeout, or see below where each rank was"
+        ),
+        detail="\n\n".join(stacks),
+    )
+
+
+def crash_failure(
+    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
+) -> Failure:
+    """The first cause: a rank killed by a signal, else the rank that raised first.
+
+    Args:
+        request: What was asked of the ranks.
+        directory: What they left.
+        exit_codes: Of the ranks that failed, in the order in which they did where that is known.
+    """
+    for rank, code in exit_codes.items():
+        # A peer's death makes the others raise; a signal is nobody's consequence.
+        if -code in _FAULT_SIGNALS:
+            return Failure(
+                kind="killed",
+                message=f"rank {rank} was killed by {signal.Signals(-code).name}"
+                + _on_host(directory, rank)
+                + (" (out of memory?)" if -code == signal.SIGKILL else ""),
+                rank=rank,
+                host=_host_of(directory, rank),
+                detail=_output_tail(directory, rank),
+            )
+    reports = _reports(directory)
+    own = [report for report in reports if not report.lost_peer]
+    if reports and not own and (silent := _silent(request, directory)):
+        return _vanished(directory, silent)
+    if reports:
+        return _raised(directory, (own or reports)[0].failure)
+    rank, code = next(iter(exit_codes.items()))
+    end = f"ended with exit code {code} and left no message"
+    if code < 0:
+        end = (
+            f"was ended by {signal.Signals(-code).name}: the job was cancelled, its time was up, "
+            "or a node of it failed; see what the scheduler says of the job"
+        )
+    return Failure(
+        kind="launch",
+        message=f"rank {rank}{_on_host(directory, rank)} {end}",
+        rank=rank,
+        host=_host_of(directory, rank),
+        detail=_output_tail(directory, rank),
+    )
+
+
+def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
+    """What can be said where the launcher's command failed and no rank's task tells why."""
+    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
+    if absent:
+        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
+        said = _read(directory.launcher_log).strip()
+        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
+    return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _reports(directory: RunDirectory) -> list[RankFailure]:
+    """What ranks say themselves of their failure, the first one first."""
+    paths = directory.path.glob("rank-*.failure.json")
+    in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+    return [from_json(RankFailure, path.read_text(encoding="utf-8")) for path in in_order]
+
+
+def _raised(directory: RunDirectory, failure: Failure) -> Failure:
+    if _OUT_OF_MEMORY.search(failure.message):
+        return replace(failure, message=_out_of_memory(failure))
+    place = _on_host(directory, failure.rank)
+    return replace(failure, message=f"rank {failure.rank}{place} raised {failure.message}")
+
+
+def _out_of_memory(failure: Failure) -> str:
+    """Of which memory is in torch's own words: the allocator of a GPU says how much it has."""
+    return (
+        f"rank {failure.rank} on {failure.host} ran out of memory; give it more, or each node "
+        f"fewer ranks, or choose a smaller --size or batch: {failure.message}"
+    )
+
+
+def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
+    """The ranks on other nodes whose tasks did not live to tell how they ended.
+
+    Where one has failed, the scheduler kills all others. So where some hosts have a task that
+    could tell and others have none, only the ranks of the latter count.
+    """
+    hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
+    silent = [rank for rank, host in hosts.items() if host and not directory.exit(rank).exists()]
+    heard = {hosts[rank] for rank in hosts if directory.exit(rank).exists()}
+    return [rank for rank in silent if hosts[rank] not in heard] or silent
+
+
+def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
+    places = ", ".join(dict.fromkeys(_host_of(directory, rank) or "?" for rank in ranks))
+    return Failure(
+        kind="launch",
+        message=(
+            f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
+            "the job was cancelled; see what the scheduler says of the node, and leave it out"
+        ),
+        rank=ranks[0],
+        host=_host_of(directory, ranks[0]),
+        detail=_read(directory.launcher_log).strip(),
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(str(rank) for rank in ranks)}"
+
+
+def _host_of(directory: RunDirectory, rank: int) -> str | None:
+    """The host that a rank was started on, if its task on another node says so."""
+    return _read(directory.host(rank)).strip() or None
+
+
+def _on_host(directory: RunDirectory, rank: int | None) -> str:
+    host = None if rank is None else _host_of(directory, rank)
+    return "" if host is None else f" on {host}"
+
+
+def _output_tail(directory: RunDirectory, rank: int) -> str:
+    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
+    return _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip() if logs else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

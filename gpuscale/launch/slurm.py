@@ -1,0 +1,112 @@
+"""Ranks on the nodes of a Slurm job: one task for each, started by `srun`."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from gpuscale.errors import UsageError
+from gpuscale.launch.placement import Placement
+from gpuscale.launch.scheduler import Demand
+
+_PATIENCE_S = 30.0
+_OF_THE_JOB_SCRIPT = (
+    # What the job asked for as a whole is no measure for a step on some of its nodes, and srun
+    # would take these as if they were its own options.
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK"),
+    *("SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT", "SLURM_HOSTFILE"),
+    *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_LABELIO", "SLURM_WAIT"),
+)
+
+_BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
+
+
+class Slurm:
+    """The Slurm job that this process runs in."""
+
+    name = "slurm"
+
+    def hosts(self) -> tuple[str, ...]:
+        """The nodes of the job.
+
+        Raises:
+            UsageError: this is no Slurm job, it has its GPUs in a way that steps cannot share, or
+                Slurm's commands are not on PATH.
+        """
+        nodes = os.environ.get("SLURM_JOB_NODELIST")
+        if nodes is None:
+            raise UsageError(
+                "--launcher slurm: this is no Slurm job (SLURM_JOB_NODELIST is not set); start it "
+                "inside of sbatch or salloc, e.g. 'salloc --nodes=2 --exclusive pytest …'"
+            )
+        if "SLURM_GPUS_PER_NODE" not in os.environ and _BY_JOB_OR_TASK & set(os.environ):
+            raise UsageError(
+                "--launcher slurm: the job has its GPUs by task or as a whole, so steps on some of "
+                "its nodes do not see all of theirs; ask for them by node, with --gpus-per-node=4 "
+                "or --gres=gpu:4 in place of --gpus and --gpus-per-task"
+            )
+        if shutil.which("srun") is None:
+            raise UsageError("--launcher slurm: 'srun' is not on PATH; load your site's Slurm")
+        return hostnames(nodes)
+
+    def arguments(self, program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
+        """See `srun_arguments`."""
+        return srun_arguments(program, placement, demand)
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """What is inherited, without what the job script's own options would tell srun."""
+        return {
+            name: value
+            for name, value in inherited.items()
+            if name not in _OF_THE_JOB_SCRIPT and not name.startswith("SLURM_CPU_BIND_")
+        }
+
+
+def srun_arguments(program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
+    """The `srun` command line for a step of one task a rank.
+
+    Every task sees all GPUs of its node, which is what srun does where the job asked for them by
+    node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm 22.05
+    then gives no GPU to steps of several tasks on a node.) Cores are as many for each rank of any
+    run, and tasks are not bound to single ones among them: binding that depends on the number of
+    ranks would give T(n) a help that T(1) does not get.
+    """
+    return [
+        "srun",
+        f"--nodes={len(placement.hosts)}",
+        f"--nodelist={','.join(placement.hosts)}",
+        f"--ntasks={placement.ranks}",
+        f"--ntasks-per-node={placement.ranks_per_host}",
+        *([] if demand.cores_per_rank is None else [f"--cpus-per-task={demand.cores_per_rank}"]),
+        "--distribution=block",
+        "--cpu-bind=none",
+        # pytest may itself run in a step of this job, which would hold the resources.
+        "--overlap",
+        *(["--overcommit"] if demand.crowded else []),
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        f"--kill-on-bad-exit={0 if demand.independent else 1}",
+        *program,
+    ]
+
+
+def hostnames(nodes: str) -> tuple[str, ...]:
+    """The hosts that a node list of Slurm, such as `n[1-2,7]`, stands for, in its order.
+
+    Raises:
+        UsageError: `scontrol` cannot tell them.
+    """
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(
+            f"cannot tell the nodes of the job: '{' '.join(command)}': {error}"
+        ) from None
+    return tuple(answer.stdout.split())

@@ -1,0 +1,177 @@
+"""`python -m gpuscale.launch.task`: what a scheduler starts on a node, once for each rank.
+
+The process forks: its child is the rank, and it watches beside it. It tells the rank its place
+among the others, takes down how the rank ended, samples the node's GPUs if it is the node's first,
+and ends with whoever started it.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gpuscale.formats.exchange import to_json
+from gpuscale.launch.interfaces import gloo_variables
+from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
+from gpuscale.launch.slurm import hostnames
+from gpuscale.launch.trampoline import describe_machine, enter_rank, probe_node
+from gpuscale.records import RankExit
+from gpuscale.run_directory import RunDirectory, write_atomically
+
+_LOOK_S = 0.5
+_LOOK_AT_FOLDER_S = 2.0
+_PATIENCE_S = 2.0
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(scheduler: str, job: str, folder: str, detail: str) -> int:
+    """Be a task of a run in `folder` (`rank`), or look at its node (`describe`, `probe`).
+
+    `detail` is the device: `cuda`, `cpu` or, to describe, `auto`.
+    """
+    directory = RunDirectory(path=Path(folder))
+    # Before any fork: a signal between it and the wait would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
+    if job == "describe":
+        if not directory.path.is_dir():
+            sys.stderr.write(f"{socket.gethostname()}: there is no folder {folder} here\n")
+            return 1
+        path = str(directory.environment(_node_name(scheduler, directory)))
+        parent = os.getppid()
+        code = _watch(_forked(lambda: describe_machine(path, detail)), parent, directory)
+    else:
+        variables = rank_variables(scheduler, directory, os.environ)
+        path = str(directory.path)
+        work = (lambda: enter_rank(path)) if job == "rank" else (lambda: probe_node(path, detail))
+        code = _be_rank(directory, variables, work)
+    return code if code >= 0 else 128 - code
+
+
+def rank_variables(
+    scheduler: str, directory: RunDirectory, given: Mapping[str, str]
+) -> dict[str, str]:
+    """What torch.distributed and gloo need to know of the rank's place."""
+    hosts = _hosts(directory)
+    if scheduler == "slurm":
+        found = slurm_variables(given, hostnames)
+    else:
+        port = int(directory.port.read_text(encoding="utf-8"))
+        found = open_mpi_variables(given, hosts, port)
+    return {**gloo_variables(given, hosts), **found}
+
+
+def _node_name(scheduler: str, directory: RunDirectory) -> str:
+    """This node by the launcher's name, which need not be the one that it has for itself."""
+    if scheduler == "slurm":
+        return os.environ["SLURMD_NODENAME"]
+    # One task a node, in the order of the hosts.
+    return _hosts(directory)[int(os.environ["OMPI_COMM_WORLD_RANK"])]
+
+
+def _hosts(directory: RunDirectory) -> list[str]:
+    return directory.hosts.read_text(encoding="utf-8").split()
+
+
+def _print_into(log: Path) -> None:
+    """Let everything that is printed from here on go to the rank's file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def _be_rank(
+    directory: RunDirectory, variables: Mapping[str, str], work: Callable[[], None]
+) -> int:
+    rank = int(variables["RANK"])
+    host = socket.gethostname()
+    write_atomically(directory.host(rank), host)
+    _print_into(directory.output(rank))
+    os.environ.update(variables)
+    parent = os.getppid()
+    child = _forked(work)
+    sampler = _start_sampler(directory, host) if variables["LOCAL_RANK"] == "0" else None
+    code = _watch(child, parent, directory)
+    _stop(sampler)
+    if directory.path.exists():
+        write_atomically(directory.exit(rank), to_json(RankExit(rank=rank, host=host, code=code)))
+    return code
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """The process id of a child that does the work and ends."""
+    child = os.fork()
+    if child:
+        return child
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # What the parent opened is for it to close.
+        os._exit(code)
+
+
+def _watch(child: int, parent: int, directory: RunDirectory) -> int:
+    """Wait for the rank, and end it when nobody waits for it any more; its exit code.
+
+    That is so when whoever started this process has ended. It is asked for, since the kernel's
+    signal at a parent's death comes at the end of the thread that forked, and a scheduler's daemon
+    forks from threads. It is also so when the run's folder is gone: the launcher has ended, and
+    the daemon that should have told this node has not.
+    """
+    looked_at_folder = time.monotonic()
+    waited_for = {signal.SIGCHLD, *_FORWARDED}
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        caught = signal.sigtimedwait(waited_for, _LOOK_S)
+        if caught is not None and caught.si_signo != signal.SIGCHLD:
+            os.kill(child, caught.si_signo)
+        is_abandoned = os.getppid() != parent
+        if time.monotonic() - looked_at_folder > _LOOK_AT_FOLDER_S:
+            looked_at_folder = time.monotonic()
+            is_abandoned = is_abandoned or not directory.path.exists()
+        if is_abandoned:
+            os.kill(child, signal.SIGKILL)
+
+
+def _start_sampler(directory: RunDirectory, host: str) -> "subprocess.Popen[bytes] | None":
+    try:
+        uuids = json.loads(directory.sampled.read_text(encoding="utf-8"))[host]
+    except (FileNotFoundError, KeyError):
+        return None
+    command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
+    samples = directory.samples(host)
+    command += ["--output", str(samples)]
+    command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    with samples.with_name(f"{samples.name}.stderr").open("wb") as errors:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
+
+
+def _stop(sampler: "subprocess.Popen[bytes] | None") -> None:
+    if sampler is None:
+        return
+    for end in (sampler.terminate, sampler.kill):
+        end()
+        try:
+            sampler.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

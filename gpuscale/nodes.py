@@ -1,0 +1,133 @@
+"""Which node or link of a job is slow, from what a rank on each node saw.
+
+A sick node is told from a sick link by its other links: all of them are slow, or only one is.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from gpuscale.records import NodeFinding, NodeProbe
+
+SLOW_LINK = 1.5
+"""Links of one network differ by some percent, and by more where routes are longer."""
+SLOW_COMPUTATION = 1.2
+"""GPUs of one model differ by 8% on average (arXiv 2208.11035); a sick one by far more."""
+
+Pair = tuple[int, int]
+
+
+def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
+    """What is slow among the nodes, worst first; nothing where all are alike, or one is alone."""
+    if len(probes) < 2:
+        return ()
+    found = [*_slow_computation(probes), *_slow_links(probes)]
+    return tuple(sorted(found, key=lambda finding: finding.slower, reverse=True))
+
+
+def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
+    """Every device against the median of all devices of the other nodes."""
+    for place, probe in enumerate(probes):
+        others = [
+            time_s for other, its in enumerate(probes) if other != place for time_s in its.compute_s
+        ]
+        typical_s = statistics.median(others)
+        for device, time_s in enumerate(probe.compute_s):
+            slower = time_s / typical_s
+            if slower > SLOW_COMPUTATION:
+                what = f" on GPU {device}" if len(probe.compute_s) > 1 else ""
+                yield NodeFinding(
+                    kind="computation",
+                    hosts=(probe.host,),
+                    slower=slower,
+                    text=(
+                        f"{probe.host} computes {slower:.3g}× as long{what} as the other nodes: "
+                        "see its clocks, temperature and what else runs there"
+                    ),
+                )
+
+
+def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
+    times = {
+        (place, send.to): send.time_s for place, probe in enumerate(probes) for send in probe.sends
+    }
+    if len(probes) == 2:
+        yield from _slow_direction(probes, times)
+        return
+    pairs = {
+        pair: max(times[pair], times[pair[1], pair[0]])
+        for pair in combinations(range(len(probes)), 2)
+    }
+    typical_s = _typical(pairs)
+    slow = {pair: time_s / typical_s for pair, time_s in pairs.items()}
+    slow = {pair: slower for pair, slower in slow.items() if slower > SLOW_LINK}
+    sick = _nodes_of_slow_links(slow, len(probes))
+    for place in sick:
+        own = [slower for pair, slower in slow.items() if place in pair]
+        yield _slow_node(probes[place].host, statistics.median(own))
+    for pair, slower in slow.items():
+        if not sick.intersection(pair):
+            yield _slow_link(probes[pair[0]].host, probes[pair[1]].host, slower)
+
+
+def _typical(pairs: dict[Pair, float]) -> float:
+    """The lower quartile: where one node of three is sick, two links in three are slow."""
+    times_s = sorted(pairs.values())
+    return times_s[(len(times_s) - 1) // 4]
+
+
+def _nodes_of_slow_links(slow: dict[Pair, float], nodes: int) -> set[int]:
+    """The fewest nodes that the slow links have in common, if most links of each are slow."""
+    left = set(slow)
+    sick: set[int] = set()
+    while left:
+        counts = {place: sum(place in pair for pair in left) for place in range(nodes)}
+        worst = max(counts, key=lambda place: counts[place])
+        # Links to nodes that are sick already say nothing of this one.
+        if counts[worst] < 2 or counts[worst] * 2 <= nodes - 1 - len(sick):
+            break
+        sick.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return sick
+
+
+def _slow_direction(probes: Sequence[NodeProbe], times: dict[Pair, float]) -> Iterator[NodeFinding]:
+    """Of two nodes there is one link, and nothing to compare it with but its own other way."""
+    for sender, receiver in ((0, 1), (1, 0)):
+        slower = times[sender, receiver] / times[receiver, sender]
+        if slower > SLOW_LINK:
+            one, other = probes[sender].host, probes[receiver].host
+            yield NodeFinding(
+                kind="direction",
+                hosts=(one, other),
+                slower=slower,
+                text=(
+                    f"{one} → {other} takes {slower:.3g}× as long as {other} → {one}: {one}'s "
+                    f"sending or {other}'s receiving is slow; which of them cannot be told with "
+                    "two nodes, so try each with a third"
+                ),
+            )
+
+
+def _slow_node(host: str, slower: float) -> NodeFinding:
+    return NodeFinding(
+        kind="node links",
+        hosts=(host,),
+        slower=slower,
+        text=(
+            f"{host}: its links take {slower:.3g}× as long as those between the other nodes; see "
+            "its network adapter, cable and port, and leave it out meanwhile"
+        ),
+    )
+
+
+def _slow_link(one: str, other: str, slower: float) -> NodeFinding:
+    return NodeFinding(
+        kind="link",
+        hosts=(one, other),
+        slower=slower,
+        text=(
+            f"{one} – {other} takes {slower:.3g}× as long as other links, and their links to other "
+            "nodes do not: see the route between the two"
+        ),
+    )

@@ -1,0 +1,175 @@
+"""What the launchers across nodes ask of srun and mpirun, as text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.launch.interfaces import is_same_host, leads_nowhere
+from gpuscale.launch.mpirun import OpenMpi, job_hosts, mpirun_arguments
+from gpuscale.launch.placement import Placement, place
+from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
+from gpuscale.launch.scheduler import Demand
+from gpuscale.launch.slurm import Slurm, srun_arguments
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+@given(
+    ranks=st.integers(1, 300),
+    hosts=st.integers(1, 40),
+    slots=st.integers(1, 16),
+    first=st.integers(0, 100),
+)
+def test_a_run_gets_the_smallest_number_of_nodes_evenly_filled(
+    ranks: int, hosts: int, slots: int, first: int
+) -> None:
+    names = [f"n{number}" for number in range(hosts)]
+    placement = place(ranks, names, slots=slots, first=first)
+    counts = [placement.ranks_on(position) for position in range(len(placement.hosts))]
+    assert sum(counts) == ranks
+    assert list(placement.hosts) == [name for name in names if name in placement.hosts]
+    assert max(counts) == placement.ranks_per_host
+    if ranks <= hosts * slots:
+        assert max(counts) <= slots
+        assert (len(placement.hosts) - 1) * slots < ranks
+    else:
+        assert len(placement.hosts) == hosts
+
+
+def test_successive_runs_take_the_nodes_in_turn() -> None:
+    singles = [place(1, NODES, slots=4, first=run).hosts for run in range(5)]
+    assert singles == [("n1",), ("n2",), ("n3",), ("n4",), ("n1",)]
+    assert place(8, NODES, slots=4, first=3).hosts == ("n1", "n4")
+
+
+def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
+    placement = Placement(hosts=("n1", "n2"), ranks=8, ranks_per_host=4)
+    assert srun_arguments(["python", "task.py"], placement, Demand(cores_per_rank=12)) == [
+        "srun",
+        "--nodes=2",
+        "--nodelist=n1,n2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=12",
+        "--distribution=block",
+        "--cpu-bind=none",
+        "--overlap",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        "--kill-on-bad-exit=1",
+        "python",
+        "task.py",
+    ]
+
+
+def test_srun_is_told_where_ranks_share_cores() -> None:
+    placement = Placement(hosts=("n1",), ranks=8, ranks_per_host=8)
+    arguments = srun_arguments(["x"], placement, Demand(cores_per_rank=1, crowded=True))
+    assert "--overcommit" in arguments
+
+
+def test_what_the_job_asked_for_as_a_whole_does_not_reach_its_steps() -> None:
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "8",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_CPU_BIND_TYPE": "mask_cpu",
+        "SRUN_CPUS_PER_TASK": "24",
+        "HOME": "/home/someone",
+    }
+    assert Slurm().environment(job) == {"SLURM_JOB_ID": "7", "HOME": "/home/someone"}
+
+
+def test_mpirun_lays_ranks_on_hosts_in_blocks() -> None:
+    placement = Placement(hosts=("a", "b"), ranks=7, ranks_per_host=4)
+    assert mpirun_arguments(["python", "task.py"], placement) == [
+        *("mpirun", "-np", "7", "--host", "a:4,b:3", "--map-by", "slot", "--bind-to", "none"),
+        *("-x", "PATH", "-x", "PYTHONPATH", "-x", "LD_LIBRARY_PATH", "-x", "VIRTUAL_ENV"),
+        *("python", "task.py"),
+    ]
+
+
+def test_settings_for_open_mpi_reach_it_and_traces_of_an_outer_one_do_not() -> None:
+    given_ = {"OMPI_MCA_plm_rsh_agent": "ssh", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}
+    assert OpenMpi().environment(given_) == {"OMPI_MCA_plm_rsh_agent": "ssh"}
+
+
+def test_hosts_of_a_job_come_from_its_scheduler(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("a\na\nb\nb\n")
+    parallel = tmp_path / "hosts"
+    parallel.write_text("a.site 4 gpu.q@a UNDEFINED\nb.site 4 gpu.q@b UNDEFINED\n")
+    assert job_hosts({"LSB_MCPU_HOSTS": "a 4 b 4"}) == ("a", "b")
+    assert job_hosts({"PBS_NODEFILE": str(nodes)}) == ("a", "b")
+    assert job_hosts({"PE_HOSTFILE": str(parallel)}) == ("a.site", "b.site")
+    assert job_hosts({}) == ()
+
+
+def listed(_: str) -> Sequence[str]:
+    return ["jwb0001", "jwb0002"]
+
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "3",
+    "SLURM_STEP_NODELIST": "jwb[0001-0002]",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+}
+
+
+def test_a_rank_finds_its_group_by_slurms_own_variables() -> None:
+    found = slurm_variables(STEP, listed)
+    assert found["MASTER_ADDR"] == "jwb0001"
+    assert 12_000 <= int(found["MASTER_PORT"]) < 32_000
+    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("5", "1", "8")
+    next_step = slurm_variables({**STEP, "SLURM_STEP_ID": "4"}, listed)
+    assert next_step["MASTER_PORT"] != found["MASTER_PORT"]
+
+
+def test_a_site_names_the_network_of_the_first_host() -> None:
+    found = slurm_variables({**STEP, "GPUSCALE_RENDEZVOUS_HOST": "{host}i"}, listed)
+    assert found["MASTER_ADDR"] == "jwb0001i"
+
+
+def test_a_rank_outside_of_a_step_says_what_is_missing() -> None:
+    with pytest.raises(GpuscaleError, match="SLURM_PROCID is not set"):
+        slurm_variables({k: v for k, v in STEP.items() if k != "SLURM_PROCID"}, listed)
+
+
+def test_a_rank_finds_its_group_by_open_mpis_variables() -> None:
+    given_ = {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "8",
+    }
+    assert open_mpi_variables(given_, ["a", "b"], 20_000) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "20000",
+    }
+
+
+def test_a_host_name_that_leads_to_loopback_is_of_no_use_to_others() -> None:
+    assert leads_nowhere("me", lambda _: "127.0.1.1")
+    assert not leads_nowhere("me", lambda _: "10.1.2.3")
+    assert is_same_host("n1", "n1.cluster.site")
+    assert not is_same_host("n1", "n10")
+
+
+def test_without_a_job_the_launcher_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(UsageError, match=r"this is no Slurm job .* salloc"):
+        Slurm().hosts()
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(UsageError, match="'mpirun' is not on PATH"):
+        OpenMpi().hosts()

@@ -1,0 +1,87 @@
+"""From what each node says of itself to one environment, or to what is wrong with the job."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scaling_records import environment
+from test_options import GIVEN
+
+from gpuscale.cases import TrainingCase
+from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.formats.exchange import to_json
+from gpuscale.launch.description import job_environment, joined
+from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import skip_reason
+from gpuscale.records import Environment, GpuDevice
+from gpuscale.records.configuration import Strategy
+from gpuscale.run_defaults import devices_of_run
+from gpuscale.run_directory import RunDirectory
+
+
+def node(host: str, gpus: int = 4, model: str = "A100") -> Environment:
+    devices = tuple(GpuDevice(index=n, name=model, uuid=f"{host}-{n}") for n in range(gpus))
+    return replace(environment(), host=host, gpus=devices, device="cuda" if gpus else "cpu")
+
+
+def test_the_job_is_described_by_its_first_node_and_a_list_of_all() -> None:
+    whole = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
+    assert (whole.host, whole.device) == ("n1", "cuda")
+    assert [n.host for n in whole.nodes] == ["n1", "n2"]
+    assert whole.nodes[1].gpus[3].uuid == "n2-3"
+    assert (whole.node_count, whole.gpus_per_node) == (2, 4)
+    assert whole.hardware_label == "2 nodes with 4× A100"
+
+
+def test_an_uneven_job_has_on_each_node_what_every_node_has() -> None:
+    assert joined({"n1": node("n1", 4), "n2": node("n2", 2)}, "auto").gpus_per_node == 2
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_node_without_gpus_among_others_is_named(device: str) -> None:
+    with pytest.raises(UsageError, match=r"no GPU on n2; .*--device cpu"):
+        joined({"n1": node("n1"), "n2": node("n2", 0)}, device)
+
+
+def test_nodes_of_different_kinds_are_named() -> None:
+    with pytest.raises(UsageError, match=r"gpu names is .*A100.* on n1 and .*V100.* on n2"):
+        joined({"n1": node("n1"), "n2": node("n2", model="V100")}, "auto")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "reason"),
+    [
+        ("ddp", 8, None),
+        ("ddp", 9, "needs 9 GPUs; 2 nodes with 4 each found"),
+        ("dp", 4, None),
+        ("dp", 5, "dp drives its 5 GPUs from one process; a node has 4"),
+    ],
+)
+def test_a_run_that_the_job_is_too_small_for_is_skipped_with_the_reason(
+    strategy: Strategy, gpus: int, reason: str | None
+) -> None:
+    job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
+    plan = ItemPlan(case=TrainingCase, strategy=strategy, gpus=gpus, run=1)
+    assert skip_reason(plan, job, parse_options(GIVEN)) == reason
+
+
+def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:
+    job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
+    assert devices_of_run(job, run=2, gpus=2) == (1, 2)
+    assert devices_of_run(job, run=2, gpus=8)[:4] == (1, 2, 3, 0)
+
+
+def test_a_node_that_left_nothing_is_named_with_the_remedy(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path / "run")
+    directory.path.mkdir()
+    directory.environment("n1").write_text(to_json(node("n1")))
+    directory.launcher_log.write_text("srun: error: n2: task 1: Exited with exit code 1\n")
+    with pytest.raises(GpuscaleError, match=r"n2: does not see .*--results .*task 1: Exited"):
+        job_environment(("n1", "n2"), directory, "auto", exit_code=1, timed_out=False)
+
+
+def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    with pytest.raises(GpuscaleError, match="n1, n2 did not answer in time"):
+        job_environment(("n1", "n2"), directory, "auto", exit_code=-15, timed_out=True)

@@ -1,0 +1,61 @@
+"""Ranks on two hosts, started by a real Open MPI."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from measuring import pytest_command, write_case
+from node_cluster import Node, processes_in, reason_against_hosts, run_on, start_hosts
+
+from gpuscale.store import read_results
+
+# What ssh is on a cluster: reaches a host by its name and runs a command there.
+REMOTE_SHELL = """#!/bin/sh
+host=$1; shift
+case $host in
+{cases}
+esac
+exec nsenter --target "$pid" --net --uts --mount --wd=/ -- /bin/sh -c "$*"
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Node]]:
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs Open MPI (Debian: openmpi-bin)")
+    if (reason := reason_against_hosts()) is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield start_hosts(stack, tmp_path, ["n1", "n2"], own_processes=False)
+
+
+def test_mpirun_measures_across_two_hosts(hosts: list[Node], tmp_path: Path) -> None:
+    login, *nodes = hosts
+    write_case(tmp_path, "Case = Tiny")
+    agent = tmp_path / "remote-shell"
+    cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
+    agent.write_text(REMOTE_SHELL.format(cases=cases))
+    agent.chmod(0o755)
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    command = pytest_command(
+        *("--gpus", "4", "--launcher", "mpirun", "--device", "cpu", "--runs", "1"),
+        *("--run-seconds", "0.1", "--results", "results.jsonl", "--oversubscribe"),
+    )
+    variables = {
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "OMPI_MCA_plm_rsh_agent": str(agent),
+        # As on the machine that this is: two cores, however many hosts are made of them.
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    session = run_on(login, *command, folder=tmp_path, environment=variables)
+    assert session.returncode == 0, session.stdout
+    results = read_results(tmp_path / "results.jsonl")
+    assert results.environment.launcher == "mpirun"
+    assert [node.host for node in results.environment.nodes] == ["n1", "n2"]
+    (run,) = results.runs
+    placed = [(rank.host, rank.local_rank) for rank in run.ranks]
+    assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []

@@ -1,0 +1,169 @@
+"""The process that a scheduler starts beside each rank: it watches, samples and takes down."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from measuring import REPOSITORY, write_case
+from nvml.library import GPU_A, compile_driver
+from scaling_records import run
+
+from gpuscale.formats.exchange import from_json, to_json
+from gpuscale.records import Configuration, Pacing, RankExit, RankOutcome, RunRequest, Window
+from gpuscale.run_directory import NodeSamples, RunDirectory
+from gpuscale.telemetry.on_nodes import NodeSampling
+
+HANGING = """
+import time
+
+class Case(Tiny):
+    def forward(self, model, inputs):
+        time.sleep(600)
+"""
+QUICK = Pacing(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_seconds=0.5)
+
+
+def run_directory(folder: Path, case: Path) -> RunDirectory:
+    """What a launcher leaves for a single rank on this host."""
+    directory = RunDirectory(path=folder / "run")
+    directory.path.mkdir()
+    request = RunRequest(
+        configuration=Configuration(
+            case="case",
+            strategy="ddp",
+            device="cpu",
+            size="smoke",
+            precision="fp32",
+            channels_last=False,
+            compiled=False,
+            scaling="weak",
+            data="synthetic",
+            threads_per_rank=1,
+        ),
+        gpus=1,
+        index=1,
+        batch_per_gpu=8,
+        sample_shape=(16,),
+        case_module="test_tiny",
+        case_file=str(case),
+        case_class="Case",
+        import_paths=(str(folder),),
+        devices=(),
+        data_root=None,
+        download=False,
+        pacing=QUICK,
+        timeout_s=60.0,
+    )
+    directory.request.write_text(to_json(request))
+    directory.hosts.write_text(socket.gethostname())
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        directory.port.write_text(str(probe.getsockname()[1]))
+    return directory
+
+
+def task(directory: RunDirectory, *before: str, driver: Path | None = None) -> list[str]:
+    """The command line that starts a task, by `env` with what Open MPI would set."""
+    variables = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "GPUSCALE_RENDEZVOUS_HOST": "127.0.0.1",
+        "PYTHONPATH": str(REPOSITORY),
+        "LD_LIBRARY_PATH": str(driver or ""),
+    }
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    program = [sys.executable, "-P", "-m", "gpuscale.launch.task", "mpirun", "rank"]
+    return ["env", *settings, *before, *program, str(directory.path), "cpu"]
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(
+    tmp_path: Path,
+) -> None:
+    directory = run_directory(tmp_path, write_case(tmp_path, "Case = Tiny"))
+    host = socket.gethostname()
+    directory.sampled.write_text(json.dumps({host: [GPU_A], "another": ["not here"]}))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    answer = subprocess.run(task(directory, driver=compile_driver(driver)), check=False)
+    assert answer.returncode == 0, directory.output(0).read_text()
+    exited = from_json(RankExit, directory.exit(0).read_text())
+    assert exited == RankExit(rank=0, host=host, code=0)
+    outcome = from_json(RankOutcome, directory.outcome(0).read_text())
+    first, last = outcome.windows[0], outcome.windows[-1]
+    whole_run = Window(
+        started_at_s=first.started_at_s,
+        time_s=last.started_at_s + last.busy_s - first.started_at_s,
+        busy_s=(last.busy_s,),
+    )
+    here = NodeSamples(host=host, path=directory.samples(host), uuids=(GPU_A,))
+    gone = NodeSamples(host="gone", path=directory.samples("gone"), uuids=("none",))
+    report = NodeSampling(lambda: [here, gone]).summarize(
+        replace(run(1, 0.1), windows=(whole_run,))
+    )
+    assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
+    assert report.gpu_summaries[0].samples > 0
+    assert report.absent is not None
+    assert report.absent.startswith("gone: the GPU sampler ended before its first sample")
+
+
+def test_a_rank_ends_with_the_daemon_that_started_its_task(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
+    # The shell is the daemon; it leaves the task's process id before it waits.
+    daemon = subprocess.Popen(
+        task(directory, "sh", "-c", '"$@" & echo $! >"$0"; wait', str(tmp_path / "pid"))
+    )
+    assert wait_until(directory.pid(0).exists)
+    pids = [int((tmp_path / "pid").read_text()), int(directory.pid(0).read_text())]
+    assert all(is_running(pid) for pid in pids)
+    daemon.kill()
+    daemon.wait()
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert from_json(RankExit, directory.exit(0).read_text()).code == -9
+
+
+def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
+    process = subprocess.Popen(task(directory))
+    # Its last word before it hangs: nothing that it would write is missed.
+    assert wait_until(directory.progress.exists)
+    rank = int(directory.pid(0).read_text())
+    shutil.rmtree(directory.path)
+    assert process.wait(timeout=60) == 128 + 9
+    assert not is_running(rank)
+
+
+def test_a_task_in_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    program = [sys.executable, "-P", "-m", "gpuscale.launch.task", "slurm", "describe"]
+    answer = subprocess.run(
+        [*program, str(tmp_path / "nowhere"), "cpu"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert f"there is no folder {tmp_path / 'nowhere'} here" in answer.stderr

@@ -1,0 +1,128 @@
+"""A sick node is told from a sick link, by simulation with known truth and on real hosts."""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from node_cluster import NodeCluster, limit_link, reason_against, start_cluster
+
+from gpuscale.nodes import find_slow
+from gpuscale.records import NodeProbe, SendTime
+
+SPREAD = 0.05
+TRIALS = 300
+
+
+def probes(
+    chance: random.Random,
+    nodes: int,
+    *,
+    devices: int = 4,
+    slow_sender: int | None = None,
+    slow_link: tuple[int, int] | None = None,
+    slow_device: tuple[int, int] | None = None,
+    factor: float = 2.0,
+) -> list[NodeProbe]:
+    """What a job's nodes would see, with times that vary by some percent.
+
+    Without devices all nodes compute alike.
+    """
+
+    def time_s(*, slow: bool) -> float:
+        return 0.01 * chance.lognormvariate(0, SPREAD) * (factor if slow else 1.0)
+
+    found = []
+    for place in range(nodes):
+        sends = [
+            SendTime(
+                to=peer,
+                time_s=time_s(
+                    slow=slow_sender == place or slow_link in ((place, peer), (peer, place))
+                ),
+            )
+            for peer in range(nodes)
+            if peer != place
+        ]
+        compute_s = tuple(time_s(slow=slow_device == (place, d)) for d in range(devices)) or (0.01,)
+        found.append(NodeProbe(host=f"n{place}", compute_s=compute_s, sends=tuple(sends)))
+    return found
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 32])
+def test_healthy_nodes_are_seldom_called_slow(nodes: int) -> None:
+    chance = random.Random(nodes)
+    alarms = sum(bool(find_slow(probes(chance, nodes, devices=1))) for _ in range(TRIALS))
+    # Two single devices whose times vary by 5% differ by more than 20% in one case in a hundred.
+    assert alarms <= TRIALS * 0.03
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 32])
+def test_a_node_with_a_bad_adapter_is_named_and_no_link_beside_it(nodes: int) -> None:
+    chance = random.Random(nodes)
+    for _ in range(TRIALS // 3):
+        sick = chance.randrange(nodes)
+        found = find_slow(probes(chance, nodes, slow_sender=sick, devices=0))
+        assert [(f.kind, f.hosts) for f in found] == [("node links", (f"n{sick}",))]
+        assert 1.5 < found[0].slower < 2.8
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 32])
+def test_a_bad_link_is_named_by_its_two_ends(nodes: int) -> None:
+    chance = random.Random(nodes)
+    for _ in range(TRIALS // 3):
+        one, other = sorted(chance.sample(range(nodes), 2))
+        found = find_slow(probes(chance, nodes, slow_link=(one, other), devices=0))
+        assert [(f.kind, f.hosts) for f in found] == [("link", (f"n{one}", f"n{other}"))]
+
+
+def test_two_bad_adapters_are_named_both() -> None:
+    chance = random.Random(1)
+    seen = probes(chance, 8, slow_sender=2, devices=0)
+    also = probes(chance, 8, slow_sender=5, devices=0)
+    found = find_slow([*seen[:5], also[5], *seen[6:]])
+    assert {f.hosts for f in found} == {("n2",), ("n5",)}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_a_slow_gpu_is_named_with_its_node(nodes: int) -> None:
+    found = find_slow(probes(random.Random(2), nodes, slow_device=(1, 3)))
+    assert ("n1",) in [f.hosts for f in found if "computes" in f.text]
+    slowest = max(found, key=lambda f: f.slower)
+    assert (slowest.kind, slowest.hosts) == ("computation", ("n1",))
+    assert "on GPU 3" in slowest.text
+
+
+def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() -> None:
+    (found,) = find_slow(probes(random.Random(3), 2, slow_sender=1, devices=0))
+    assert (found.kind, found.hosts) == ("direction", ("n1", "n0"))
+    assert "cannot be told with two nodes" in found.text
+    assert find_slow(probes(random.Random(3), 2, slow_link=(0, 1), devices=0)) == ()
+
+
+@pytest.fixture
+def cluster() -> Iterator[NodeCluster]:
+    reason = reason_against()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield start_cluster(stack, nodes=3, cpus=1)
+
+
+def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: NodeCluster) -> None:
+    limit_link(cluster.nodes[1], "100mbit")
+    answer = cluster.run(
+        *("salloc", "--quiet", "--nodes=3", "--exclusive"),
+        *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),
+        *("--format", "json"),
+    )
+    assert answer.returncode == 1, answer.stdout
+    document = json.loads(answer.stdout)
+    assert [node["host"] for node in document["nodes"]] == ["n1", "n2", "n3"]
+    of_links = [f for f in document["findings"] if f["kind"] != "computation"]
+    assert [(f["kind"], f["hosts"]) for f in of_links] == [("node links", ["n2"])]
+    # The message cannot be faster than its bytes through that link.
+    sends = document["nodes"][1]["sends"]
+    assert all(send["time_s"] > 0.8 * document["message_bytes"] / (100e6 / 8) for send in sends)
