@@ -175,14 +175,13 @@ def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
     assert best > 0.3
 
 
-@pytest.mark.alone
 @needs_digits
 def test_a_session_trains_on_real_data_and_says_so(digits: Path, tmp_path: Path) -> None:
     session = run_pytest(
         tmp_path,
         str(BENCH_CASES / "test_mnist_net.py"),
         *("--gpus", "2", "--runs", "1", "--device", "cpu", "--strategy", "ddp"),
-        *("--data-root", str(digits), "--run-seconds", "0.5"),
+        *("--data-root", str(digits), "--run-seconds", "0.1"),
     )
     assert session.exit_code == 0, session.output
     (run,) = session.results.runs

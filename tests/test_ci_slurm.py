@@ -4,7 +4,7 @@ import pytest
 from ci_checkout import REPOSITORY, job_environment, make_checkout
 from slurm_cluster import SlurmCluster
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("hosts")
 
 pytest_plugins = ["slurm_cluster"]
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from measuring import pytest_command, run_pytest, write_case
 
-pytestmark = pytest.mark.alone
-
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
 # Behaves on rank 1 alone, after the first step, so that rank 0 waits in a collective.

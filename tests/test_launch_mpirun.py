@@ -12,6 +12,8 @@ from node_cluster import Node, processes_in, reason_against_hosts, run_on, start
 
 from gpuscale.store import read_results
 
+pytestmark = pytest.mark.xdist_group("hosts")
+
 # What ssh is on a cluster: reaches a host by its name and runs a command there.
 REMOTE_SHELL = """#!/bin/sh
 host=$1; shift

@@ -26,7 +26,7 @@ from gpuscale.recording import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import read_results, write_baseline
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("hosts")
 
 ACROSS = ("--launcher", "slurm", "--device", "cpu", "--runs", "1")
 ALLOCATE = ("salloc", "--quiet", "--nodes=2", "--exclusive")

@@ -11,8 +11,6 @@ from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 
 from gpuscale.scaling import scaling_points
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
@@ -25,6 +23,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     )
 
 
+@pytest.mark.alone
 def test_the_first_line_says_that_cpu_ranks_are_measured(session: Session) -> None:
     assert session.exit_code == 0, session.output
     line = next(x for x in session.output.splitlines() if x.startswith("gpuscale "))
@@ -32,6 +31,7 @@ def test_the_first_line_says_that_cpu_ranks_are_measured(session: Session) -> No
     assert "(device: cpu)" in line
 
 
+@pytest.mark.alone
 def test_runs_are_made_in_turn_so_that_a_drift_cancels(session: Session) -> None:
     ids = re.findall(r"test_mnist_cnn\[([^]]+)\] PASSED", session.output)
     assert ids == [
@@ -40,11 +40,13 @@ def test_runs_are_made_in_turn_so_that_a_drift_cancels(session: Session) -> None
     ]
 
 
+@pytest.mark.alone
 def test_dp_on_two_cpu_ranks_is_skipped_with_the_reason(session: Session) -> None:
     assert "SKIPPED [2]" in session.output
     assert "DataParallel has no CPU counterpart" in session.output
 
 
+@pytest.mark.alone
 def test_each_run_is_on_disk_with_its_windows_and_ranks(session: Session) -> None:
     runs = session.results.runs
     assert [run.gpus for run in runs if run.configuration.strategy == "ddp"] == [1, 2, 1, 2]
@@ -61,6 +63,7 @@ def test_each_run_is_on_disk_with_its_windows_and_ranks(session: Session) -> Non
         assert run.startup_s is not None
 
 
+@pytest.mark.alone
 def test_both_ranks_together_train_more_than_one_alone(session: Session) -> None:
     points = {(p.key.strategy, p.key.gpus): p for p in scaling_points(session.results.runs)}
     two = points["ddp", 2]
@@ -70,6 +73,7 @@ def test_both_ranks_together_train_more_than_one_alone(session: Session) -> None
     assert two.speedup.has_interval
 
 
+@pytest.mark.alone
 def test_the_benchmark_json_names_what_each_item_measured(session: Session) -> None:
     text = (session.folder / "benchmark.json").read_text()
     assert "UNSERIALIZABLE" not in text
@@ -77,6 +81,7 @@ def test_the_benchmark_json_names_what_each_item_measured(session: Session) -> N
     assert {"scaling": "ddp-2gpus-run1"} in params
 
 
+@pytest.mark.alone
 def test_the_table_shows_each_row_with_its_interval_and_the_results_path(
     session: Session,
 ) -> None:
@@ -87,6 +92,7 @@ def test_the_table_shows_each_row_with_its_interval_and_the_results_path(
     assert "CPU ranks, smoke, fp32, synthetic data; intervals: 95%" in table
 
 
+@pytest.mark.alone
 def test_pytest_benchmark_gets_exactly_the_windows(session: Session) -> None:
     data = json.loads((session.folder / "benchmark.json").read_text())
     by_name = {benchmark["name"]: benchmark for benchmark in data["benchmarks"]}
@@ -98,6 +104,7 @@ def test_pytest_benchmark_gets_exactly_the_windows(session: Session) -> None:
     assert "benchmark 'mnist_cnn/ddp'" in session.output
 
 
+@pytest.mark.alone
 def test_pytest_benchmark_compare_reads_its_json(session: Session) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "pytest_benchmark", "compare", "benchmark.json"],
@@ -110,6 +117,7 @@ def test_pytest_benchmark_compare_reads_its_json(session: Session) -> None:
     assert "test_mnist_cnn[ddp-2gpus-run2]" in answer.stdout
 
 
+@pytest.mark.alone
 def test_compare_takes_the_newest_results_and_shows_both_shapes(session: Session) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "gpuscale", "compare", str(REPOSITORY / "baselines" / "arc4.json")],

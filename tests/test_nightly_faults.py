@@ -21,8 +21,6 @@ from gpuscale.errors import CANNOT_WRITE
 from gpuscale.night import NightExit
 from gpuscale.store import read_results
 
-pytestmark = pytest.mark.alone
-
 QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
 OUT_OF_MEMORY_ON_RANK_1 = """
 import os, resource

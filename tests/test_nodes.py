@@ -12,6 +12,8 @@ from node_cluster import NodeCluster, limit_link, reason_against, start_cluster
 from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbe, SendTime
 
+pytestmark = pytest.mark.xdist_group("hosts")
+
 SPREAD = 0.05
 TRIALS = 300
 

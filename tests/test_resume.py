@@ -24,8 +24,6 @@ from gpuscale.records import Environment, GpuDevice, Pacing, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
 from gpuscale.version import __version__
 
-pytestmark = pytest.mark.alone
-
 HERE = Path("night.jsonl")
 TINY = ("--gpus", "1,2", "--device", "cpu", "--run-seconds", "0.1")
 

@@ -159,7 +159,6 @@ def test_the_rule_is_read_from_the_options() -> None:
     assert parse_options(GIVEN | {"runs": "3"}).stopping is None
 
 
-@pytest.mark.alone
 def test_a_session_leaves_out_what_is_settled_and_names_what_is_not(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     # A step that mostly sleeps takes much the same time even on a machine that is shared.

@@ -16,7 +16,7 @@ from node_cluster import NodeCluster, reason_against, start_cluster
 
 from gpuscale.store import read_results
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.xdist_group("hosts")
 
 PROFILE = """\
 description = "Two nodes on one machine"

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from measuring import REPOSITORY, Session, run_pytest
 
-pytestmark = pytest.mark.alone
-
 LONGEST = 15
 
 
