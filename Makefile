@@ -10,7 +10,7 @@ bench: setup
 	$(BIN)/pytest bench_cases --gpus $(GPUS)
 
 test: setup
-	$(BIN)/python -m pytest tests -n 2 --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest tests -m alone
 
 check: setup

@@ -1,6 +1,7 @@
 """Starting pytest as a user would, in a process and a folder of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,3 +81,8 @@ def write_case(folder: Path, *parts: str, name: str = "test_tiny.py") -> Path:
     test = "\n\n@pytest.mark.gpuscale(case=Case)\ndef test_case(scaling):\n    scaling()\n"
     path.write_text("\n".join([TINY_CASE, *parts]) + test)
     return path
+
+
+def heed_interrupts() -> None:
+    """A shell starts what runs in its background deaf to Ctrl-C; a user's pytest is not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from measuring import pytest_command, run_pytest, write_case
+from measuring import heed_interrupts, pytest_command, run_pytest, write_case
 
 ONE_RUN = ("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
 
@@ -168,11 +168,6 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
     os.kill(process.pid, number)
     process.wait(timeout=60)
     assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
-
-
-def heed_interrupts() -> None:
-    """A shell starts what runs in its background deaf to Ctrl-C; a user's pytest is not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5])

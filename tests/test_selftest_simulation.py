@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from measuring import heed_interrupts
 
 from gpuscale.cli import main
 from gpuscale.records import Estimate
@@ -286,6 +287,7 @@ def test_an_ended_simulation_leaves_no_process_and_no_traceback(sent: signal.Sig
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 30
     while len(_workers(simulation.pid)) < 2 and time.monotonic() < deadline:
