@@ -170,6 +170,14 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
     assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 
+def has_fork_server(folder: Path) -> bool:
+    """Whether the fork server of a pytest in `folder` runs; pytest's plugins start others."""
+    return any(
+        b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        for pid in processes_of(folder)
+    )
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, after_s: float) -> None:
     write_case(tmp_path, "Case = Tiny")
@@ -182,8 +190,8 @@ def test_interrupting_the_first_seconds_prints_no_traceback(tmp_path: Path, afte
             start_new_session=True,
             preexec_fn=heed_interrupts,
         )
-    # The fork server has started, and is importing torch.
-    assert wait_until(lambda: len(processes_of(tmp_path)) >= 2)
+    # It has started, and is importing torch.
+    assert wait_until(lambda: has_fork_server(tmp_path))
     time.sleep(after_s)
     # As a terminal does: to every process of the group.
     os.killpg(process.pid, signal.SIGINT)
