@@ -336,6 +336,15 @@ def kill_host(node: Node) -> None:
         os.kill(node.pid, signal.SIGKILL)
 
 
+def kill_daemon(node: Node) -> None:
+    """End a host's slurmd alone, as a crash of it does; what it started goes on."""
+    wanted = f"slurmd\0-D\0-N\0{node.name}\0".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes().endswith(wanted):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def _is_idle(cluster: NodeCluster) -> bool:
     states = cluster.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
     return states == ["idle"] * len(cluster.nodes)

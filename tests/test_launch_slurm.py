@@ -14,6 +14,7 @@ from measuring import BENCH_CASES, pytest_command, write_case
 from node_cluster import (
     Node,
     NodeCluster,
+    kill_daemon,
     kill_host,
     limit_link,
     mount_over,
@@ -265,3 +266,25 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: NodeCluster, tmp_path: Pat
     (run,) = [json.loads(line)["run"] for line in path.read_text().splitlines()[1:]]
     assert (run["failure"]["kind"], run["failure"]["host"]) == ("launch", "n2")
     assert processes_in(tmp_path) == []
+
+
+def test_a_run_outlives_the_daemon_of_its_node_and_the_next_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    if (reason := reason_against()) is not None:
+        pytest.skip(reason)
+    write_case(tmp_path, "Case = Tiny")
+    log = tmp_path / "log"
+    arguments = ("--gpus", "4", "--run-seconds", "2", *ACROSS[:-1], "2")
+    with ExitStack() as stack:
+        cluster = start_cluster(stack, nodes=2)
+        process = cluster.popen(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
+        assert wait_until(lambda: is_measuring(tmp_path)), log.read_text()
+        kill_daemon(cluster.nodes[1])
+        assert process.wait(timeout=120) == 1
+        before, after = results_in(tmp_path).runs
+        assert before.is_valid
+        assert after.failure is not None
+        assert after.failure.message.startswith("slurm did not start ranks 2, 3")
+        assert "failed on node n2" in after.failure.detail
+        assert processes_in(tmp_path) == []
