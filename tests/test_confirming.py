@@ -43,8 +43,12 @@ def judged_session(folder: Path, recorded: Baseline, factor: float) -> Session:
         )
         for entry in recorded.measured
     )
+    elsewhere = tuple(
+        replace(entry, configuration=replace(entry.configuration, case="of_another_file"))
+        for entry in measured
+    )
     write_case(folder, "Case = Tiny")
-    write_baseline(folder / "b.json", replace(recorded, measured=measured))
+    write_baseline(folder / "b.json", replace(recorded, measured=measured + elsewhere))
     return run_pytest(folder, *QUICK, "--baseline", "b.json", "--runs", "3:6")
 
 
@@ -56,6 +60,7 @@ def test_what_is_clearly_fine_stops_after_the_fewest_runs(
     assert len(session.results.runs) == 3
     assert "3 skipped: improved after 3 runs" in session.output
     assert "1 improved (exit code 0)" in session.output
+    assert "of_another_file" not in session.output
 
 
 def test_a_regression_is_called_so_only_after_a_fresh_run(

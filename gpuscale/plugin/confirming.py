@@ -32,8 +32,13 @@ class BaselineJudge:
         self.baseline = baseline
         self.plan = plan
         self._gpus = gpus
+        self._cases: frozenset[str] | None = None
         self._judged_runs: int | None = None
         self._step: Step | None = None
+
+    def judge_only(self, cases: Collection[str]) -> None:
+        """Leave out what this session does not measure: each of `cases` is as `mnist_cnn/ddp`."""
+        self._cases = frozenset(cases)
 
     def reason_to_leave_out(self, key: EntryKey, run: int, results: Results) -> str | None:
         """Why an item's next run would tell nothing more; None where it is needed.
@@ -75,7 +80,9 @@ class BaselineJudge:
     def _look(self, results: Results) -> Step:
         # Judging looks at every run again, and pytest asks before each item.
         if self._step is None or self._judged_runs != len(results.runs):
-            self._step = next_step(self.baseline, [results], self.plan, gpus=self._gpus)
+            self._step = next_step(
+                self.baseline, [results], self.plan, cases=self._cases, gpus=self._gpus
+            )
             self._judged_runs = len(results.runs)
         return self._step
 

@@ -157,6 +157,8 @@ class MeasuringSession:
             refuse_unknown_size({plan.case for plan in plans}, self._options.size)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
+        if self._judge is not None:
+            self._judge.judge_only({f"{plan.key.case}/{plan.key.strategy}" for plan in plans})
         if self._resumed is None:
             return
         requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
