@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.cli.inputs import gpu_counts
-from gpuscale.cli.progress import CountedProgress
+from gpuscale.cli.progress import counted_progress
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.launch.termination import RunTerminated
@@ -52,7 +52,7 @@ def run_overhead(arguments: argparse.Namespace) -> int:
     total = arguments.runs * len(machine.gpus)
     machine.announce(total, about_s)
     try:
-        with CountedProgress(sys.stderr, total, machine.launcher.progress) as progress:
+        with counted_progress(sys.stderr, total, machine.launcher.progress) as progress:
             report = _measured_overhead(machine, arguments.runs, progress.advance)
     except RunTerminated as terminated:
         return 128 + terminated.number
@@ -77,7 +77,7 @@ def run_trials(arguments: argparse.Namespace) -> int:
         + overhead.expected_s(device, runs=arguments.runs, gpus=gpus),
     )
     try:
-        with CountedProgress(sys.stderr, total, machine.launcher.progress) as progress:
+        with counted_progress(sys.stderr, total, machine.launcher.progress) as progress:
             tried = trials.Trials(
                 machine.launcher, machine.case, machine.gpus, after_run=progress.advance
             )

@@ -21,7 +21,7 @@ from gpuscale.plugin.items import (
     prepare_and_order,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.progress import ProgressLine, terminal_stream
+from gpuscale.plugin.progress import progress_line, terminal_stream
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.plugin.requests import (
     cases_revision,
@@ -229,7 +229,7 @@ class MeasuringSession:
             pytest.fail(request, pytrace=False)
         try:
             with (
-                ProgressLine(self._terminal, self._launcher),
+                progress_line(self._terminal, self._launcher),
                 self._recorder.sampling(request) as sampling,
             ):
                 run = self._launcher.run(request)
