@@ -195,3 +195,13 @@ def test_a_case_that_is_not_there_is_named_with_those_that_are(
     with pytest.raises(UsageError) as caught:
         load_case_class(case, "cpu")
     assert told in str(caught.value)
+
+
+def test_a_case_whose_file_cannot_be_imported_is_a_message_and_no_bug_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UsageError, match="No module named 'nowhere_at_all'"):
+        load_case_class("test_broken.py::Case", "cpu")

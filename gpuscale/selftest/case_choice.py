@@ -23,7 +23,7 @@ def load_case_class(text: str | None, device: Device) -> type[TrainingCase]:
     """The case that `FILE::Class` names, or the default one of the device.
 
     Raises:
-        UsageError: there is no such file or no such case in it.
+        UsageError: there is no such file, it cannot be imported, or it has no such case.
     """
     file, colons, name = (text or DEFAULT_CASES[device]).partition("::")
     path = Path(file).absolute()
@@ -41,7 +41,14 @@ def load_case_class(text: str | None, device: Device) -> type[TrainingCase]:
         raise UsageError(f"--case: {file} is not a Python file; give FILE::Class")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        # Any line of the user's file may raise anything; it is the file that is to be mended.
+        raise UsageError(
+            f"--case: {file} cannot be imported ({type(error).__name__}: {error}); "
+            "run it with python to see where"
+        ) from None
     known = [
         key
         for key, value in vars(module).items()
