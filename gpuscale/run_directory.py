@@ -23,7 +23,7 @@ class RunDirectory:
 
     @property
     def progress(self) -> Path:
-        """How far rank 0 is: stage, done, total, separated by tabs."""
+        """How far rank 0 is: stage, done, total, separated by tabs, then blanks."""
         return self.path / "progress"
 
     @property

@@ -28,7 +28,7 @@ from gpuscale.units import format_seconds
 LIMITS: Mapping[Device, float] = {"cuda": 1.005, "cpu": 1.01}
 SHORTEST_STEP_S: Mapping[Device, float] = {"cuda": 0.0, "cpu": 0.020}
 """Steps for which the limit is meant."""
-PAIRS = 20
+PAIRS = 40
 _TRIMMED = 0.2
 _START_S = 3.0
 

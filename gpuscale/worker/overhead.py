@@ -73,11 +73,16 @@ def _measured_s(
 def _bare_s(
     training: Training, bare: BareLoop, strategy: Strategy, steps: int, sampler_pid: int | None
 ) -> float:
-    """Seconds from a common start until a bare loop has made its steps."""
+    """Seconds from a common start until a bare loop has made its steps.
+
+    It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
+    before the clock of a step time, not in it.
+    """
     training.synchronize()
     with paused(sampler_pid):
         strategy.barrier()
         opened = time.perf_counter()
+        strategy.barrier()
         bare.run(steps)
         return time.perf_counter() - opened
 

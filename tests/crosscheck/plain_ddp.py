@@ -4,7 +4,8 @@
 
 Rank 0 prints the median over pairs of steps of seconds per step: gpuscale's windows of this case
 hold two steps, and the median of single steps would leave out more of the slow ones. With
-`--epoch` it prints the mean over a whole epoch of 51,000 images, divided among the ranks.
+`--part N` it prints the mean over an Nth of an epoch of 51,000 images, divided among the ranks,
+and the number of steps.
 """
 
 import statistics
@@ -34,8 +35,8 @@ def main() -> None:
     loader = DataLoader(
         dataset, batch_size=size.batch, sampler=DistributedSampler(dataset), drop_last=True
     )
-    epoch = "--epoch" in sys.argv
-    steps = len(loader) if epoch else WARMUP_STEPS + STEPS
+    part = int(sys.argv[sys.argv.index("--part") + 1]) if "--part" in sys.argv else None
+    steps = len(loader) // part if part else WARMUP_STEPS + STEPS
     model = DistributedDataParallel(case.model())
     optimizer = case.optimizer(model.parameters(), dist.get_world_size())
     times_s = []
@@ -45,12 +46,12 @@ def main() -> None:
         case.loss(model(images), labels).backward()
         optimizer.step()
         now = time.perf_counter()
-        if epoch or step >= WARMUP_STEPS:
+        if part or step >= WARMUP_STEPS:
             times_s.append(now - started)
         started = now
         if step + 1 == steps:
             break
-    if dist.get_rank() == 0 and epoch:
+    if dist.get_rank() == 0 and part:
         print(f"{statistics.fmean(times_s):.6f} {len(times_s)}", flush=True)  # noqa: T201 - its one result
     elif dist.get_rank() == 0:
         pairs_s = [sum(pair) / 2 for pair in zip(times_s[::2], times_s[1::2], strict=True)]
