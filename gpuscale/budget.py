@@ -15,6 +15,10 @@ from gpuscale.records import Configuration, EntryKey, RankReport, Run
 from gpuscale.scaling import PointKey, ScalingPoint, reference_key, scaling_points
 from gpuscale.statistics import SIGNIFICANCE, exponential, grouped_log_sample
 
+_DECLARED_DEVIATION = 0.01
+"""Between runs on one GPU; its weight is that of the moderated variances of `compare`."""
+_DECLARED_DF = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyBudget:
@@ -28,6 +32,7 @@ class EfficiencyBudget:
     configuration: Configuration
     efficiency: float
     communication: float | None
+    """Exposed communication, beyond what DDP does with the gradients of a single rank."""
     data: float | None
     """Waiting for batches and copying them, beyond what the ideal time contains."""
     skew: float | None
@@ -76,8 +81,8 @@ class DeviceSpread:
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     """The budget of every point on more than one GPU that has a reference on one.
 
-    Times are medians over the valid runs; the parts add up to the loss of the efficiency that
-    `scaling_points` gives.
+    Times are means over the valid runs, since a part that only some runs had has lost its share
+    of the efficiency that `scaling_points` gives; the parts add up to that loss.
     """
     valid: dict[PointKey, list[Run]] = {}
     for run in runs:
@@ -103,14 +108,17 @@ def _budget(
     step_time_s = point.step_time_s.value
     # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
     ideal = point.batch_per_gpu / reference[0].batch_per_gpu
-    data_s, reference_data_s = _median(map(_data_s, runs)), _median(map(_data_s, reference))
-    communication = _share(_median(run.exposed_communication_s for run in runs), step_time_s)
+    data_s, reference_data_s = _mean(map(_data_s, runs)), _mean(map(_data_s, reference))
+    exposed_s = _mean(run.exposed_communication_s for run in runs)
+    # DDP handles gradients on one rank too, and so does the ideal step.
+    alone_s = _mean(run.synchronization_s for run in reference) or 0.0
+    communication = None if exposed_s is None else (exposed_s - ideal * alone_s) / step_time_s
     data = (
         None
         if data_s is None or reference_data_s is None
         else (data_s - ideal * reference_data_s) / step_time_s
     )
-    skew = _share(_median(skew.skew_s for skew in rank_skews(runs)), step_time_s)
+    skew = _share(_mean(skew.skew_s for skew in rank_skews(runs)), step_time_s)
     known = sum(part for part in (communication, data, skew) if part is not None)
     return EfficiencyBudget(
         key=point.key,
@@ -164,8 +172,8 @@ def _data_s(run: Run) -> float | None:
 def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
     """The configurations whose T(1) differs between devices by more than runs differ anyway.
 
-    Runs on the same devices tell the noise, on any number of GPUs; an analysis of variance must
-    find the devices different with p < 0.01.
+    Runs on the same devices, on any number of GPUs, tell the noise together with a declared
+    deviation; an analysis of variance must find the devices different with p < 0.01.
     """
     spreads = []
     by_configuration: dict[Configuration, list[Run]] = {}
@@ -192,8 +200,7 @@ def _device_spread(singles: Sequence[Run], configured: Iterable[Run]) -> DeviceS
             devices.setdefault(uuid, []).append(run.log_step_time)
     if len(devices) < 2:
         return None
-    noise = grouped_log_sample(repeated.values())
-    if noise.variance is None or not _differ(devices.values(), noise.variance, noise.df):
+    if not _differ(devices.values(), *_noise(repeated.values())):
         return None
     means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
     return DeviceSpread(
@@ -207,6 +214,22 @@ def _device_spread(singles: Sequence[Run], configured: Iterable[Run]) -> DeviceS
     )
 
 
+def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """Variance of a run's logarithm on the same devices, and its degrees of freedom.
+
+    Where devices rotate few runs repeat any, so a declared deviation stands beside them, unless
+    they show more.
+    """
+    sample = grouped_log_sample(repeated)
+    declared = _DECLARED_DEVIATION**2
+    if sample.variance is None:
+        return declared, _DECLARED_DF
+    if sample.variance > declared:
+        return sample.variance, sample.df
+    df = _DECLARED_DF + sample.df
+    return (_DECLARED_DF * declared + sample.df * sample.variance) / df, df
+
+
 def _uuids(run: Run) -> frozenset[str]:
     return frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids)
 
@@ -217,14 +240,12 @@ def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bo
     middle = statistics.fmean(value for group in filled for value in group)
     squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)
     between = squares / (len(filled) - 1)
-    if variance == 0:
-        return between > 0
     return f_tail(between / variance, len(filled) - 1, df) < SIGNIFICANCE
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return statistics.fmean(known) if known else None
 
 
 def _share(seconds: float | None, step_time_s: float) -> float | None:

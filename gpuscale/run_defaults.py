@@ -1,14 +1,16 @@
 """How a run is made where nobody asks for anything else, by the machine that it is made on."""
 
+import math
 from collections.abc import Mapping
 
 from gpuscale.records import Environment, Pacing
 from gpuscale.records.configuration import Device
 
 _MOST_DATA_WORKERS = 8
+MOST_WINDOWS = 30
 PACINGS: Mapping[Device, Pacing] = {
     "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
-    "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=2.0),
+    "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
 SIZES: Mapping[Device, str] = {"cuda": "full", "cpu": "smoke"}
 
@@ -25,11 +27,20 @@ def data_workers(environment: Environment) -> int:
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
-    """The CUDA devices of a run, from the first of each node on; none on CPU.
+    """The CUDA devices of a run by local rank, the same on each of its nodes; none on CPU.
 
-    Run r starts at device (r - 1) mod N, so that T(1) is not always that of GPU 0.
+    Successive runs take the next block of devices, so that T(1) is not always that of GPU 0. A
+    block begins where another ends: pairs such as (1, 2) may have another link between them than
+    (0, 1), and T(2) would be of two kinds.
     """
     count = environment.gpus_per_node
     if environment.device == "cpu" or not count:
         return ()
-    return tuple((run - 1 + position) % count for position in range(gpus))
+    on_each_node = math.ceil(gpus / math.ceil(gpus / count))
+    blocks = count // math.gcd(count, on_each_node)
+    # Runs begin with the next node, too. When both are back at the first together, blocks go one
+    # ahead, or each node would only ever be met with some of its devices.
+    rounds = (run - 1) // math.lcm(environment.node_count, blocks)
+    ahead = rounds % math.gcd(environment.node_count, blocks)
+    start = (run - 1 + ahead) * on_each_node
+    return tuple((start + position) % count for position in range(gpus))

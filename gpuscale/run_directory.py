@@ -107,3 +107,8 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def stderr_path(samples: Path) -> Path:
+    """Where the sampler of a samples file leaves its error messages."""
+    return samples.with_name(f"{samples.name}.stderr")

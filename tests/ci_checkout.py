@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,34 @@ def make_checkout(folder: Path) -> Path:
     write_program(root / ".venv/bin/gpuscale", STUB_GPUSCALE)
     write_program(root / "stand-ins/module", '#!/bin/bash\necho "modules: $*"\n')
     return root
+
+
+def use_real_pytest(root: Path, test: str) -> Path:
+    """Let the checkout's pytest be the real one, for one test file; its path.
+
+    Only the measurement is a stand-in: a results file is there once the first test begins.
+    """
+    write_program(
+        root / ".venv/bin/pytest",
+        f'#!/bin/bash\nexec "{sys.executable}" -m pytest -p no:gpuscale.plugin "$@"\n',
+    )
+    cases = root / "bench_cases"
+    cases.mkdir()
+    (cases / "conftest.py").write_text(
+        textwrap.dedent(f"""\
+            import shutil
+
+            def pytest_addoption(parser):
+                for name in ("strategy", "gpus", "device", "size", "runs", "results"):
+                    parser.addoption(f"--{{name}}")
+
+            def pytest_runtest_setup(item):
+                shutil.copy("{MEASURED}", item.config.getoption("results"))
+            """)
+    )
+    path = cases / "test_mnist_cnn.py"
+    path.write_text(test)
+    return path
 
 
 def write_program(path: Path, text: str) -> None:

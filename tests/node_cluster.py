@@ -11,58 +11,29 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-PROGRAMS = (
-    *("munged", "slurmctld", "slurmd", "sbatch", "salloc", "srun", "sinfo", "scontrol", "squeue"),
-    *("ip", "tc", "unshare", "nsenter", "setpriv", "mount"),
+from slurm_daemons import (
+    PROGRAMS,
+    SEARCH_PATH,
+    answers,
+    configure,
+    munged_command,
+    within_limit,
 )
-# The daemons of Debian lie outside the PATH of ordinary users.
-SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-START_LIMIT_S = 30.0
+
 COMMAND_LIMIT_S = 240.0
 LOGIN_ADDRESS = "10.77.0.254"
+_GPUS = 2
 _NEW_NAMESPACES = ("unshare", "--net", "--uts", "--mount", "--fork")
-OF_A_JOB = ("SLURM", "SBATCH", "SALLOC", "SRUN", "OMPI", "PMI")
-
-SLURM_CONF = """\
-ClusterName=gpuscale
-SlurmctldHost=login({login})
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket
-CredType=cred/munge
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool-%n
-SlurmctldPidFile={directory}/slurmctld.pid
-SlurmdPidFile={directory}/slurmd-%n.pid
-SlurmctldLogFile={directory}/slurmctld.log
-SlurmdLogFile={directory}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_interval=1
-SlurmdParameters=config_overrides
-SlurmdTimeout=10
-MpiDefault=none
-ReturnToService=2
-KillWait=2
-GresTypes=gpu
-{nodes}
-PartitionName=main Nodes={names} MaxTime=24:00:00 Default=YES State=UP
-"""
-NODE_LINE = "NodeName={name} NodeAddr={address} CPUs={cpus} Gres=gpu:2"
-# Slurm wants a character device for each GPU and only looks at it; these exist everywhere.
-GRES_CONF = "NodeName={names} Name=gpu File=/dev/null,/dev/zero\n"
+_PROGRAMS = (
+    *(*PROGRAMS, "salloc", "scontrol"),
+    *("ip", "tc", "unshare", "nsenter", "setpriv", "mount"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +107,7 @@ def run_on(
 
 def reason_against() -> str | None:
     """Why such a cluster cannot be had here; None where it can."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
     if missing:
         return f"needs Slurm, MUNGE and iproute2; missing: {missing[0]}"
     return reason_against_hosts()
@@ -158,57 +129,35 @@ def reason_against_hosts() -> str | None:
 def start_cluster(stack: ExitStack, *, nodes: int, cpus: int = 2) -> NodeCluster:
     """A cluster whose daemons and hosts end with the stack."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes-")))
-    directory.chmod(0o755)  # MUNGE insists that everyone can reach its socket
     login, *hosts = start_hosts(stack, directory, [f"n{number + 1}" for number in range(nodes)])
-    (directory / "state").mkdir()
-    (directory / "slurm.conf").write_text(
-        SLURM_CONF.format(
-            directory=directory,
-            login=login.address,
-            nodes="\n".join(
-                NODE_LINE.format(name=host.name, address=host.address, cpus=cpus) for host in hosts
+    names = [host.name for host in hosts]
+    environment = configure(
+        directory,
+        controller=f"login({login.address})",
+        lines=[
+            *(
+                f"NodeName={host.name} NodeAddr={host.address} CPUs={cpus} Gres=gpu:{_GPUS}"
+                for host in hosts
             ),
-            names=",".join(host.name for host in hosts),
-        )
+            f"PartitionName=main Nodes={','.join(names)} MaxTime=24:00:00 Default=YES State=UP",
+        ],
+        nodes=names,
+        gpus=_GPUS,
     )
-    names = ",".join(host.name for host in hosts)
-    (directory / "gres.conf").write_text(GRES_CONF.format(names=names))
-    key = directory / "munge.key"
-    key.write_bytes(os.urandom(1024))
-    key.chmod(0o400)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
-    environment = {
-        **inherited,
-        "PATH": SEARCH_PATH,
-        "SLURM_CONF": str(directory / "slurm.conf"),
-    }
     cluster = NodeCluster(directory=directory, login=login, nodes=hosts, environment=environment)
-    _start_daemons(cluster, key, stack)
+    _start_daemons(cluster, stack)
     return cluster
 
 
-def _start_daemons(cluster: NodeCluster, key: Path, stack: ExitStack) -> None:
+def _start_daemons(cluster: NodeCluster, stack: ExitStack) -> None:
     directory = cluster.directory
-    munge = {name: f"{directory}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
-    munged = _daemon(
-        cluster,
-        stack,
-        cluster.login,
-        "munged",
-        "--foreground",
-        f"--key-file={key}",
-        f"--socket={munge['socket']}",
-        f"--pid-file={munge['pid']}",
-        f"--log-file={munge['log']}",
-        f"--seed-file={munge['seed']}",
-    )
-    _within_limit(lambda: Path(munge["socket"]).exists() or munged.poll() is not None)
-    if not Path(munge["socket"]).exists():
+    munged = _daemon(cluster, stack, cluster.login, *munged_command(directory))
+    if not answers(directory, lambda: munged.poll() is not None):
         pytest.skip(f"munged does not start: {(directory / 'login-munged.out').read_text()}")
     _daemon(cluster, stack, cluster.login, "slurmctld", "-D")
     for node in cluster.nodes:
         _daemon(cluster, stack, node, "slurmd", "-D", "-N", node.name)
-    if not _within_limit(lambda: _is_idle(cluster)):
+    if not within_limit(lambda: _is_idle(cluster)):
         pytest.fail(f"Slurm does not become ready: {cluster.run('sinfo', '--long', '-N').stdout}")
 
 
@@ -298,11 +247,11 @@ def _host(
     process = subprocess.Popen([*tied, *entering, *keeper], stderr=subprocess.DEVNULL)
     stack.callback(process.wait)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    _within_limit(lambda: bool(children.read_text().strip()))
+    within_limit(lambda: bool(children.read_text().strip()))
     node = Node(name=name, address=address, pid=int(children.read_text().split()[0]))
     stack.callback(kill_host, node)
     own = Path(f"/proc/{node.pid}/ns/uts")
-    _within_limit(lambda: own.readlink() != Path("/proc/self/ns/uts").readlink())
+    within_limit(lambda: own.readlink() != Path("/proc/self/ns/uts").readlink())
     _on(node, "hostname", name)
     _on(node, "ip", "link", "set", "lo", "up")
     return node
@@ -348,12 +297,3 @@ def kill_daemon(node: Node) -> None:
 def _is_idle(cluster: NodeCluster) -> bool:
     states = cluster.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
     return states == ["idle"] * len(cluster.nodes)
-
-
-def _within_limit(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + START_LIMIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

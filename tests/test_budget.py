@@ -61,11 +61,44 @@ def test_one_rank_slower_by_a_fifth_is_booked_as_skew_of_that_rank(ranks: int) -
     assert skew.skew_s / skew.median_pace_s == pytest.approx(0.2)
 
 
+def test_what_ddp_does_on_a_single_rank_is_no_communication_of_several() -> None:
+    alone = phased_run([COMPUTING], communication_s=0.010)
+    assert alone.synchronization_s == pytest.approx(0.010)
+    assert alone.exposed_communication_s is None
+    budget = only_budget(alone, phased_run([COMPUTING] * 2, communication_s=0.030))
+    assert budget.efficiency == pytest.approx(0.11 / 0.13)
+    assert budget.communication == pytest.approx(0.02 / 0.13)
+    assert budget.rest == pytest.approx(0)
+
+
 def test_slow_data_on_one_rank_is_skew_and_not_data() -> None:
     own = [COMPUTING, COMPUTING, replace(COMPUTING, data_s=0.02)]
     budget = only_budget(ONE, phased_run(own, communication_s=0.0))
     assert budget.data == pytest.approx(0)
     assert budget.skew == pytest.approx(0.02 / 0.12)
+
+
+def test_a_slow_rank_in_one_run_of_three_is_skew_and_named() -> None:
+    healthy = [phased_run([COMPUTING] * 4, communication_s=0.0, index=index) for index in (1, 2)]
+    own = [COMPUTING, COMPUTING, COMPUTING, COMPUTING.scaled(1.2)]
+    runs = [ONE, *healthy, phased_run(own, communication_s=0.0, index=3)]
+    budget = only_budget(*runs)
+    assert budget.efficiency == pytest.approx(1.2 ** (-1 / 3))
+    assert budget.skew == pytest.approx(0.02 / 3 / 0.1 / 1.2 ** (1 / 3))
+    assert abs(budget.rest) < 0.005
+    assert "rank 3 (node1, GPU-3) 20.0 % slower than the median rank in run 3" in "\n".join(
+        budget_lines(runs)
+    )
+
+
+def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
+    exposed = [
+        phased_run([COMPUTING] * 2, communication_s=added_s, index=index)
+        for index, added_s in enumerate((0.002, 0.002, 0.060), start=1)
+    ]
+    budget = only_budget(ONE, *exposed)
+    assert budget.communication == pytest.approx(0.18, abs=0.01)
+    assert abs(budget.rest) < 0.03
 
 
 def test_what_slows_all_ranks_alike_is_the_rest() -> None:
@@ -193,7 +226,7 @@ def test_lines_name_the_lagging_rank_its_host_and_its_device() -> None:
     healthy = phased_run([COMPUTING] * 4, communication_s=0.02, index=3)
     assert list(budget_lines([ONE, *slowed, healthy])) == [
         "",
-        "mnist_cnn/ddp 4 GPUs  E 0.83 = 1 − communication 0.00 − data 0.00 − skew 0.17 − rest 0.00",
+        "mnist_cnn/ddp 4 GPUs  E 0.83 = 1 − communication 0.06 − data 0.00 − skew 0.11 − rest 0.00",
         "mnist_cnn/ddp 4 GPUs  "
         "skew: rank 2 (node1, GPU-2) 20.0 % slower than the median rank in runs 1, 2",
     ]
@@ -227,14 +260,48 @@ def test_repeated_runs_on_more_devices_tell_the_noise_of_the_rotating_ones() -> 
     assert device_spreads([*singles, *fours])
 
 
-def test_a_spread_within_the_noise_of_runs_is_not_reported() -> None:
+def rotating_session(rng: np.random.Generator, slower: float) -> list[Run]:
+    """Three runs on 1 and on 4 of 4 GPUs, GPU-1 slower than the others; runs differ by 0.5%."""
+    factors = [1.0, 1 + slower, 1.0]
+    singles = [
+        on_device(f"GPU-{i}", float(factor * rng.normal(1, 0.005)), i + 1)
+        for i, factor in enumerate(factors)
+    ]
+    paces = [COMPUTING, COMPUTING.scaled(1 + slower), COMPUTING, COMPUTING]
+    fours = [
+        phased_run([pace.scaled(noise) for pace in paces], communication_s=0.01, index=i + 1)
+        for i, noise in enumerate(rng.normal(1, 0.005, 3))
+    ]
+    return [*singles, *fours]
+
+
+def test_a_gpu_slower_by_a_twelfth_is_named_by_an_ordinary_session() -> None:
+    rng = np.random.default_rng(3)
+    found = [device_spreads(rotating_session(rng, 0.08)) for _ in range(200)]
+    assert sum(map(bool, found)) >= 190
+    assert {spread.slowest for spreads in found for spread in spreads} == {"GPU-1"}
+
+
+def test_equal_gpus_are_not_set_apart_by_an_ordinary_session() -> None:
+    rng = np.random.default_rng(4)
+    assert sum(bool(device_spreads(rotating_session(rng, 0.0))) for _ in range(200)) <= 5
+
+
+def test_a_device_that_is_far_slower_is_named_though_no_devices_are_repeated() -> None:
+    runs = [on_device(f"GPU-{i}", 1.4 if i == 2 else 1.0, i + 1) for i in range(8)]
+    (spread,) = device_spreads(runs)
+    assert spread.slowest == "GPU-2"
+
+
+# Above the declared deviation of 1% its help is not wholly free: 3% of 500 and chance.
+@pytest.mark.parametrize(("noise", "most"), [(0.003, 12), (0.01, 12), (0.03, 27)])
+def test_a_spread_within_the_noise_of_runs_is_not_reported(noise: float, most: int) -> None:
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(500):
-        runs = [on_device(f"GPU-{i % 3}", float(rng.normal(1, 0.03)), i + 1) for i in range(6)]
+        runs = [on_device(f"GPU-{i % 3}", float(rng.normal(1, noise)), i + 1) for i in range(6)]
         found += bool(device_spreads(runs))
-    # p < 0.01 by chance: 5 expected, 13 or more once in a thousand.
-    assert found < 13
+    assert found <= most
 
 
 def test_ranks_without_devices_have_no_spread_over_devices() -> None:

@@ -2,13 +2,11 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from ci_checkout import (
     JOB,
-    MEASURED,
     REPOSITORY,
     SCRIPTS,
     SUBMITTED_FROM,
@@ -16,7 +14,7 @@ from ci_checkout import (
     make_checkout,
     run_night,
     run_script,
-    write_program,
+    use_real_pytest,
 )
 
 # pytest's exit code, that of `gpuscale compare` → the night's.
@@ -144,6 +142,18 @@ def test_job_measures_and_judges_its_clusters_case(
     assert (REPOSITORY / measured.split()[0]).is_file()
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_job_judges_the_numbers_of_gpus_that_the_site_names(checkout: Path, script: str) -> None:
+    judged = run_script(checkout, script, GPUSCALE_JUDGED_GPUS="1,4").calls("gpuscale")[-1]
+    assert " --gpus 1,4 --format " in judged
+
+
+def test_a_job_without_a_baseline_of_its_profile_judges_all_that_it_measures(
+    checkout: Path,
+) -> None:
+    assert "--gpus" not in run_script(checkout, "waic.lsf").calls("gpuscale")[-1]
+
+
 def test_arc4_job_frees_openmp_from_the_binding_of_sge(checkout: Path) -> None:
     binding = {"GOMP_CPU_AFFINITY": "0", "KMP_AFFINITY": "0"}
     night = run_script(checkout, "arc4.sge", **binding)
@@ -216,27 +226,8 @@ def test_night_without_both_commands_is_a_usage_error(checkout: Path, arguments:
 
 
 def test_gpu_count_that_real_pytest_skips_is_not_a_complete_night(checkout: Path) -> None:
-    # Everything but the measurement is real here, so that the text of pytest's own junit.xml is.
-    write_program(
-        checkout / ".venv/bin/pytest",
-        f'#!/bin/bash\nexec "{sys.executable}" -m pytest -p no:gpuscale.plugin "$@"\n',
-    )
-    cases = checkout / "bench_cases"
-    cases.mkdir()
-    (cases / "conftest.py").write_text(
-        textwrap.dedent(f"""\
-            import shutil
-
-            def pytest_addoption(parser):
-                for name in ("strategy", "gpus", "device", "size", "runs", "results"):
-                    parser.addoption(f"--{{name}}")
-
-            def pytest_sessionfinish(session):
-                shutil.copy("{MEASURED}", session.config.getoption("results"))
-            """)
-    )
-    test = cases / "test_mnist_cnn.py"
-    test.write_text("def test_on_4_gpus():\n    pass\n")
+    # The text of pytest's own junit.xml is real here.
+    test = use_real_pytest(checkout, "def test_on_4_gpus():\n    pass\n")
     assert run_script(checkout, "arc4.sge").exit_code == 0
     test.write_text("import pytest\n\ndef test_on_4_gpus():\n    pytest.skip('3 GPUs found')\n")
     assert run_script(checkout, "arc4.sge", JOB_ID="4712").exit_code == 5

@@ -65,6 +65,27 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(
     assert list(checkout.glob(pattern[1] + JOB)) == [night.directory]
 
 
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) -> None:
+    settings = {
+        "GPUSCALE_BASELINE": "baselines/arc4.json",
+        "GPUSCALE_GPUS": "1,2,4",
+        "GPUSCALE_RUNS": "5",
+        "GPUSCALE_DATA_ROOT": "/some data",
+        "GPUSCALE_JUDGED_GPUS": "2,4",
+    }
+    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "ci/nightly.sh")]
+    environment = job_environment(checkout, settings | WORKFLOWS[workflow])
+    night = run_night(command, checkout, environment, checkout)
+    assert night.exit_code == 0, night.output
+    (measured,) = night.calls("pytest")
+    assert " --gpus 1,2,4 " in measured
+    assert " --runs 5 --data-root /some data --results " in measured
+    compared = night.calls("gpuscale")[-1]
+    assert compared.startswith("compare baselines/arc4.json ")
+    assert " --gpus 2,4 " in compared
+
+
 @pytest.mark.parametrize("compared", [True, False])
 def test_github_shows_the_verdict_on_the_page_and_as_annotations(
     tmp_path: Path, compared: bool

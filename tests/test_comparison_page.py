@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from comparison_records import of_each_verdict
+from comparison_records import ALL_REDUCE, comparison, entry, of_each_verdict
 
 from gpuscale.cli.outputs import FORMATS
-from gpuscale.records import Configuration
+from gpuscale.records import Configuration, Verdict
 from gpuscale.report.comparison_json import comparison_json
 
 PAGE = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
@@ -66,6 +66,12 @@ def test_the_json_says_which_metrics_and_causes_the_row_has() -> None:
     assert cause["kind"] == "communication"
     assert cause["share"] == 0.83
     assert cause["device_uuids"] == ["GPU-2"]
+
+
+def test_the_json_keeps_what_to_do_next_of_every_cause() -> None:
+    lost = [entry(Verdict.REGRESSED, gpus=gpus, causes=[ALL_REDUCE]) for gpus in (2, 4)]
+    rows = json.loads(comparison_json(comparison(*lost)))["entries"]
+    assert [row["causes"][0]["next_step"] for row in rows] == [ALL_REDUCE.next_step] * 2
 
 
 def test_the_page_lists_the_formats_that_there_are() -> None:

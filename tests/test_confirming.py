@@ -8,7 +8,7 @@ from measuring import Session, run_pytest, write_case
 from test_options import GIVEN
 
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.plugin.confirming import exit_status
+from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
 from gpuscale.plugin.options import parse_options
 from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
@@ -151,10 +151,28 @@ def comparison_of(*verdicts: Verdict) -> Comparison:
 def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
     given: int, failed: str, verdict: Verdict | None, expected: int
 ) -> None:
-    status = exit_status(
+    status = status_of_verdict(
         given,
         failed_tests=failed == "test",
         failed_runs=failed == "run",
         comparison=None if verdict is None else comparison_of(verdict),
     )
+    assert status == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "valid", "needless", "expected"),
+    [
+        (pytest.ExitCode.OK, True, True, False, pytest.ExitCode.OK),
+        (pytest.ExitCode.OK, True, False, False, pytest.ExitCode.TESTS_FAILED),
+        (pytest.ExitCode.OK, False, False, False, pytest.ExitCode.NO_TESTS_COLLECTED),
+        (pytest.ExitCode.OK, False, False, True, pytest.ExitCode.OK),
+        (pytest.ExitCode.TESTS_FAILED, True, True, False, pytest.ExitCode.TESTS_FAILED),
+        (pytest.ExitCode.INTERRUPTED, False, False, False, pytest.ExitCode.INTERRUPTED),
+    ],
+)
+def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
+    given: int, measured: bool, valid: bool, needless: bool, expected: int
+) -> None:
+    status = status_without_verdict(given, measured=measured, valid=valid, needless=needless)
     assert status == expected

@@ -88,6 +88,28 @@ def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication
     assert "in 3 of 3 runs" in cause.statement
 
 
+@pytest.mark.parametrize(
+    ("fault", "gpus", "statement"),
+    [
+        (SLOW, 4, r"computing takes \d+ ms a step on all ranks \(baseline: \d+ ms\)"),
+        (SLOW, 1, r"computing takes \d+ ms a step \(baseline: \d+ ms\)"),
+        (LATE, 4, r"batches take \d+ ms a step on all ranks \(baseline: \d+\.\d ms\)"),
+        (
+            Fault(ranks=lambda place, own: slower(own, 1.22) if place.rank < 3 else own),
+            4,
+            r"computing takes \d+ ms a step on ranks 0, 1 and 2 of 4 \(baseline: \d+ ms\)",
+        ),
+    ],
+)
+def test_a_statement_says_how_long_on_which_ranks_and_how_long_before(
+    fault: Fault, gpus: int, statement: str
+) -> None:
+    rng = np.random.default_rng(8)
+    before = well(rng, [gpus], deviation=0.001)
+    cause = diagnosed(before, night_of(rng, [gpus], 3, fault, deviation=0.001))[gpus].causes[0]
+    assert re.fullmatch(statement, cause.statement)
+
+
 def test_a_slow_device_is_found_whichever_rank_it_serves() -> None:
     rng = np.random.default_rng(8)
     sick = Fault(ranks=lambda place, own: slower(own, 1.5) if place.uuid == "GPU-2" else own)
@@ -421,7 +443,7 @@ def test_the_text_ranks_causes_with_shares_evidence_and_the_next_step() -> None:
     lines = list(entry_causes_lines(row))
     assert re.match(
         r"  1\. exposed all-reduce \+2\d ms \(\d+ % of the loss\): gradient synchronisation "
-        r"holds all ranks up for 2\d ms a step, [78]\.\d ms in the baseline$",
+        r"holds all ranks up for 2\d ms a step \(baseline: [78]\.\d ms\)$",
         lines[0],
     )
     assert lines[-1].startswith("     next: run 'gpuscale doctor' on each host")

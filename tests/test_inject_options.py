@@ -96,6 +96,19 @@ def test_a_fault_of_a_rank_that_never_exists_is_refused() -> None:
         parse_options(GIVEN | {"inject": ["hang=2@50"]})
 
 
+def test_a_fault_of_a_rank_that_dp_does_not_have_is_refused(tmp_path: Path) -> None:
+    write_case(tmp_path, 'class Case(Tiny):\n    strategies = ("dp", "ddp")\n')
+    session = run_pytest(
+        tmp_path,
+        *("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--strategy", "dp"),
+        *("--inject", "slow-rank=1:1.2"),
+    )
+    assert session.exit_code == 4, session.output
+    assert "'slow-rank=1:1.2' would never happen: no item that was chosen has a rank 1" in (
+        session.output
+    )
+
+
 def test_without_faults_the_header_does_not_speak_of_any() -> None:
     environment = read_results(RESULTS).environment
     moment = "2026-11-21T03:30:15+00:00"
@@ -116,8 +129,11 @@ def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: 
         tmp_path,
         *("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"),
         *("--inject", "data=5ms", "--inject", "slow-rank=1:1.2", "--results", "n.jsonl"),
+        *("--benchmark-json", "benchmark.json"),
     )
     assert session.exit_code == 0, session.output
+    for benchmark in json.loads((tmp_path / "benchmark.json").read_text())["benchmarks"]:
+        assert benchmark["extra_info"]["injections"] == ["data=5ms", "slow-rank=1:1.2"]
     assert session.output.count(WARNING) == 2
     assert WARNING in session.output.split(" scaling -")[1]
     path = tmp_path / "n.jsonl"

@@ -1,5 +1,6 @@
 """What the launchers across nodes ask of srun and mpirun, as text."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.launch.interfaces import is_same_host, leads_nowhere
-from gpuscale.launch.mpirun import OpenMpi, job_hosts, mpirun_arguments
+from gpuscale.launch.mpirun import OpenMpi, job_hosts, mpirun_arguments, variables_of_ranks
 from gpuscale.launch.placement import Placement, place
 from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
 from gpuscale.launch.scheduler import Demand
@@ -88,11 +89,37 @@ def test_what_the_job_asked_for_as_a_whole_does_not_reach_its_steps() -> None:
 
 def test_mpirun_lays_ranks_on_hosts_in_blocks() -> None:
     placement = Placement(hosts=("a", "b"), ranks=7, ranks_per_host=4)
-    assert mpirun_arguments(["python", "task.py"], placement) == [
+    assert mpirun_arguments(["python", "task.py"], placement, exported=("PATH", "NCCL_DEBUG")) == [
         *("mpirun", "-np", "7", "--host", "a:4,b:3", "--map-by", "slot", "--bind-to", "none"),
-        *("-x", "PATH", "-x", "PYTHONPATH", "-x", "LD_LIBRARY_PATH", "-x", "VIRTUAL_ENV"),
+        *("-x", "PATH", "-x", "NCCL_DEBUG"),
         *("python", "task.py"),
     ]
+
+
+def test_ranks_on_all_nodes_get_what_says_how_to_train_and_not_what_is_one_nodes_own() -> None:
+    of_ranks = {
+        *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GPUSCALE_RENDEZVOUS_HOST"),
+        *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_TLS", "FI_PROVIDER"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_MODULE_LOADING", "CUDA_DEVICE_ORDER"),
+        *("TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"),
+    }
+    others = {"CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", "PBS_NODEFILE", "OMPI_MCA_btl"}
+    given_ = dict.fromkeys([*of_ranks, *others], "x")
+    assert set(variables_of_ranks(given_)) == of_ranks
+
+
+def test_a_variable_that_is_not_set_is_not_asked_of_open_mpi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("VIRTUAL_ENV", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    placement = Placement(hosts=("a",), ranks=1, ranks_per_host=1)
+    arguments = OpenMpi().arguments(["x"], placement, Demand(cores_per_rank=1))
+    exported = {name for word, name in itertools.pairwise(arguments) if word == "-x"}
+    assert "VIRTUAL_ENV" not in exported
+    # This one the launcher sets by itself.
+    assert exported >= {"PATH", "NCCL_DEBUG", "PYTHONPATH"}
 
 
 def test_settings_for_open_mpi_reach_it_and_traces_of_an_outer_one_do_not() -> None:

@@ -11,11 +11,12 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.formats.exchange import to_json
 from gpuscale.launch.description import job_environment, joined
+from gpuscale.launch.placement import place
 from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment, GpuDevice
-from gpuscale.records.configuration import Strategy
+from gpuscale.records.configuration import Device, Strategy
 from gpuscale.run_defaults import devices_of_run
 from gpuscale.run_directory import RunDirectory
 
@@ -49,6 +50,18 @@ def test_nodes_of_different_kinds_are_named() -> None:
         joined({"n1": node("n1"), "n2": node("n2", model="V100")}, "auto")
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 9])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: Device) -> None:
+    machine = replace(node("n1"), device=device)
+    plan = ItemPlan(case=TrainingCase, strategy="dp", gpus=gpus, run=1)
+    reason = skip_reason(plan, machine, parse_options(GIVEN | {"compile": True}))
+    assert reason is not None
+    assert reason.startswith("dp with --compile: ")
+    ddp = replace(plan, strategy="ddp", gpus=1)
+    assert skip_reason(ddp, machine, parse_options(GIVEN | {"compile": True})) is None
+
+
 @pytest.mark.parametrize(
     ("strategy", "gpus", "reason"),
     [
@@ -68,8 +81,33 @@ def test_a_run_that_the_job_is_too_small_for_is_skipped_with_the_reason(
 
 def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
-    assert devices_of_run(job, run=2, gpus=2) == (1, 2)
-    assert devices_of_run(job, run=2, gpus=8)[:4] == (1, 2, 3, 0)
+    assert devices_of_run(job, run=2, gpus=2) == (2, 3)
+    assert devices_of_run(job, run=2, gpus=8) == (0, 1, 2, 3, 0, 1, 2, 3)
+    # Three on each of the two nodes.
+    assert devices_of_run(job, run=2, gpus=6)[:3] == (3, 0, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("nodes", range(1, 7))
+def test_single_gpus_are_each_met_once_in_as_many_runs_as_there_are(nodes: int, count: int) -> None:
+    hosts = [f"n{number}" for number in range(nodes)]
+    job = joined({host: node(host, count) for host in hosts}, "auto")
+    met = []
+    for run in range(1, 2 * nodes * count + 1):
+        (device,) = devices_of_run(job, run=run, gpus=1)
+        (host,) = place(1, hosts, slots=count, first=run - 1).hosts
+        met.append((host, device))
+    assert len(set(met[: nodes * count])) == nodes * count
+    assert met[nodes * count :] == met[: nodes * count]
+
+
+def test_on_one_node_devices_follow_each_other_and_pairs_share_none() -> None:
+    machine = node("n1", 4)
+    singles = [devices_of_run(machine, run=run, gpus=1) for run in range(1, 7)]
+    assert singles == [(0,), (1,), (2,), (3,), (0,), (1,)]
+    pairs = [devices_of_run(machine, run=run, gpus=2) for run in range(1, 5)]
+    assert pairs == [(0, 1), (2, 3), (0, 1), (2, 3)]
+    assert devices_of_run(machine, run=3, gpus=4) == (0, 1, 2, 3)
 
 
 def test_a_node_that_left_nothing_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -14,13 +14,25 @@ from gpuscale.store import read_results
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-# What ssh is on a cluster: reaches a host by its name and runs a command there.
+# What ssh is on a cluster: reaches a host by its name and runs a command there, with what a login
+# has in its environment.
 REMOTE_SHELL = """#!/bin/sh
 host=$1; shift
 case $host in
 {cases}
 esac
-exec nsenter --target "$pid" --net --uts --mount --wd=/ -- /bin/sh -c "$*"
+exec env -i PATH=/usr/bin:/bin HOME=/tmp \\
+    nsenter --target "$pid" --net --uts --mount --wd=/ -- /bin/sh -c "$*"
+"""
+
+
+TOLD = """
+import os
+
+class Case(Tiny):
+    def model(self):
+        assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR", "did not reach this rank"
+        return super().model()
 """
 
 
@@ -36,7 +48,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Node]]:
 
 def test_mpirun_measures_across_two_hosts(hosts: list[Node], tmp_path: Path) -> None:
     login, *nodes = hosts
-    write_case(tmp_path, "Case = Tiny")
+    write_case(tmp_path, TOLD)
     agent = tmp_path / "remote-shell"
     cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
     agent.write_text(REMOTE_SHELL.format(cases=cases))
@@ -48,6 +60,7 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Node], tmp_path: Path) -> 
     )
     variables = {
         "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMPI_MCA_plm_rsh_agent": str(agent),
         # As on the machine that this is: two cores, however many hosts are made of them.
         "OMPI_MCA_rmaps_base_oversubscribe": "1",

@@ -107,7 +107,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
     assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
     assert len(clock.steps) == result.warmup_steps + 10 * 5
     assert result.phases_per_step().forward_s == pytest.approx(0.1)
-    assert result.pace_s() == pytest.approx(0.1)
+    assert result.pace_s(ranks=1) == pytest.approx(0.1)
 
 
 def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigned(
@@ -125,7 +125,11 @@ def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigne
 
 
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
-    assert measure(clock, Two(), PACING, Silent()).pace_s() == pytest.approx(0.08)
+    assert measure(clock, Two(), PACING, Silent()).pace_s(ranks=2) == pytest.approx(0.08)
+
+
+def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock) -> None:
+    assert measure(clock, Two(), PACING, Silent()).pace_s(ranks=1) == pytest.approx(0.1)
 
 
 def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
@@ -143,18 +147,57 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
     assert measure(clock, SlowPeer(), PACING, Silent()).steps_per_window == 1
 
 
+@pytest.mark.parametrize("step_time_s", [0.0001, 0.004, 0.03, 0.1, 0.17, 0.4, 0.7, 1.1, 1.5])
+@pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])
+@pytest.mark.parametrize("pausing", [False, True])
+def test_fast_and_slow_cases_get_ten_to_thirty_windows_within_the_budget(
+    step_time_s: float, run_seconds: float, pausing: bool
+) -> None:
+    pacing = replace(PACING, windows=30, run_seconds=run_seconds)
+    steps, windows = window_plan(step_time_s, pacing, pausing=pausing)
+    unsynced = sum(number % 3 == 1 for number in range(windows)) if pausing else 0
+    assert 10 <= windows <= 30
+    assert steps == 1 or (windows + unsynced) * steps * step_time_s <= run_seconds
+    assert steps > 1 or windows == 10 or (windows + unsynced) * step_time_s <= run_seconds
+
+
 @pytest.mark.parametrize(
-    ("step_time_s", "steps", "windows"),
+    ("step_time_s", "pausing", "steps", "windows"),
     [
-        (0.005, 100, 20),
-        (0.3, 2, 20),
-        (1.5, 1, 13),
-        (3.0, 1, 10),
-        (60.0, 1, 10),
+        (0.005, False, 100, 20),
+        (0.3, False, 2, 20),
+        (0.3, True, 2, 20),
+        (0.9, True, 1, 16),
+        (1.5, False, 1, 13),
+        (1.5, True, 1, 10),
+        (3.0, False, 1, 10),
+        (60.0, True, 1, 10),
     ],
 )
 def test_slow_cases_get_fewer_windows_but_never_too_few(
-    step_time_s: float, steps: int, windows: int
+    step_time_s: float, pausing: bool, steps: int, windows: int
 ) -> None:
     pacing = replace(PACING, windows=20)
-    assert window_plan(step_time_s, pacing) == (steps, windows)
+    assert window_plan(step_time_s, pacing, pausing=pausing) == (steps, windows)
+
+
+def test_a_short_budget_shortens_windows_before_it_is_overrun() -> None:
+    assert window_plan(0.005, replace(PACING, run_seconds=2.0), pausing=True) == (30, 10)
+
+
+def test_windows_are_not_shorter_than_asked_for_where_the_budget_allows() -> None:
+    steps, _ = window_plan(0.11, replace(PACING, window_s=0.15, run_seconds=4.0), pausing=True)
+    assert steps * 0.11 >= 0.15
+
+
+def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock) -> None:
+    class LateForTheBarrier(Alone):
+        def barrier(self) -> None:
+            clock.now_s += 0.05
+
+    windows = measure(clock, LateForTheBarrier(), PACING, Silent()).windows
+    ends = [window.started_at_s + window.busy_s for window in windows]
+    starts = [window.started_at_s for window in windows[1:]]
+    assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(
+        [0.05] * 9
+    )

@@ -12,6 +12,7 @@ from ci_checkout import (
     job_environment,
     make_checkout,
     run_night,
+    use_real_pytest,
     write_program,
 )
 
@@ -196,6 +197,28 @@ def written(path: Path, results: Results) -> None:
         environment=results.environment,
     )
     path.write_text("\n".join([header, *map(encode_run, results.runs)]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("test", "code", "pytest_code", "meaning"),
+    [
+        ("import no_such_module\n", 2, 2, "it could not be run or judged"),
+        ("def test_x(no_such_fixture):\n    pass\n", 5, 1, "not everything was measured"),
+        ("def test_x():\n    raise KeyboardInterrupt\n", 5, 2, "not everything was measured"),
+        ("raise KeyboardInterrupt\n", 4, 2, "nothing was measured"),
+    ],
+)
+def test_a_case_that_cannot_be_imported_is_told_from_an_interrupt_by_real_pytest(
+    tmp_path: Path, test: str, code: int, pytest_code: int, meaning: str
+) -> None:
+    root = make_checkout(tmp_path)
+    use_real_pytest(root, test)
+    words = f"ci/nightly.sh here {JOB} measure bench_cases compare baselines/arc4.json"
+    night = run_night(words.split(), root, job_environment(root, {}), root)
+    assert night.exit_code == code, night.output
+    record = record_of(night)
+    assert f"night: {meaning}\nexit: {code}\npytest exit: {pytest_code}\n" in record
+    assert ("not collected: bench_cases.test_mnist_cnn\n" in record) == (code == 2)
 
 
 @pytest.fixture

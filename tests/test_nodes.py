@@ -1,16 +1,23 @@
 """A sick node is told from a sick link, by simulation with known truth and on real hosts."""
 
 import json
+import os
 import random
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from node_cluster import NodeCluster, limit_link, reason_against, start_cluster
 
+from gpuscale.formats.exchange import to_json
+from gpuscale.launch.description import probes_left
 from gpuscale.nodes import find_slow
-from gpuscale.records import NodeProbe, SendTime
+from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
+from gpuscale.run_directory import RunDirectory
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
@@ -102,6 +109,44 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
     assert (found.kind, found.hosts) == ("direction", ("n1", "n0"))
     assert "cannot be told with two nodes" in found.text
     assert find_slow(probes(random.Random(3), 2, slow_link=(0, 1), devices=0)) == ()
+
+
+# The rank of a node that is slow to write down what it saw.
+LATE = """
+import sys, time
+from gpuscale.worker import node_probe
+
+write = node_probe.write_atomically
+
+def write_late(path, text):
+    time.sleep(float(sys.argv[2]))
+    write(path, text)
+
+node_probe.write_atomically = write_late
+node_probe.main(sys.argv[1], "cpu")
+"""
+
+
+def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    request = NodeProbeRequest(message_bytes=4096, repeats=2, timeout_s=60)
+    directory.request.write_text(to_json(request))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LATE, str(tmp_path), str(late_s)],
+            env={**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": "2"},
+        )
+        for rank, late_s in enumerate((0.0, 2.0))
+    ]
+    # The first rank keeps the store of the group.
+    assert ranks[0].wait(60) == 0
+    assert directory.outcome(1).exists()
+    assert ranks[1].wait(60) == 0
+    hosts = probes_left(directory, ("a", "b"), timed_out=False)
+    assert [[send.to for send in host.sends] for host in hosts] == [[1], [0]]
 
 
 @pytest.fixture

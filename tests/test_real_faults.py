@@ -123,13 +123,13 @@ class Case(Tiny):
 
     def forward(self, model, inputs):
         Case.started = Case.started or time.monotonic()
-        # Twice as slow from then on: after 0.4 s of warm-up, in the middle of 1.5 s of windows.
+        # Twice as slow from then on: after 0.4 s of warm-up, in the middle of 3 s of windows.
         time.sleep(0.02 if time.monotonic() - Case.started < 1.2 else 0.04)
         return model(inputs)
 """
     write_case(tmp_path, slowing)
     session = run_pytest(
-        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "10"
+        tmp_path, "--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "2"
     )
     run = only_run(session)
     assert run.failure is not None, session.output
@@ -137,3 +137,5 @@ class Case(Tiny):
     assert re.search(r"not steady: (second level \d+% slower from window|drifts)", session.output)
     assert len(run.windows) >= 10
     assert "1 xfailed" in session.output
+    assert "no run gave a number: there is nothing to compare" in session.output
+    assert session.exit_code == 1

@@ -3,7 +3,14 @@
 import re
 
 import pytest
-from comparison_records import REASONS, comparison, entry, of_each_verdict, peak_memory
+from comparison_records import (
+    ALL_REDUCE,
+    REASONS,
+    comparison,
+    entry,
+    of_each_verdict,
+    peak_memory,
+)
 
 from gpuscale.records import Finding, Verdict
 from gpuscale.report.comparison_markdown import comparison_markdown
@@ -40,6 +47,15 @@ def test_causes_are_a_list_with_their_evidence_and_the_next_step() -> None:
     assert f"**mnist_cnn/ddp on 4 GPUs**: {REASONS[Verdict.REGRESSED]}\n\n- peak memory" in text
     assert "\n1. exposed all-reduce +14 ms (83 % of the loss): gradient" in text
     assert "\n   - exposed communication 3.1 ms → 17 ms\n   - next: run once" in text
+
+
+def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
+    lost = [entry(Verdict.REGRESSED, gpus=gpus, causes=[ALL_REDUCE]) for gpus in (2, 4)]
+    text = comparison_markdown(comparison(*lost))
+    assert re.findall(r"- next: (.*)", text) == [
+        "run once with NCCL_DEBUG=INFO",
+        "as for mnist_cnn/ddp on 2 GPUs",
+    ]
 
 
 def test_a_row_that_only_a_metric_lost_shows_that_metric_beside_the_efficiency() -> None:

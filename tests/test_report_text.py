@@ -100,6 +100,25 @@ def test_lost_metrics_and_causes_stand_below_the_reason_and_other_metrics_do_not
     assert text.count("peak memory") == 1
 
 
+def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
+    other = replace(ALL_REDUCE, next_step="look at storage")
+    lost = [
+        entry(Verdict.REGRESSED, gpus=gpus, causes=causes)
+        for gpus, causes in (
+            (2, [ALL_REDUCE, ALL_REDUCE]),
+            (4, [other, ALL_REDUCE]),
+            (8, [replace(ALL_REDUCE, next_step="")]),
+        )
+    ]
+    text = comparison_text(comparison(*lost), PLAIN)
+    assert re.findall(r"next: .*", text) == [
+        "next: run once with NCCL_DEBUG=INFO",
+        "next: as above",
+        "next: look at storage",
+        "next: as for mnist_cnn/ddp on 2 GPUs",
+    ]
+
+
 def test_a_row_that_only_a_metric_lost_shows_that_metric_and_no_second_time() -> None:
     lost = entry(
         Verdict.REGRESSED,

@@ -20,7 +20,7 @@ from gpuscale.plugin.resuming import (
     refuse_other_configurations,
     refuse_other_environment,
 )
-from gpuscale.records import Environment, GpuDevice, Pacing, RunRequest
+from gpuscale.records import Environment, GpuDevice, Node, Pacing, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
 from gpuscale.version import __version__
 
@@ -159,6 +159,23 @@ def test_another_environment_is_refused_with_the_difference(
         compared(change)
     assert difference in str(caught.value)
     assert "measure into a new file" in str(caught.value)
+
+
+def test_another_shape_of_the_job_is_another_environment() -> None:
+    gpus = tuple(GpuDevice(index=index, name="A100") for index in range(4))
+
+    def job(*counts: int) -> Environment:
+        nodes = tuple(
+            Node(host=f"n{number}", cpu_model=None, cpu_count=8, gpus=gpus[:count])
+            for number, count in enumerate(counts)
+        )
+        return replace(measured({1: [1.0]}).environment, gpus=gpus, nodes=nodes)
+
+    then = replace(measured({1: [1.0]}), environment=job(4, 4), gpuscale_version=__version__)
+    refuse_other_environment(HERE, then, job(4, 4), ())
+    for now, difference in ((job(4, 2), "GPUs per node: 4 → 2"), (job(4, 4, 4), "nodes: 2 → 3")):
+        with pytest.raises(UsageError, match=difference):
+            refuse_other_environment(HERE, then, now, ())
 
 
 def test_another_node_of_the_same_kind_is_no_other_environment() -> None:

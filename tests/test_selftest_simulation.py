@@ -263,7 +263,7 @@ def test_a_page_without_matplotlib_is_refused_before_anything_is_simulated(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = tmp_path / "validation.md"
     assert main(["selftest", "--simulate", "--validation", str(page)]) == 2
-    assert "pip install 'gpuscale[plots]'" in capsys.readouterr().err
+    assert "pip install '.[plots]'" in capsys.readouterr().err
     assert not page.exists()
 
 

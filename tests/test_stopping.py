@@ -88,15 +88,19 @@ def test_what_is_not_settled_at_the_end_is_named() -> None:
 
 
 def sequential_session(
-    random: np.random.Generator, deviation: float, rule: StoppingRule, maximum: int
+    random: np.random.Generator,
+    deviation: float,
+    rule: StoppingRule,
+    maximum: int,
+    gpus: tuple[int, ...] = (1, 2),
 ) -> list[Run]:
     """Runs on 1 and 2 GPUs in turn, as a session makes them; T(1) = 2 s and T(2) = 1 s."""
     made: list[Run] = []
     for index in range(1, maximum + 1):
-        for gpus in (1, 2):
-            time_s = 2 / gpus * math.exp(random.normal(0, deviation))
-            candidate = run(gpus, time_s, index=index)
-            if settled_after(PointKey.of(candidate), made, rule, gpus=(1, 2)) is None:
+        for count in gpus:
+            time_s = 2 / count * math.exp(random.normal(0, deviation))
+            candidate = run(count, time_s, index=index)
+            if settled_after(PointKey.of(candidate), made, rule, gpus=gpus) is None:
                 made.append(candidate)
     return made
 
@@ -121,6 +125,19 @@ def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: f
             covered[name] += estimate.low <= truth <= estimate.high
     # Three standard errors of the simulation below 93%.
     assert min(covered.values()) / sessions > 0.93 - 3 * math.sqrt(0.93 * 0.07 / sessions)
+
+
+def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldomer() -> None:
+    random = np.random.default_rng(7)
+    sessions, covered = 3000, 0
+    for _ in range(sessions):
+        made = sequential_session(random, 0.015, ONE_PERCENT, 8, gpus=(1,))
+        (estimate,) = [point.step_time_s for point in scaling_points(made)]
+        assert estimate is not None
+        assert estimate.low is not None
+        assert estimate.high is not None
+        covered += estimate.low <= 2.0 <= estimate.high
+    assert covered / sessions == pytest.approx(0.912, abs=3 * math.sqrt(0.09 * 0.91 / sessions))
 
 
 def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:

@@ -187,7 +187,7 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
 def test_the_estimate_is_of_all_fresh_starts_on_all_nodes() -> None:
     cost = estimate_cost(request("juwels-booster", (1, 4, 16, 64, 128)), cases=1)
     assert cost.items == 15
-    assert cost.seconds == pytest.approx(15 * cost.seconds_an_item + 60)
+    assert cost.seconds == pytest.approx(15 * cost.seconds_an_item + cost.seconds_beside)
     assert cost.node_hours == pytest.approx(32 * cost.seconds / 3600)
     assert cost.most_node_hours == 32
     assert cost.fits
@@ -200,6 +200,7 @@ def test_the_estimate_is_of_all_fresh_starts_on_all_nodes() -> None:
         (["--gpus", "1,x"], "is not a list of numbers"),
         (["--gpus", "1", "--runs", "0"], "--runs: 0 is not at least 1"),
         (["--gpus", "1", "--time", "1h"], "is not HH:MM:SS"),
+        (["--gpus", "1", "--time", "00:00:00"], "is not HH:MM:SS"),
         (["--gpus", "1", "--account", "a b"], "goes into a shell script"),
         (["--gpus", "1", "--modules", "gcc $(x)"], "goes into a shell script"),
         (["--gpus", "8"], "so nothing would be judged"),
@@ -219,6 +220,16 @@ def test_only_what_the_published_baseline_knows_is_judged() -> None:
     printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own)
     assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4,8}\n" in printed.stdout
     assert "baseline=${GPUSCALE_BASELINE:-baselines/own.json}\n" in printed.stdout
+
+
+def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profile() -> None:
+    known = profile("waic")
+    judging = replace(known, judge=replace(known.judge, cases=("mnist_cnn/ddp",)))
+    script = job_script(replace(request("waic", (1, 2)), profile=judging))
+    assert script.endswith(
+        '    ${baseline:+compare "$baseline" --case mnist_cnn/ddp '
+        '${judged_gpus:+--gpus "$judged_gpus"}}\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,6 +292,7 @@ def test_where_a_job_is_is_read_from_what_the_scheduler_says(
         ("TIMEOUT", 143, 5),
         ("TIMEOUT", 0, 5),
         ("NODE_FAIL", 0, 6),
+        ("OUT_OF_MEMORY", 0, 6),
         ("CANCELLED", 0, 2),
         ("CANCELLED", 137, 2),
         ("failed 1 before writing config", None, 2),
@@ -316,7 +328,10 @@ def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     environment = with_programs(site, qsub="echo 4711")
     answer = gpuscale(site, "submit", "arc4", environment=environment)
     assert answer.returncode == 2
-    assert "estimate: 9 fresh starts of about 45.0 s are 7 min 45 s on 1 node" in answer.stdout
+    assert (
+        "estimate: 9 fresh starts of about 45.0 s and 60.0 s around them are 7 min 45 s on 1 node"
+        in answer.stdout
+    )
     assert "there is no terminal to ask on; add --yes" in answer.stderr
     assert not (site / "calls").exists()
 

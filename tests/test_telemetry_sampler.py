@@ -15,6 +15,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]
 import pytest
 from nvml.library import (
+    BLACKWELL_GPU,
     GPU_A,
     GPU_B,
     GPU_IN_MIG_MODE,
@@ -253,8 +254,8 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
     assert linked.nvlink_errors is not None
     assert linked.nvlink_errors["replay"] in FIVE_A_LOOK
     asked = Counter(line.split()[1] for line in calls.read_text().splitlines() if line[0] == "0")
-    # Once for the power and once for the errors of NVLink, never again.
-    assert asked["fields"] == 2
+    # Once for the power and once for each newer form of the errors of NVLink, never again.
+    assert asked["fields"] == 3
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -324,6 +325,21 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
     assert {gpu.absent for gpu in (well, narrow, ecc, hot, linked)} == {()}
 
 
+@pytest.mark.skipif(
+    not hasattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS"),
+    reason="the binding is older than Blackwell",
+)
+@pytest.mark.usefixtures("fake_driver")
+def test_the_links_of_a_blackwell_gpu_count_errors_in_their_own_way(sample: Sample) -> None:
+    (gpu,) = sample(BLACKWELL_GPU).gpu_summaries
+    assert (gpu.nvlink_links, gpu.nvlink_active_min) == (6, 5)
+    assert gpu.nvlink_errors is not None
+    assert set(gpu.nvlink_errors) == {"recovery", "effective"}
+    assert gpu.nvlink_errors["recovery"] in FIVE_A_LOOK
+    assert gpu.nvlink_errors["effective"] == 0
+    assert gpu.absent == ()
+
+
 @pytest.mark.usefixtures("fake_driver")
 def test_a_device_without_links_and_ecc_counts_no_errors_of_them(sample: Sample) -> None:
     (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
@@ -352,6 +368,15 @@ def test_an_error_event_is_put_down_to_its_gpu_even_when_that_is_lost(
     monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:3:0:{GPU_IS_LOST}")
     well, lost = sample(GPU_A, GPU_B).gpu_summaries
     assert (well.xids, lost.xids) == ((), (79,))
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_an_event_is_kept_when_the_look_for_the_next_one_fails(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_XID", f"1:79:{GPU_IS_LOST}")
+    (lost,) = sample(GPU_B).gpu_summaries
+    assert lost.xids == (79,)
 
 
 @pytest.mark.usefixtures("fake_driver")

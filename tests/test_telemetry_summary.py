@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuscale.records import GpuWindow, PcieLink
+from gpuscale.run_directory import stderr_path
 from gpuscale.telemetry import summarize
 from gpuscale.telemetry.energy import EnergyCounter
 from gpuscale.telemetry.probe import Condition, Reading
@@ -13,7 +14,6 @@ from gpuscale.telemetry.samples import (
     SampledDevice,
     Tick,
     header_line,
-    stderr_path,
     tick_line,
 )
 

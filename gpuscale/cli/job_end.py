@@ -5,7 +5,8 @@ from pathlib import Path
 from gpuscale.night import MEANINGS, NightExit, retried_as
 from gpuscale.submission import JobEnd
 
-# The scheduler's words for what it did itself; Slurm's and SGE's exit codes say little of it.
+# Slurm's words for what it did itself, since its exit codes say little of it. SGE and LSF have no
+# such words among those that are read.
 _LOST_NODE = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "LAUNCH_FAILED")
 _OUT_OF_TIME = ("TIMEOUT", "DEADLINE", "REVOKED")
 

@@ -1,14 +1,12 @@
 """The job that is asked for: the profile, and what the command line says otherwise."""
 
 import argparse
-import re
 
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.clusters import ClusterProfile
+from gpuscale.clusters.job_words import SHELL_WORD_SIGNS, is_shell_word, time_limit_s
 from gpuscale.errors import UsageError
 from gpuscale.submission import JobRequest, allocation_for
-
-_SHELL_SAFE = re.compile(r"[A-Za-z0-9@%_+=:,./~-]+")
 
 
 def job_request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
@@ -74,17 +72,20 @@ def _modules(profile: ClusterProfile, text: str | None) -> tuple[str, ...] | Non
 
 def _safe(option: str, text: str | None) -> str | None:
     """The text, which goes into a shell script as it is."""
-    if text is not None and not _SHELL_SAFE.fullmatch(text):
+    if text is not None and not is_shell_word(text):
         raise UsageError(
             f"{option}: '{text}' goes into a shell script, so it may have letters, digits and "
-            "@%_+=:,./~- only"
+            f"{SHELL_WORD_SIGNS} only"
         )
     return text
 
 
 def _time_limit(text: str | None) -> str | None:
-    if text is not None and not re.fullmatch(r"\d{1,4}:[0-5]\d:[0-5]\d", text):
-        raise UsageError(f"--time: '{text}' is not HH:MM:SS, such as 01:30:00")
+    if text is not None:
+        try:
+            time_limit_s(text)
+        except ValueError:
+            raise UsageError(f"--time: '{text}' is not HH:MM:SS, such as 01:30:00") from None
     return text
 
 

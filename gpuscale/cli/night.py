@@ -25,7 +25,7 @@ from gpuscale.night import (
     Fault,
     NightExit,
     NightFolder,
-    evidence_of_attempt,
+    failed_attempt_json,
     faults_of,
     new_night,
     night_exit,
@@ -140,7 +140,7 @@ class _Night:
     def _keep_first(self, tried: _Tried) -> None:
         """Set aside what the first attempt left, with what tells which hardware failed."""
         first = self._folder.first_attempt
-        evidence = evidence_of_attempt(
+        evidence = failed_attempt_json(
             tried.attempt,
             tried.faults,
             host=socket.gethostname(),
@@ -239,6 +239,7 @@ class _Night:
             ("all measured", "yes" if tried.attempt.is_complete else "no"),
             *(("infrastructure", f"{fault.text}{on_host(fault)}") for fault in tried.faults),
             *(("left out", reason) for reason in tried.attempt.items.left_out),
+            *(("not collected", name) for name in tried.attempt.items.uncollected),
             ("attempts", "2, see attempt-1" if again and folder == self._folder else 1),
             *further,
             ("started", self._started.isoformat(timespec="seconds")),

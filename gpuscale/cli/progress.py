@@ -39,6 +39,27 @@ def counted_progress(
 ) -> Iterator[CountedProgress]:
     """Draw the progress while the context lasts, where the stream is a terminal."""
     progress = CountedProgress(total, present)
-    drawn = stream.isatty() and os.environ.get("TERM") != "dumb"
-    with RedrawnLine(stream if drawn else None, progress.text, erase=_ERASE):
+    drawn = stream if _can_redraw(stream) else None
+    with RedrawnLine(drawn, progress.text, erase=_ERASE):
         yield progress
+
+
+def bar(stream: TextIO, what: str) -> Callable[[int, int], None]:
+    """What draws how many of a total are done, and erases it with the last.
+
+    It draws when it is called and nothing in between, and nothing at all where the stream is no
+    terminal.
+    """
+    if not _can_redraw(stream):
+        return lambda done, total: None
+
+    def draw(done: int, total: int) -> None:
+        text = "" if done == total else progress_text(what, done, total)
+        stream.write(f"{_ERASE}{text}")
+        stream.flush()
+
+    return draw
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

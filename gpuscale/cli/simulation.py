@@ -4,13 +4,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from gpuscale.cli.progress import bar
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.records.simulation import Simulation, Standing
-from gpuscale.report.progress import progress_text
 from gpuscale.report.simulation_text import simulation_text
 from gpuscale.report.validation_page import validation_page
 from gpuscale.report.validation_plot import require_matplotlib, validation_svg
@@ -18,8 +17,6 @@ from gpuscale.selftest.simulation import simulate
 
 COMPARISONS_BY_EVERY_RULE = 2
 """For each comparison without a loss of the simulation."""
-
-Progress = Callable[[int, int], None]
 
 
 def run_simulation(arguments: argparse.Namespace) -> int:
@@ -35,7 +32,7 @@ def run_simulation(arguments: argparse.Namespace) -> int:
         comparisons=arguments.comparisons,
         seed=arguments.seed,
         processes=processes,
-        progress=_bar("comparison"),
+        progress=bar(sys.stderr, "comparison"),
     )
     if arguments.validation is not None:
         _write_validation(Path(arguments.validation), simulation, arguments.comparisons, processes)
@@ -52,7 +49,7 @@ def _write_validation(page: Path, simulation: Simulation, comparisons: int, proc
         comparisons=COMPARISONS_BY_EVERY_RULE * comparisons,
         seed=simulation.seed,
         processes=processes,
-        progress=_bar("comparison by every rule"),
+        progress=bar(sys.stderr, "comparison by every rule"),
     )
     picture = page.with_suffix(".svg")
     command = (
@@ -86,16 +83,3 @@ def _json(simulation: Simulation) -> str:
         "figures": figures,
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _bar(what: str) -> Progress:
-    """Draws on a terminal, and erases what it drew when all is done."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return lambda done, total: None
-
-    def draw(done: int, total: int) -> None:
-        text = "" if done == total else progress_text(what, done, total)
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()
-
-    return draw

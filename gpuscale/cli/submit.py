@@ -111,8 +111,9 @@ def _announcement(request: JobRequest, cost: CostEstimate) -> list[str]:
         f"{profile.description}: on {gpus} GPU{'' if gpus == '1' else 's'}, "
         f"{nodes} with {allocation.gpus_per_node} each, "
         f"launcher {allocation.launcher}, compared with {judged}",
-        f"estimate: {cost.items} fresh starts of about {format_seconds(cost.seconds_an_item)} are "
-        f"{format_seconds(cost.seconds)} on {nodes}: {cost.node_hours:.2g} node-hours "
+        f"estimate: {cost.items} fresh starts of about {format_seconds(cost.seconds_an_item)} and "
+        f"{format_seconds(cost.seconds_beside)} around them are {format_seconds(cost.seconds)} on "
+        f"{nodes}: {cost.node_hours:.2g} node-hours "
         f"(start-up is guessed; the time limit allows {cost.most_node_hours:.2g})",
     ]
     if not cost.fits:

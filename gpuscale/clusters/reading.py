@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from gpuscale.clusters.job_words import SHELL_WORD_SIGNS, is_shell_word, time_limit_s
 from gpuscale.clusters.profile import (
     ClusterProfile,
     JobSettings,
@@ -20,7 +21,6 @@ from gpuscale.formats.decode import Decoder, Rules
 from gpuscale.formats.text import shown, visible
 
 MOST_BYTES = 256 * 1024
-_TIME_LIMIT = re.compile(r"\d{1,4}:[0-5]\d:[0-5]\d")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STRATEGY = re.compile(r"[a-z][a-z0-9_]*")
@@ -131,8 +131,10 @@ def _in_words_of_toml(problem: str) -> str:
 
 
 def _time_limit(value: str) -> None:
-    if not _TIME_LIMIT.fullmatch(value) or not int(re.sub(":", "", value)):
-        raise DecodeError("", f"expected a time such as 01:00:00, found {shown(value)}")
+    try:
+        time_limit_s(value)
+    except ValueError:
+        raise DecodeError("", f"expected a time such as 01:00:00, found {shown(value)}") from None
 
 
 def _gpu_option(value: str) -> None:
@@ -142,9 +144,9 @@ def _gpu_option(value: str) -> None:
 
 
 def _shell_word(value: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9@%_+=:,./~-]+", value):
-        problem = "expected a word of letters, digits and @%_+=:,./~- (it goes into a shell script)"
-        raise DecodeError("", f"{problem}, found {shown(value)}")
+    if not is_shell_word(value):
+        problem = f"expected a word of letters, digits and {SHELL_WORD_SIGNS}"
+        raise DecodeError("", f"{problem} (it goes into a shell script), found {shown(value)}")
 
 
 def _strategy(value: str) -> None:

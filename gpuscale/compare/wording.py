@@ -17,6 +17,16 @@ def gpus_label(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"
 
 
+def amount_text(value: float, unit: str) -> str:
+    """A metric's value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`."""
+    sign, size = ("−" if value < 0 else ""), abs(value)
+    if unit == "s":
+        return f"{sign}{format_seconds(size)}"
+    if unit == "bytes":
+        return f"{sign}{format_bytes(size)}"
+    return f"{sign}{significant(size)} {unit}"
+
+
 def measured_reason(
     key: EntryKey,
     quantities: Quantities,
@@ -45,7 +55,8 @@ def metric_reason(metric: MetricPairing, quantity: Quantity) -> str:
         word = "rose" if quantity.loss > 0 else "fell"
         size = _size(metric, abs(quantity.loss))
         then, now = (
-            _amount(metric, metric.estimate(end).value) for end in (metric.baseline, metric.current)
+            amount_text(metric.estimate(end).value, metric.kind.unit)
+            for end in (metric.baseline, metric.current)
         )
         return f"{name} {word} by {size}, from {then} to {now}"
     bound = quantity.loss_bound
@@ -70,16 +81,6 @@ def _size(metric: MetricPairing, change: float) -> str:
     if metric.kind.in_points:
         return f"{format_percent(change)} of the step time"
     return format_percent(change)
-
-
-def _amount(metric: MetricPairing, value: float) -> str:
-    """A metric's value with its unit: `14.2 ms`, `4.12 GiB`, `0.31 J`."""
-    sign, size = ("−" if value < 0 else ""), abs(value)
-    if metric.kind.unit == "s":
-        return f"{sign}{format_seconds(size)}"
-    if metric.kind.unit == "bytes":
-        return format_bytes(size)
-    return f"{significant(size)} {metric.kind.unit}"
 
 
 def _ok(quantities: Quantities) -> str:

@@ -24,7 +24,7 @@ def computing_cause(change: Change, row: Row) -> Cause:
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
         headline=f"{'clocks: computing' if clocks else 'computing'} {added(change.lost_s)}",
-        statement=f"{what} {who}{then_and_now(change.then_s, change.now_s)}",
+        statement=f"{what} {then_and_now(change.then_s, change.now_s, on=who)}",
         share=change.share,
         lost_s=change.lost_s,
         scope=row.scope(change.part),

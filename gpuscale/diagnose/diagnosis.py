@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpuscale.diagnose.changes import changes_of
 from gpuscale.diagnose.computing import computing_cause
 from gpuscale.diagnose.devices import devices_of
-from gpuscale.diagnose.lagging import lag_cause
+from gpuscale.diagnose.lagging import skew_cause
 from gpuscale.diagnose.one_device import slow_device_cause
 from gpuscale.diagnose.perfect import causes_against_perfect_scaling
 from gpuscale.diagnose.reach import Point
@@ -33,7 +33,7 @@ _CAUSES = {
     Part.COMMUNICATION: communication_cause,
     Part.DATA: data_cause,
     Part.COMPUTING: computing_cause,
-    Part.LAG: lag_cause,
+    Part.SKEW: skew_cause,
 }
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from gpuscale.diagnose.steps import Rank, Step
 
-_OF_THE_LAG = 0.5
-"""A rank belongs to the laggards of a run from this part of the slowest one's lag on."""
+_OF_THE_SKEW = 0.5
+"""A rank is a laggard of a run where its pace is behind by at least this part of the skew."""
 
 _OF_THE_RUNS = 2 / 3
-"""A laggard in fewer of the runs that have a lag is chance."""
+"""A laggard in fewer of the runs with more skew than usual is chance."""
 
 
 class Seat(NamedTuple):
@@ -45,24 +45,24 @@ class Laggards:
     """Who lagged in the runs of now; no ranks where it was another one in each run."""
 
     ranks: tuple[Rank, ...]
-    """As the run with the largest lag shows them; without devices where those change."""
+    """As the run with the largest skew shows them; without devices where those change."""
     runs: int
     """In how many runs they lagged."""
     is_whole_host: bool
     """Whether they are all the ranks of one host, among ranks of other hosts."""
 
 
-def laggards_of(steps: Sequence[Step], usual_lag_s: float) -> Laggards:
-    """The ranks that lag in most of the runs whose lag is unusual.
+def laggards_of(steps: Sequence[Step], usual_skew_s: float) -> Laggards:
+    """The ranks that lag in most of the runs whose skew is unusual.
 
     Args:
         steps: The runs of now, of several ranks each.
-        usual_lag_s: Lag of the slowest rank in the baseline, in seconds per step.
+        usual_skew_s: Of the baseline, in seconds per step.
     """
     # A sick device that takes its turn is not in every run, so runs below the mean are left out.
-    mean_s = statistics.fmean(step.lag_s for step in steps)
-    threshold_s = usual_lag_s + _OF_THE_LAG * (mean_s - usual_lag_s)
-    late = [step for step in steps if step.lag_s >= threshold_s]
+    mean_s = statistics.fmean(step.skew_s for step in steps)
+    threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
+    late = [step for step in steps if step.skew_s >= threshold_s]
     for seat_of in (Seat.device_of, Seat.number_of):
         counts = Counter(seat_of(rank) for step in late for rank in _behind(step))
         seats = {seat for seat, count in counts.items() if count >= _OF_THE_RUNS * len(late)}
@@ -74,7 +74,7 @@ def laggards_of(steps: Sequence[Step], usual_lag_s: float) -> Laggards:
 def _laggards(
     late: Sequence[Step], seats: Collection[Seat], seat_of: Callable[[Rank], Seat], runs: int
 ) -> Laggards:
-    worst = max(late, key=lambda step: step.lag_s)
+    worst = max(late, key=lambda step: step.skew_s)
     ranks = [rank for rank in worst.ranks if seat_of(rank) in seats]
     hosts = {rank.host for rank in ranks}
     there = [rank for rank in worst.ranks if rank.host in hosts]
@@ -89,5 +89,5 @@ def _laggards(
 
 
 def _behind(step: Step) -> list[Rank]:
-    limit_s = step.median.pace_s + _OF_THE_LAG * step.lag_s
+    limit_s = step.median.pace_s + _OF_THE_SKEW * step.skew_s
     return [rank for rank in step.ranks if rank.pace_s >= limit_s]

@@ -21,12 +21,12 @@ from gpuscale.diagnose.wording import (
 from gpuscale.records import Cause, CauseKind
 
 
-def lag_cause(change: Change, row: Row) -> Cause:
+def skew_cause(change: Change, row: Row) -> Cause:
     """One rank, or a few of them, keep the others waiting."""
     found = laggards_of(row.sides.now, change.then_s)
     uuids = frozenset(uuid for rank in found.ranks for uuid in rank.device_uuids)
     hosts = tuple(dict.fromkeys(rank.host for rank in found.ranks))
-    in_data_s = _lag_in_data_s(row.sides.now) - _lag_in_data_s(row.sides.then)
+    in_data_s = _skew_in_data_s(row.sides.now) - _skew_in_data_s(row.sides.then)
     clocks: tuple[Symptom, ...] = ()
     if in_data_s > change.lost_s / 2:
         kind, how = CauseKind.DATA, "late with data"
@@ -58,7 +58,7 @@ def _statement(found: Laggards, change: Change, row: Row, *, in_data: bool) -> s
     where = " with their batches" if in_data and several else " with its batches" if in_data else ""
     lag = (
         f"{'lag' if several else 'lags'} {duration(change.now_s)} a step behind the median "
-        f"rank{where}, {duration(change.then_s)} in the baseline, and the others wait"
+        f"rank{where} (baseline: {duration(change.then_s)}), and the others wait"
     )
     if not found.ranks:
         return f"{laggards_name(found)} {lag}; it is another rank from run to run"
@@ -69,6 +69,6 @@ def _look_at_nodes() -> str:
     return "look for other jobs and daemons that take turns on the hosts, and measure more runs"
 
 
-def _lag_in_data_s(steps: Sequence[Step]) -> float:
-    """How much of the lag is in getting batches, as a mean over runs."""
+def _skew_in_data_s(steps: Sequence[Step]) -> float:
+    """How much of the skew is in getting batches, as a mean over runs."""
     return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)

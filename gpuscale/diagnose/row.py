@@ -52,7 +52,7 @@ class Row:
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
     def whose(self, seconds: Callable[[Rank], float]) -> str:
-        """Which ranks share the change of the median rank: `all ranks `, `ranks 1 and 2 of 4 `.
+        """Which ranks share the change of the median rank: `all ranks`, `ranks 1 and 2 of 4`.
 
         Empty where there is only one.
         """
@@ -62,8 +62,8 @@ class Row:
         change_s = statistics.median_low(now.values()) - statistics.median_low(then.values())
         ranks = [rank for rank in now if now[rank] - then.get(rank, 0.0) >= _TAKES_PART * change_s]
         if len(ranks) in (0, len(now)):
-            return "all ranks "
-        return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)} of {len(now)} "
+            return "all ranks"
+        return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)} of {len(now)}"
 
 
 def _by_rank(steps: Sequence[Step], seconds: Callable[[Rank], float]) -> dict[int, float]:

@@ -1,9 +1,9 @@
 """The parts that the step time of one run is made of.
 
 T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the
-data and the computing of the median rank and a lag behind it. A slow rank makes the others wait
+data and the computing of the median rank and the skew. A slow rank makes the others wait
 inside their all-reduce, so no rank's own phases tell communication: the difference between
-steps with and without gradient synchronisation does, and the paces without it tell the lag.
+steps with and without gradient synchronisation does, and the paces without it tell the skew.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class Part(Enum):
     COMMUNICATION = "communication"
     DATA = "data"
     COMPUTING = "computing"
-    LAG = "lag"
+    SKEW = "skew"
     REST = "rest"
 
 
@@ -66,19 +66,19 @@ class Step:
         return self.ranks[-1]
 
     @property
-    def lag_s(self) -> float:
+    def skew_s(self) -> float:
         """By how much the slowest rank lags behind the median rank."""
         return self.slowest.pace_s - self.median.pace_s
 
     @property
     def parts(self) -> Mapping[Part, float]:
-        """Seconds by part; a single rank has neither communication, nor lag, nor a rest."""
+        """Seconds by part; a single rank has neither communication, nor skew, nor a rest."""
         own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
         if self.communication_s is None:
             return own
         return own | {
             Part.COMMUNICATION: self.communication_s,
-            Part.LAG: self.lag_s,
+            Part.SKEW: self.skew_s,
             Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
         }
 

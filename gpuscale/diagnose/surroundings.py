@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpuscale.diagnose.sides import Sides
 from gpuscale.diagnose.steps import Step
+from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.records import (
     Baseline,
     Cause,
@@ -27,8 +28,6 @@ _FIELDS = {
     "cpu_count": "CPU cores",
     "cases_revision": "revision of the cases",
 }
-# It follows the job, not the machine.
-_VARIABLES_OF_THE_JOB = {"CUDA_VISIBLE_DEVICES"}
 _MOST_NAMED = 4
 
 
@@ -113,7 +112,7 @@ def _gpus(then: Sequence[Environment], now: Sequence[Environment]) -> Iterator[s
 
 def _variables(then: Sequence[Environment], now: Sequence[Environment]) -> Iterator[str]:
     names = {name for environment in (*then, *now) for name in environment.variables}
-    for name in sorted(names - _VARIABLES_OF_THE_JOB):
+    for name in sorted(names - VARIABLES_OF_THE_JOB):
         before, after = _settings(then, name), _settings(now, name)
         new = [value for value in after if value not in before]
         if new:

@@ -16,7 +16,7 @@ def rest_cause(change: Change, row: Row) -> Cause:
         kind=CauseKind.NOT_ESTABLISHED,
         headline=f"{NOT_ESTABLISHED} {added(change.lost_s)}",
         statement=(
-            f"steps take {then_and_now(change.then_s, change.now_s)} beyond the slowest rank's "
+            f"training takes {then_and_now(change.then_s, change.now_s)} beyond the slowest rank's "
             "own pace and the communication, as where ranks are slow in turn within a run"
         ),
         share=change.share,

@@ -57,7 +57,7 @@ def data_cause(change: Change, row: Row) -> Cause:
         kind=CauseKind.PCIE if links else CauseKind.DATA,
         headline=f"{'h2d' if is_copy else 'data'} {added(change.lost_s)}"
         f"{_by(CauseKind.PCIE if links else None)}",
-        statement=f"batches take {who}{then_and_now(change.then_s, change.now_s)}",
+        statement=f"batches take {then_and_now(change.then_s, change.now_s, on=who)}",
         share=change.share,
         lost_s=change.lost_s,
         scope=row.scope(change.part),

@@ -1,6 +1,7 @@
 """From what the ranks left in the run's directory to one Run."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuscale.errors import DecodeError
@@ -22,7 +23,7 @@ from gpuscale.steadiness import steadiness
 
 _SHORTEST_JUDGED_S = 0.12
 """Windows below this length show what else the machine does from one moment to the next: a
-single turn of its scheduler is a tenth of them. The default windows are longer."""
+single turn of its scheduler is a tenth of them. By default windows are longer."""
 
 
 def collect_run(
@@ -147,8 +148,9 @@ def unsteadiness(run: Run) -> Failure | None:
 
 def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
     first = outcomes[0]
+    slowest = slowest_by_pace(outcomes)
     windows = [
-        (_window(seen), seen[0].synchronized)
+        (_window(seen, slowest), seen[0].synchronized)
         for seen in zip(*(outcome.windows for outcome in outcomes), strict=True)
     ]
     return replace(
@@ -163,14 +165,26 @@ def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
     )
 
 
-def _window(seen: tuple[RankWindow, ...]) -> Window:
-    """One window out of what each rank saw of it."""
-    slowest = max(seen, key=lambda window: window.busy_s)
+def slowest_by_pace(outcomes: Sequence[RankOutcome]) -> int:
+    """The position of the rank that the others wait for, told by the ranks' own paces."""
+    paces_s = [outcome.report.pace_s or 0.0 for outcome in outcomes]
+    return paces_s.index(max(paces_s))
+
+
+def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
+    """One window out of what each rank saw of it.
+
+    In synchronised windows all ranks take as long as the slowest, so which of them took longest
+    by a hair is chance: the phases are those of one and the same rank of the run. What another
+    took longer is a wait, and in training that lies in the next backward pass.
+    """
+    time_s = max(window.busy_s for window in seen)
+    shown = seen[slowest]
     return Window(
-        time_s=slowest.busy_s,
+        time_s=time_s,
         started_at_s=seen[0].started_at_s,
         busy_s=tuple(window.busy_s for window in seen),
-        phases=slowest.phases,
+        phases=replace(shown.phases, backward_s=shown.phases.backward_s + time_s - shown.busy_s),
     )
 
 

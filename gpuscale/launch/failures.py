@@ -16,7 +16,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUDA out of memory",
     re.IGNORECASE,
 )
-_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
 def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
@@ -41,7 +41,7 @@ def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
 def crash_failure(
     request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
 ) -> Failure:
-    """The first cause: a rank killed by a signal, else the rank that raised first.
+    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted.
 
     Args:
         request: What was asked of the ranks.
@@ -51,17 +51,14 @@ def crash_failure(
     for rank, code in exit_codes.items():
         # A peer's death makes the others raise; a signal is nobody's consequence.
         if -code in _FAULT_SIGNALS:
-            return Failure(
-                kind="killed",
-                message=f"rank {rank} was killed by {signal.Signals(-code).name}"
-                + _on_host(directory, rank)
-                + (" (out of memory?)" if -code == signal.SIGKILL else ""),
-                rank=rank,
-                host=_host_of(directory, rank),
-                detail=_output_tail(directory, rank),
-            )
+            return _killed(directory, rank, -code)
     reports = _reports(directory)
     own = [report for report in reports if not report.lost_peer]
+    for rank, code in exit_codes.items():
+        # But for this one: NCCL's watchdog aborts a rank whose peer has failed, and one that has
+        # raised by itself can abort on its way out.
+        if -code == signal.SIGABRT and not own:
+            return _killed(directory, rank, -code)
     if reports and not own and (silent := _silent(request, directory)):
         return _vanished(directory, silent)
     if reports:
@@ -90,6 +87,18 @@ def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) ->
         said = _read(directory.launcher_log).strip()
         return Failure(kind="launch", message=message, rank=absent[0], detail=said)
     return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _killed(directory: RunDirectory, rank: int, number: int) -> Failure:
+    return Failure(
+        kind="killed",
+        message=f"rank {rank} was killed by {signal.Signals(number).name}"
+        + _on_host(directory, rank)
+        + (" (out of memory?)" if number == signal.SIGKILL else ""),
+        rank=rank,
+        host=_host_of(directory, rank),
+        detail=_output_tail(directory, rank),
+    )
 
 
 def _reports(directory: RunDirectory) -> list[RankFailure]:

@@ -2,15 +2,14 @@
 
 import multiprocessing
 import signal
-import tempfile
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.formats.exchange import from_json
 from gpuscale.launch.trampoline import describe_machine
 from gpuscale.records import Environment
+from gpuscale.scratch import scratch_folder
 
 _PRELOAD = ["gpuscale.worker.forkserver_preload"]
 _DESCRIBE_TIMEOUT_S = 120.0
@@ -38,8 +37,8 @@ def describe_machine_in_child(device: str) -> Environment:
     Raises:
         GpuscaleError: the process failed or did not answer.
     """
-    with tempfile.TemporaryDirectory(prefix="gpuscale-") as folder:
-        path = Path(folder) / "environment.json"
+    with scratch_folder("gpuscale-machine-") as folder:
+        path = folder / "environment.json"
         process = fork_server().Process(target=describe_machine, args=(str(path), device))
         process.start()
         process.join(_DESCRIBE_TIMEOUT_S)

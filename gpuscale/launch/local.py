@@ -3,12 +3,10 @@
 import contextlib
 import logging
 import signal
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gpuscale.formats.exchange import to_json
@@ -19,6 +17,7 @@ from gpuscale.launch.termination import RunTerminated
 from gpuscale.launch.trampoline import enter_overhead_rank, enter_rank
 from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
 from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, write_atomically
+from gpuscale.scratch import scratch_folder
 
 _LOGGERS = (
     "torch.distributed.elastic",
@@ -74,10 +73,8 @@ class LocalLauncher:
     @contextlib.contextmanager
     def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:
         """The folder of a run, with its request in it, for as long as the context lasts."""
-        with tempfile.TemporaryDirectory(
-            prefix="gpuscale-run-", ignore_cleanup_errors=True
-        ) as folder:
-            self._running = directory = RunDirectory(path=Path(folder))
+        with scratch_folder("gpuscale-run-") as folder:
+            self._running = directory = RunDirectory(path=folder)
             write_atomically(directory.request, to_json(request))
             try:
                 yield directory

@@ -2,14 +2,17 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuscale.errors import UsageError
+from gpuscale.host import VARIABLE_FAMILIES, VARIABLES_OF_THE_JOB
 from gpuscale.launch.placement import Placement
+from gpuscale.launch.rank_variables import HOST_PATTERN
 from gpuscale.launch.scheduler import Demand
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+_NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
@@ -37,7 +40,11 @@ class OpenMpi:
 
     def arguments(self, program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
         """See `mpirun_arguments`."""
-        return mpirun_arguments(program, placement, as_root=os.geteuid() == 0)
+        # The launcher gives it to mpirun also where this process has none.
+        exported = {"PYTHONPATH", *variables_of_ranks(os.environ)}
+        return mpirun_arguments(
+            program, placement, exported=sorted(exported), as_root=os.geteuid() == 0
+        )
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What is inherited, without what tells of a process that mpirun started itself."""
@@ -48,17 +55,32 @@ class OpenMpi:
         }
 
 
+def variables_of_ranks(given: Mapping[str, str]) -> Iterator[str]:
+    """The names of the variables that ranks on other nodes are to have as well.
+
+    Open MPI's daemons there start them with what a login has, and with what it is told to carry.
+    """
+    for name in given:
+        is_setting = name.startswith(VARIABLE_FAMILIES) and name not in VARIABLES_OF_THE_JOB
+        if name in _NEEDED or is_setting:
+            yield name
+
+
 def mpirun_arguments(
-    program: Sequence[str], placement: Placement, *, as_root: bool = False
+    program: Sequence[str],
+    placement: Placement,
+    *,
+    exported: Sequence[str],
+    as_root: bool = False,
 ) -> list[str]:
     """Open MPI's command line for one process a rank, laid on the hosts in blocks.
 
-    No process is bound to cores, as no launcher here does: see launch.slurm.srun_arguments.
+    `exported` names variables of this process's environment that ranks on all hosts get. No
+    process is bound to cores, as no launcher here does: see launch.slurm.srun_arguments.
     """
     slots = (
         f"{host}:{placement.ranks_on(position)}" for position, host in enumerate(placement.hosts)
     )
-    exported = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     return [
         "mpirun",
         *(["--allow-run-as-root"] if as_root else []),

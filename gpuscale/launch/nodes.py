@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from gpuscale.launch import tied
 from gpuscale.launch.collect import collect_run
 from gpuscale.launch.description import job_environment, probes_left
 from gpuscale.launch.placement import Placement, place, without_excluded
+from gpuscale.launch.rank_variables import RENDEZVOUS_PORTS
 from gpuscale.launch.scheduler import Demand, Scheduler
 from gpuscale.launch.step import end, ended_in_time, exits_left, own_failures, wait_for
 from gpuscale.launch.termination import terminations_raised
@@ -29,11 +29,11 @@ from gpuscale.records import (
     RunRequest,
 )
 from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, write_atomically
+from gpuscale.scratch import scratch_folder
 
 _DESCRIBE_TIMEOUT_S = 180.0
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
-_FIRST_PORT, _LAST_PORT = 12_000, 31_999
 
 
 class NodesLauncher:
@@ -129,10 +129,8 @@ class NodesLauncher:
     @contextlib.contextmanager
     def _run_folder(self) -> Iterator[RunDirectory]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".run-", dir=self._folder, ignore_cleanup_errors=True
-        ) as folder:
-            yield RunDirectory(path=Path(folder))
+        with scratch_folder(".run-", within=self._folder) as folder:
+            yield RunDirectory(path=folder)
 
     def _plan(self, request: RunRequest) -> tuple[Placement, Demand]:
         cores = self.environment.cores_per_node
@@ -163,7 +161,7 @@ class NodesLauncher:
     def _leave_addresses(self, directory: RunDirectory, hosts: Sequence[str]) -> None:
         write_atomically(directory.hosts, "\n".join(hosts))
         # A new one for each run: the last one's may not be free again yet.
-        write_atomically(directory.port, str(random.randint(_FIRST_PORT, _LAST_PORT)))
+        write_atomically(directory.port, str(random.choice(RENDEZVOUS_PORTS)))
 
     def _sampled(self, request: RunRequest, placement: Placement) -> dict[str, list[str]]:
         """The UUIDs of the run's GPUs, by host."""

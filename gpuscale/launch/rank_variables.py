@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpuscale.errors import GpuscaleError
 
-_FIRST_PORT = 12_000
-_PORTS = 20_000
+RENDEZVOUS_PORTS = range(12_000, 32_000)
+"""Where the first rank may wait for the others: below what systems hand out by themselves."""
 _OF_SLURM = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 _OF_OPEN_MPI = {
     "RANK": "OMPI_COMM_WORLD_RANK",
@@ -38,8 +38,8 @@ def open_mpi_variables(given: Mapping[str, str], hosts: Sequence[str], port: int
 
 
 def rendezvous_port(job: str, step: str) -> int:
-    """A port for the ranks of a step, below those that systems hand out by themselves."""
-    return _FIRST_PORT + (int(job) * 61 + int(step)) % _PORTS
+    """A port for the ranks of a step."""
+    return RENDEZVOUS_PORTS[(int(job) * 61 + int(step)) % len(RENDEZVOUS_PORTS)]
 
 
 def _variables(

@@ -22,7 +22,7 @@ from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
 from gpuscale.launch.slurm import hostnames
 from gpuscale.launch.trampoline import describe_machine, enter_rank, probe_node
 from gpuscale.records import RankExit
-from gpuscale.run_directory import RunDirectory, write_atomically
+from gpuscale.run_directory import RunDirectory, stderr_path, write_atomically
 
 _LOOK_S = 0.5
 _LOOK_AT_FOLDER_S = 2.0
@@ -157,7 +157,7 @@ def _start_sampler(directory: RunDirectory, host: str) -> "subprocess.Popen[byte
     samples = directory.samples(host)
     command += ["--output", str(samples)]
     command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
-    with samples.with_name(f"{samples.name}.stderr").open("wb") as errors:
+    with stderr_path(samples).open("wb") as errors:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
 
 

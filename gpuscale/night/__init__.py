@@ -1,7 +1,7 @@
 """One night on one machine: what it keeps, how its faults are told apart, how it ends."""
 
 from gpuscale.night.attempt import Attempt, Fault, faults_of
-from gpuscale.night.evidence import evidence_of_attempt
+from gpuscale.night.failed_attempt import failed_attempt_json
 from gpuscale.night.items import Items, read_items
 from gpuscale.night.outcome import MEANINGS, NightExit, night_exit, night_meaning
 from gpuscale.night.places import NightFolder, new_night, nights_folder
@@ -15,7 +15,7 @@ __all__ = [
     "Items",
     "NightExit",
     "NightFolder",
-    "evidence_of_attempt",
+    "failed_attempt_json",
     "faults_of",
     "new_night",
     "night_exit",

@@ -54,8 +54,9 @@ class Attempt:
 
     @property
     def could_run(self) -> bool:
-        """Whether pytest understood its arguments and did not break."""
-        return self.exit_code not in _OF_PYTEST_ITSELF
+        """Whether pytest understood its arguments, could read all cases, and did not break."""
+        # A case that cannot be imported ends pytest with 2, and so does an interrupt.
+        return self.exit_code not in _OF_PYTEST_ITSELF and not self.items.uncollected
 
     @property
     def is_complete(self) -> bool:

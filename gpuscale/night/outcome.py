@@ -20,7 +20,7 @@ MEANINGS: Mapping[int, str] = {
     NightExit.OK: "ok",
     NightExit.REGRESSED: "regressed",
     NightExit.FAILED: "it could not be run or judged",
-    NightExit.INCONCLUSIVE: "inconclusive",
+    NightExit.INCONCLUSIVE: "not shown to be fine",
     NightExit.NOTHING_COMPARABLE: "nothing comparable was measured",
     NightExit.INCOMPLETE: "not everything was measured",
     NightExit.INFRASTRUCTURE: "infrastructure failed",
@@ -52,7 +52,8 @@ def night_exit(
         has_measured: Whether there is a valid run.
         is_complete: Whether all that was asked for was measured.
         has_faults: Whether the infrastructure failed, in the last attempt.
-        could_run: Whether pytest understood what it was asked for, and did not break.
+        could_run: Whether pytest understood what it was asked for, could read all cases, and did
+            not break.
         compare_exit: Of `gpuscale compare`; None where it was not started.
         is_judged: Whether it printed anything: Python, too, ends with 1 when it crashes.
     """

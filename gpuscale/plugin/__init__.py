@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--download", action="store_true", help="let torchvision download into --data-root")
     add("--data-workers", metavar="N", help="loader processes of each rank (default by cores)")
     add("--threads-per-rank", metavar="N", default="1", help="CPU threads of each rank (default 1)")
-    add("--run-seconds", metavar="S", help="time for a run's windows (default 20; on CPU 2)")
+    add("--run-seconds", metavar="S", help="time for a run's windows (default 20; on CPU 4)")
     add(
         "--launcher",
         metavar="L",
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "gpuscale(case=C): measure the scaling of this TrainingCase (see --gpus)"
     )
     if config.getoption("gpus") is not None:
-        from gpuscale.plugin.session import start_session
+        from gpuscale.plugin.starting import start_session
 
         start_session(config)
 

@@ -5,21 +5,12 @@ from collections.abc import Collection, Iterator
 from datetime import date
 from pathlib import Path
 
-import pytest
-
 from gpuscale.compare.sequential import SequentialPlan, Step, next_step
 from gpuscale.diagnose import diagnose
-from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, Comparison, EntryKey, Results
 from gpuscale.report.colour import Palette
 from gpuscale.report.comparison_text import comparison_text
 from gpuscale.validity import with_validity
-
-_PYTESTS_OWN = (
-    pytest.ExitCode.OK,
-    pytest.ExitCode.TESTS_FAILED,
-    pytest.ExitCode.NO_TESTS_COLLECTED,
-)
 
 
 class BaselineJudge:
@@ -85,23 +76,3 @@ class BaselineJudge:
             )
             self._judged_runs = len(results.runs)
         return self._step
-
-
-def exit_status(
-    given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
-) -> int:
-    """The session's exit code: the verdict's, unless pytest itself has more to say.
-
-    Args:
-        given: What pytest would end with.
-        failed_tests: Whether a test failed for another reason than a failed run.
-        failed_runs: Whether a run failed; a verdict from the others is then no pass.
-        comparison: The verdict; None where nothing was measured.
-    """
-    if given not in _PYTESTS_OWN or failed_tests:
-        return given
-    if comparison is None:
-        return ExitCode.NOTHING_COMPARABLE
-    if failed_runs and comparison.exit_code is ExitCode.OK:
-        return ExitCode.INCONCLUSIVE
-    return comparison.exit_code

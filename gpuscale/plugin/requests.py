@@ -8,14 +8,26 @@ from pathlib import Path
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError, UsageError
+from gpuscale.injections import parse_injection
 from gpuscale.plugin.items import ItemPlan, case_file
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Configuration, Environment, Pacing, RunRequest
-from gpuscale.run_defaults import PACINGS, SIZES, data_workers, devices_of_run
+from gpuscale.run_defaults import (
+    MOST_WINDOWS,
+    PACINGS,
+    SIZES,
+    data_workers,
+    devices_of_run,
+)
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
     """Why this item cannot be measured here; None where it can."""
+    if plan.strategy == "dp" and options.compiled:
+        return (
+            "dp with --compile: torch compiles no replica of DataParallel, so T(1) would be "
+            "compiled and T(n) not"
+        )
     if environment.device == "cuda":
         return _lack_of_gpus(plan, environment)
     if plan.strategy == "dp" and plan.gpus > 1:
@@ -91,6 +103,22 @@ def refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None)
         raise UsageError(f"--size {size}: {'; '.join(problems)}")
 
 
+def refuse_absent_ranks(plans: Collection[ItemPlan], injections: Collection[str]) -> None:
+    """Checks that every fault has a rank to happen to, before results are marked with it.
+
+    Raises:
+        UsageError: naming the first fault without one.
+    """
+    most = max((1 if plan.strategy == "dp" else plan.gpus for plan in plans), default=0)
+    for text in injections:
+        rank = parse_injection(text).rank
+        if plans and rank is not None and rank >= most:
+            raise UsageError(
+                f"--inject: '{text}' would never happen: no item that was chosen has a rank "
+                f"{rank}; dp is one process, so its only rank is 0"
+            )
+
+
 def cases_revision(folder: Path) -> str | None:
     """The git revision of the cases' folder, with `-dirty` for uncommitted changes there."""
     try:
@@ -130,8 +158,7 @@ def _pacing(environment: Environment, options: MeasureOptions) -> Pacing:
     pacing = PACINGS[environment.device]
     if options.run_seconds is None:
         return pacing
-    return replace(
-        pacing,
-        run_seconds=options.run_seconds,
-        window_s=min(pacing.window_s, options.run_seconds),
-    )
+    # Who gives time wants it used: more windows first, since they tell steadiness, then longer.
+    pacing = replace(pacing, run_seconds=options.run_seconds, windows=MOST_WINDOWS)
+    longer = max(1.0, pacing.run_seconds / pacing.most_windows_s)
+    return replace(pacing, window_s=pacing.window_s * longer)

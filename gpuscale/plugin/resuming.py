@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpuscale.errors import UsageError
+from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.records import Environment, Results, Run, RunRequest
 from gpuscale.records.configuration import differences
 from gpuscale.scaling import PointKey
@@ -23,8 +24,7 @@ _FIELDS = (
     "launcher",
 )
 # Hosts, GPU UUIDs, kernels and job numbers are left out: a job that was killed goes on in
-# another job, and on another node of the same kind. These variables follow the job too.
-_VARIABLES_OF_THE_JOB = {"CUDA_VISIBLE_DEVICES"}
+# another job, and on another node of the same kind. Variables of the job are left out for that too.
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _REMEDY = (
     "measure into a new file, without --resume; gpuscale compare and baseline record take several"
@@ -87,12 +87,14 @@ def _differences(
     yield from _difference("gpuscale", recorded.gpuscale_version, __version__)
     yield from _difference("injections", _list(recorded.injections), _list(injections))
     yield from _difference("GPUs", _gpus(then), _gpus(environment))
+    yield from _difference("nodes", then.node_count, environment.node_count)
+    yield from _difference("GPUs per node", then.gpus_per_node, environment.gpus_per_node)
     for name in _FIELDS:
         yield from _difference(name, getattr(then, name), getattr(environment, name))
     driver = environment.driver_version or _loaded_driver()
     if then.driver_version is not None and driver is not None:
         yield from _difference("driver_version", then.driver_version, driver)
-    names = {*then.variables, *environment.variables} - _VARIABLES_OF_THE_JOB
+    names = {*then.variables, *environment.variables} - VARIABLES_OF_THE_JOB
     for name in sorted(names):
         before, now = then.variables.get(name), environment.variables.get(name)
         yield from _difference(name, before or "not set", now or "not set")

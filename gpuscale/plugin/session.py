@@ -1,18 +1,17 @@
-"""One pytest invocation that measures: from options to items, runs, results file and table."""
+"""One pytest invocation that measures: from items to runs, results file and table."""
 
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher
-from gpuscale.launch.choice import launcher_by_name
 from gpuscale.launch.termination import RunTerminated
 from gpuscale.plugin.clock import BenchmarkFixture, show_windows
-from gpuscale.plugin.confirming import BaselineJudge, exit_status
+from gpuscale.plugin.confirming import BaselineJudge
+from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
 from gpuscale.plugin.items import (
     CLOCK_KEY,
     ItemPlan,
@@ -20,85 +19,24 @@ from gpuscale.plugin.items import (
     plan_of,
     prepare_and_order,
 )
-from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.progress import progress_line, terminal_stream
 from gpuscale.plugin.recorder import Recorder
 from gpuscale.plugin.requests import (
-    cases_revision,
+    refuse_absent_ranks,
     refuse_unknown_size,
     run_request,
     skip_reason,
 )
-from gpuscale.plugin.resuming import (
-    is_recorded,
-    point_key,
-    refuse_other_configurations,
-    refuse_other_environment,
-)
+from gpuscale.plugin.resuming import is_recorded, point_key, refuse_other_configurations
 from gpuscale.plugin.stopping import settled_after
 from gpuscale.plugin.summary import header_lines, run_word, summary_lines
 from gpuscale.records import Environment, Run, RunRequest
 from gpuscale.report.colour import Palette
-from gpuscale.store import RESULTS_FOLDER, ResumedResults, read_baseline, refuse_unwritable
+from gpuscale.store import ResumedResults
 from gpuscale.version import __version__
 
 _MEASURED = pytest.StashKey[bool]()
-
-
-def start_session(config: pytest.Config) -> None:
-    """Check the options and the machine, and register what measures.
-
-    Raises:
-        pytest.UsageError: an option or the machine does not allow what was asked for.
-    """
-    if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
-        raise pytest.UsageError(
-            "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
-        )
-    if not hasattr(config.option, "benchmark_columns"):
-        raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
-    try:
-        options = parse_options(vars(config.option))
-        refuse_unwritable(_results_folder(config, options))
-        launcher = launcher_by_name(
-            options.launcher, device=options.device, folder=_results_folder(config, options)
-        )
-        environment = replace(launcher.environment, cases_revision=cases_revision(config.rootpath))
-        if options.precision == "tf32" and environment.device == "cpu":
-            raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
-        resumed = _resumed(options, environment)
-        judge = _judge(options)
-    except GpuscaleError as error:
-        raise pytest.UsageError(str(error)) from None
-    if config.option.verbose == 0:
-        # A line for each item, with its step time: runs take seconds, dots say too little.
-        config.option.verbose = 1
-    if config.option.benchmark_columns is None:
-        # All ten columns are 200 characters wide.
-        config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
-    session = MeasuringSession(config, options, launcher, environment, resumed, judge)
-    config.pluginmanager.register(session, "gpuscale-session")
-
-
-def _results_folder(config: pytest.Config, options: MeasureOptions) -> Path:
-    """Where the results file lies or will lie."""
-    file = options.resume or options.results
-    return Path(config.invocation_params.dir) / RESULTS_FOLDER if file is None else file.parent
-
-
-def _resumed(options: MeasureOptions, environment: Environment) -> ResumedResults | None:
-    if options.resume is None:
-        return None
-    resumed = ResumedResults(options.resume)
-    refuse_other_environment(resumed.path, resumed.results, environment, options.injections)
-    return resumed
-
-
-def _judge(options: MeasureOptions) -> BaselineJudge | None:
-    if options.baseline is None or options.judging is None:
-        return None
-    baseline = read_baseline(options.baseline)
-    return BaselineJudge(options.baseline, baseline, options.judging, gpus=options.gpus)
 
 
 class MeasuringSession:
@@ -131,6 +69,8 @@ class MeasuringSession:
         self._skips: Counter[str] = Counter()
         self._failed_tests: set[str] = set()
         self._failed_runs: set[str] = set()
+        self._has_items = False
+        self._anything_passed = False
 
     def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
@@ -153,8 +93,11 @@ class MeasuringSession:
         """
         prepare_and_order(items)
         plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        # Of a case without the strategy that was asked for pytest keeps an item without a plan.
+        self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
         try:
             refuse_unknown_size({plan.case for plan in plans}, self._options.size)
+            refuse_absent_ranks(plans, self._options.injections)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
         if self._judge is not None:
@@ -254,6 +197,8 @@ class MeasuringSession:
             run=run.index,
             batch_per_gpu=run.batch_per_gpu,
         )
+        if request.injections:
+            benchmark.extra_info["injections"] = list(request.injections)
         benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
         benchmark.skipped = False
         show_windows(benchmark, item.stash[CLOCK_KEY], run.windows, run.steps_per_window)
@@ -261,9 +206,10 @@ class MeasuringSession:
         return run
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember which tests failed, measurements or not."""
+        """Remember which tests failed, measurements or not, and whether any passed."""
         if report.failed:
             self._failed_tests.add(report.nodeid)
+        self._anything_passed |= report.passed and report.when == "call"
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport
@@ -291,11 +237,19 @@ class MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """With a baseline, end with the verdict's exit code."""
-        if self._judge is None or self._config.option.collectonly:
+        """Never end with 0 where nothing gave a number; with a baseline, end with its verdict's."""
+        if self._config.option.collectonly:
             return
         measured = self._recorder.measured
-        session.exitstatus = exit_status(
+        if self._judge is None:
+            session.exitstatus = status_without_verdict(
+                int(session.exitstatus),
+                measured=bool(measured.runs),
+                valid=any(run.is_valid for run in measured.runs),
+                needless=not self._has_items or self._anything_passed,
+            )
+            return
+        session.exitstatus = status_of_verdict(
             int(session.exitstatus),
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),

@@ -80,10 +80,14 @@ def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
     for run in new_runs:
         if run.failure is not None and run.failure.kind == "unsteady":
             yield f"{run.key.label}, run {run.index}, gives no number: {run.failure.message}"
+    if not any(run.is_valid for run in recorder.runs):
+        yield "no run gave a number: there is nothing to compare"
     failed = sum(failure.kind != "unsteady" for failure in failures)
     if failed:
         yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"
     if options.stopping is not None:
+        # Simulated: docs/design.md, "Stopping".
+        yield "runs stopped when intervals were narrow: these cover the truth a little less often"
         unsettled = unsettled_points(recorder.runs, options.stopping, gpus=options.gpus)
         yield from (_unsettled_line(point, options.stopping) for point in unsettled)
     yield f"results: {_relative(recorder.path)}"

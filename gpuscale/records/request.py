@@ -6,6 +6,9 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.phases import Phases
 from gpuscale.records.run import Failure, RankReport
 
+_WITH_UNSYNCED = 4 / 3
+"""A window that is not synchronised comes after every third that is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
@@ -15,10 +18,16 @@ class Pacing:
     warmup_s: float
     """Warm-up lasts until both its steps and its seconds have passed, first step excepted."""
     windows: int
+    """The most windows of synchronised training; slow cases get fewer, never under 10."""
     window_s: float
     """Aimed-at length of a window; a window holds at least one step."""
     run_seconds: float
-    """Budget of all windows together; slow cases get fewer of them, never under 5."""
+    """Budget of all windows together."""
+
+    @property
+    def most_windows_s(self) -> float:
+        """Seconds of as many windows as there may be, with those that are not synchronised."""
+        return self.windows * self.window_s * _WITH_UNSYNCED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

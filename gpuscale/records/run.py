@@ -23,7 +23,7 @@ class Window:
     busy_s: tuple[float, ...]
     """Seconds of each rank without its wait at the closing barrier, by rank."""
     phases: Phases | None = None
-    """The slowest rank's phases, in seconds of the whole window."""
+    """Phases of the run's slowest rank by its own pace, in seconds of the whole window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class RankReport:
     """Peak resident set of the process."""
     pace_s: float | None = None
     """Median seconds per step of this rank alone, without waiting for the others: from the
-    unsynchronised windows, or from all windows where there is one rank."""
+    unsynchronised windows, or from the others where there is one rank."""
     phases: Phases | None = None
     """Median over the synchronised windows of each phase, in seconds per step."""
 
@@ -116,9 +116,15 @@ class Run:
 
     @property
     def exposed_communication_s(self) -> float | None:
+        """What synchronisation adds to a step of several ranks, in seconds."""
+        return self.synchronization_s if len(self.ranks) > 1 else None
+
+    @property
+    def synchronization_s(self) -> float | None:
         """Seconds per step that gradient synchronisation adds; None where it was not measured.
 
-        May be slightly negative: it is the difference of two medians.
+        On one rank that is DDP's own handling of the gradients. May be slightly negative: it is
+        the difference of two medians.
         """
         if not self.is_valid or not self.unsynced_windows or not self.steps_per_window:
             return None

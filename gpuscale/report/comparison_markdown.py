@@ -7,6 +7,7 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
+from gpuscale.compare.wording import amount_text
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, EntryVerdict, MetricVerdict, Verdict
 from gpuscale.report.causes_text import cause_text
@@ -14,6 +15,7 @@ from gpuscale.report.comparison_words import (
     FINDS,
     UNKNOWN,
     NamedRow,
+    advice_once,
     change_text,
     efficiency_text,
     explanations,
@@ -22,7 +24,6 @@ from gpuscale.report.comparison_words import (
     judged_text,
     lost_metrics,
     metric_text,
-    metric_value,
     named_rows,
     outcome,
     short_reason,
@@ -109,7 +110,7 @@ def _change(entry: EntryVerdict) -> str:
 
 def _reasons(rows: Sequence[NamedRow]) -> Iterable[str]:
     """A block for each sentence, with the lost metrics and the causes of the rows below it."""
-    for found in explanations(rows):
+    for found in explanations(advice_once(rows)):
         if all(row.entry.verdict is Verdict.CONSISTENT for row in found.rows):
             continue
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
@@ -151,8 +152,8 @@ def _metric_row(row: NamedRow, metric: MetricVerdict) -> str:
         _plain(row.name),
         str(row.entry.key.gpus),
         metric.metric.value,
-        metric_value(metric, metric.baseline.value),
-        metric_value(metric, metric.current.value),
+        amount_text(metric.baseline.value, metric.unit),
+        amount_text(metric.current.value, metric.unit),
         change_text(metric.change),
         f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
     )

@@ -7,6 +7,7 @@ from gpuscale.report.colour import Palette
 from gpuscale.report.comparison_words import (
     FINDS,
     NamedRow,
+    advice_once,
     details,
     explanations,
     interval_text,
@@ -106,7 +107,7 @@ def _legend(rows: Sequence[NamedRow], width: int) -> Iterator[str]:
 
 
 def _explanations(rows: Sequence[NamedRow], width: int) -> Iterator[str]:
-    found = explanations(rows)
+    found = explanations(advice_once(rows))
     if found:
         yield ""
     for explanation in found:

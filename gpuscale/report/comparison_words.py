@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpuscale.compare.wording import amount_text
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
+    Cause,
     CauseKind,
     Comparison,
     Configuration,
@@ -18,7 +20,7 @@ from gpuscale.records import (
 )
 from gpuscale.report.causes_text import entry_causes_lines
 from gpuscale.report.configurations import set_apart
-from gpuscale.units import format_bytes, format_percent, format_seconds, significant
+from gpuscale.units import format_percent
 
 UNKNOWN = "–"
 FINDS = "smallest loss found 19 times in 20"
@@ -216,6 +218,30 @@ def details(entry: EntryVerdict) -> list[str]:
     ]
 
 
+def advice_once(rows: Sequence[NamedRow]) -> list[NamedRow]:
+    """The rows, each next step in full at its first cause; later ones name the row that has it."""
+    first: dict[str, str] = {}
+
+    def shortened(cause: Cause, label: str) -> Cause:
+        if not cause.next_step:
+            return cause
+        if cause.next_step not in first:
+            first[cause.next_step] = label
+            return cause
+        named = first[cause.next_step]
+        return replace(cause, next_step="as above" if named == label else f"as for {named}")
+
+    return [
+        replace(
+            row,
+            entry=replace(
+                row.entry, causes=tuple(shortened(cause, row.label) for cause in row.entry.causes)
+            ),
+        )
+        for row in rows
+    ]
+
+
 def lost_metrics(entry: EntryVerdict) -> list[MetricVerdict]:
     """The metrics that got worse, but for the one that the row's own reason is about."""
     known = deciding_metric(entry)
@@ -224,19 +250,13 @@ def lost_metrics(entry: EntryVerdict) -> list[MetricVerdict]:
 
 def metric_text(metric: MetricVerdict) -> str:
     """`peak memory 1.20 GiB → 1.80 GiB, +50.0 % [+48.0 %, +52.0 %]`."""
-    before, now = (metric_value(metric, side.value) for side in (metric.baseline, metric.current))
+    before, now = (
+        amount_text(side.value, metric.unit) for side in (metric.baseline, metric.current)
+    )
     change = "" if metric.change is None else f", {change_text(metric.change)}"
     if change and metric.metric is Metric.EXPOSED_COMMUNICATION:
         change += " of the step"
     return f"{metric.metric.value} {before} → {now}{change}"
-
-
-def metric_value(metric: MetricVerdict, value: float) -> str:
-    """A value of a metric with its unit."""
-    if metric.unit == "s":
-        sign = "−" if value < 0 else ""
-        return f"{sign}{format_seconds(abs(value))}"
-    return format_bytes(value) if metric.unit == "bytes" else f"{significant(value)} {metric.unit}"
 
 
 def gpus_text(numbers: str) -> str:

@@ -32,7 +32,7 @@ def require_matplotlib() -> None:
     except ImportError:
         raise UsageError(
             "the picture needs matplotlib, which is not installed; "
-            "install it with: pip install 'gpuscale[plots]'"
+            "install it with: pip install '.[plots]' in the checkout"
         ) from None
 
 

@@ -55,7 +55,7 @@ class Judged:
 def expected_s(device: Device, *, blocks: int, gpus: int) -> float:
     """About how long so many blocks take, where steps are short."""
     pacing = PACINGS[device]
-    run_s = _START_S + pacing.warmup_s + pacing.run_seconds
+    run_s = _START_S + pacing.warmup_s + min(pacing.run_seconds, pacing.most_windows_s)
     return blocks * RUNS_PER_BLOCK * gpus * run_s
 
 

@@ -1,5 +1,6 @@
 """The lines of a job script that its scheduler reads."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from gpuscale.clusters import Scheduler
@@ -72,8 +73,7 @@ def _lsf(request: JobRequest) -> Iterator[str]:
     if allocation.cores_per_task is not None:
         yield f'-R "affinity[thread*{allocation.cores_per_task}]"'
     yield from _gpu_option(request, default='-gpu "num={gpus}:j_exclusive=yes"')
-    hours, minutes, seconds = (int(part) for part in request.time_limit.split(":"))
-    yield f"-W {hours * 60 + minutes + (seconds > 0)}"
+    yield f"-W {math.ceil(request.limit_s / 60)}"
     yield "-rn"
     yield f"-o {log_name(request, '%J')}"
 

@@ -20,6 +20,8 @@ class CostEstimate:
     items: int
     """Fresh starts: of every case, strategy, number of GPUs and run."""
     seconds_an_item: float
+    seconds_beside: float
+    """Before the first of them and after the last."""
     seconds: float
     limit_s: float
     nodes: int
@@ -55,11 +57,11 @@ def estimate_cost(request: JobRequest, *, cases: int) -> CostEstimate:
     if request.allocation.nodes > 1:
         beside_s += _ACROSS_NODES_S
     items = cases * len(measured.strategies) * len(request.gpus) * request.runs
-    hours, minutes, seconds = (int(part) for part in request.time_limit.split(":"))
     return CostEstimate(
         items=items,
         seconds_an_item=run_s + beside_s,
+        seconds_beside=_BESIDE_MEASURING_S,
         seconds=items * (run_s + beside_s) + _BESIDE_MEASURING_S,
-        limit_s=float(hours * 3600 + minutes * 60 + seconds),
+        limit_s=request.limit_s,
         nodes=request.allocation.nodes,
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpuscale.clusters import ClusterProfile
+from gpuscale.clusters.job_words import time_limit_s
 from gpuscale.submission.allocation import Allocation
 
 
@@ -20,8 +21,14 @@ class JobRequest:
     partition: str | None
     account: str | None
     time_limit: str
+    """As `HH:MM:SS`."""
     modules: tuple[str, ...] | None
     """None where whoever submits the script must name them."""
+
+    @property
+    def limit_s(self) -> int:
+        """The time limit in seconds."""
+        return time_limit_s(self.time_limit)
 
     @property
     def job_name(self) -> str:

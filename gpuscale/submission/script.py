@@ -50,8 +50,8 @@ def _body(request: JobRequest) -> Iterator[str]:
     yield _modules_setting(request)
     yield f"runs=${{GPUSCALE_RUNS:-{request.runs}}}  # fresh starts of each number of GPUs"
     yield f"baseline=${{GPUSCALE_BASELINE:-{request.baseline or ''}}}"
-    if request.baseline is not None:
-        yield f"judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{_numbers(request.judged_gpus)}}}"
+    judged = "" if request.baseline is None else _numbers(request.judged_gpus)
+    yield f"judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}"
     yield ""
     command = _SUBMIT[scheduler].split()[0]
     yield f'cd "${{{_FOLDER[scheduler]}:?submit this file with {command}}}" || exit'
@@ -96,10 +96,11 @@ def _night(request: JobRequest) -> Iterator[str]:
     job = f'"${{{_JOB[profile.scheduler]}:?submit this file with {command}}}"'
     yield f"exec ci/nightly.sh {profile.name} {job} \\"
     yield from _wrapped("measure", words, end=" \\")
+    cases = [f"--case {case}" for case in profile.judge.cases]
     if request.baseline is None:
-        yield '    ${baseline:+compare "$baseline"}'
+        judged = ['"$baseline"', *cases, '${judged_gpus:+--gpus "$judged_gpus"}']
+        yield f"    ${{baseline:+compare {' '.join(judged)}}}"
     else:
-        cases = [f"--case {case}" for case in profile.judge.cases]
         judged = ['"$baseline"', *cases, '--gpus "$judged_gpus"']
         yield from _wrapped("compare", judged, end="")
 
@@ -110,7 +111,7 @@ def _wrapped(first: str, words: list[str], *, end: str) -> Iterator[str]:
     for word in words:
         if len(line) + 1 + len(word) > _LINE_WIDTH:
             yield f"{line} \\"
-            line = f"   {''} {word}"
+            line = f"    {word}"
         else:
             line = f"{line} {word}"
     yield f"{line}{end}"

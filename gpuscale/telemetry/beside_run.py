@@ -1,11 +1,11 @@
 """Sampling the devices of one run on this node for as long as it lasts."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpuscale.records import Environment, Run, RunRequest
+from gpuscale.scratch import scratch_folder
 from gpuscale.telemetry.control import Sampler
 from gpuscale.telemetry.summary import TelemetryReport, summarize
 
@@ -37,8 +37,8 @@ def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[R
     if not uuids:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="gpuscale-telemetry-") as folder:
-        samples = Path(folder) / "samples.jsonl"
+    with scratch_folder("gpuscale-telemetry-") as folder:
+        samples = folder / "samples.jsonl"
         sampler = Sampler.start(uuids=uuids, output=samples)
         try:
             yield RunSampling(sampler, samples, uuids)

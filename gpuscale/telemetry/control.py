@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 import gpuscale
-from gpuscale.telemetry.samples import stderr_path
+from gpuscale.run_directory import stderr_path
 
 _PATIENCE_S = 2.0
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
-from gpuscale.telemetry.nvml import NvmlDevice, open_nvml
+from gpuscale.host import cpu_model
+from gpuscale.telemetry.nvml import open_nvml
+from gpuscale.telemetry.nvml_device import NvmlDevice
 from gpuscale.telemetry.probe import (
     Condition,
     DeviceAbsentError,
@@ -58,7 +60,7 @@ def examine() -> Machine:
         host=platform.node(),
         python_version=platform.python_version(),
         torch_version=_installed("torch"),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
         shared_memory_bytes=_size_of(Path("/dev/shm")),
     )
@@ -94,20 +96,6 @@ def _installed(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_model() -> str | None:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # ARM and POWER write other keys than x86.
-    for key in ("model name", "cpu"):
-        for line in text.splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key and value.strip():
-                return value.strip()
-    return None
 
 
 def _size_of(folder: Path) -> int | None:

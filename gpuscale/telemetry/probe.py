@@ -49,7 +49,8 @@ class Condition:
     nvlink_active: tuple[bool, ...] | None = None
     """Of each link, in the order of their numbers."""
     nvlink_errors: Mapping[str, int] | None = None
-    """Counters over all links: `replay`, `recovery`, `crc`."""
+    """Counters over all links: `replay`, `recovery` and `crc`; from Blackwell on `recovery` and
+    `effective`, the errors that forward error correction left."""
     ecc_corrected: int | None = None
     """A counter: since the driver was loaded or the GPU reset, like the next."""
     ecc_uncorrected: int | None = None

@@ -118,8 +118,3 @@ def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
 
 def _pairs(values: list[list[float]] | None) -> tuple[tuple[float, float], ...] | None:
     return None if values is None else tuple((time_s, value) for time_s, value in values)
-
-
-def stderr_path(samples: Path) -> Path:
-    """Where the sampler of a samples file leaves its error messages."""
-    return samples.with_name(f"{samples.name}.stderr")

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.records import GpuSummary
+from gpuscale.run_directory import stderr_path
 from gpuscale.telemetry.reduction import DeviceSamples, summarize_device
-from gpuscale.telemetry.samples import Header, SampledDevice, read_samples, stderr_path
+from gpuscale.telemetry.samples import Header, SampledDevice, read_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
+from gpuscale.errors import GpuscaleError
 from gpuscale.formats.exchange import to_json
+from gpuscale.host import VARIABLE_FAMILIES, cpu_model
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.run_directory import write_atomically
 from gpuscale.worker.lifeline import die_with_parent, end_at_interrupt
 
-_VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_NCCL_", "UCX_", "FI_")
 _JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 
 
@@ -32,7 +33,7 @@ def describe(device: str) -> Environment:
     return Environment(
         device="cuda" if on_gpu else "cpu",
         host=socket.gethostname(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=gpus,
         python_version=platform.python_version(),
@@ -45,7 +46,7 @@ def describe(device: str) -> Environment:
         variables={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_VARIABLE_PREFIXES)
+            if name.startswith(VARIABLE_FAMILIES)
         },
         scheduler=scheduler,
         job_id=job_id,
@@ -55,6 +56,15 @@ def describe(device: str) -> Environment:
 def _gpus() -> tuple[GpuDevice, ...]:
     if not torch.cuda.is_available():
         return ()
+    # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
+    # those in MIG mode CUDA offers a single instance.
+    try:
+        torch.cuda.init()
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        raise GpuscaleError(
+            f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
+            "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
+        ) from None
     found = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -77,19 +87,6 @@ def _job() -> tuple[str | None, str | None]:
     if "SGE_TASK_ID" in os.environ and (job := os.environ.get("JOB_ID")):
         return "sge", job
     return None, None
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        # x86 says "model name", POWER says "cpu".
-        if key.strip() in ("model name", "cpu"):
-            return value.strip() or None
-    return None
 
 
 def _torchvision_version() -> str | None:

@@ -136,7 +136,7 @@ def _report(strategy: Strategy, training: Training, measurement: Measurement) ->
         final_loss=loss,
         peak_memory_bytes=checks.peak_device_memory_bytes(strategy.devices),
         peak_host_memory_bytes=checks.peak_host_memory_bytes(),
-        pace_s=measurement.pace_s(),
+        pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
 

@@ -99,6 +99,9 @@ class Pause:
 def _cycles_per_second(device: torch.device) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stream = torch.cuda.current_stream(device)
+    # The first launch loads the kernel, which takes longer than what is timed.
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize(device)
     begin.record(stream)
     torch.cuda._sleep(_CALIBRATION_CYCLES)
     end.record(stream)

@@ -11,6 +11,8 @@ from gpuscale.records import Pacing, Phases, RankWindow
 _FEWEST_WINDOWS = 10
 _PACE_STEPS = 7
 _SYNCED_PER_UNSYNCED = 3
+_ROUNDING = 1e-9
+"""Of a division that is meant to come out even."""
 
 
 class Stepper(Protocol):
@@ -75,9 +77,13 @@ class Measurement:
     steps_per_window: int
     windows: tuple[RankWindow, ...]
 
-    def pace_s(self) -> float:
-        """Median seconds per step of this rank alone, where windows tell it."""
-        alone = [w for w in self.windows if not w.synchronized] or self.windows
+    def pace_s(self, *, ranks: int) -> float:
+        """Median seconds per step of this rank alone, where windows tell it.
+
+        Of a single rank they all do, and those count that are training as it is.
+        """
+        alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
+        alone = alone or list(self.windows)
         return statistics.median(window.busy_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
@@ -100,13 +106,14 @@ def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress)
     started = time.perf_counter()
     step_time_s, warmup_steps = warm_up(training, peers, pacing, progress)
     warmup_s = time.perf_counter() - started
-    steps, windows = window_plan(step_time_s, pacing)
+    pausing = peers.can_pause_synchronization
+    steps, windows = window_plan(step_time_s, pacing, pausing=pausing)
     measured = []
     for number in range(windows):
         progress.report("window", number, windows)
         # In turn, so that both see the same machine; the last one is synchronised training,
         # which is what the checks after the windows look at.
-        if number % _SYNCED_PER_UNSYNCED == 1 and peers.can_pause_synchronization:
+        if number % _SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
             measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
@@ -129,11 +136,32 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     return statistics.median(times_s)
 
 
-def window_plan(step_time_s: float, pacing: Pacing) -> tuple[int, int]:
-    """Steps per window and number of windows for a pace, within the budget of the run."""
-    steps = max(1, round(pacing.window_s / step_time_s))
-    affordable = math.floor(pacing.run_seconds / (steps * step_time_s))
-    return steps, max(_FEWEST_WINDOWS, min(pacing.windows, affordable))
+def window_plan(step_time_s: float, pacing: Pacing, *, pausing: bool) -> tuple[int, int]:
+    """Steps per window and number of synchronised windows for a pace.
+
+    Windows are as long as the pacing aims at, and shorter where the run's budget would not hold
+    ten of them. Of steps that are longer than such a window, ten windows have one step each,
+    whatever they take.
+
+    Args:
+        step_time_s: The pace.
+        pacing: Length and number of windows, and the budget.
+        pausing: Whether windows without synchronisation come between them, out of the same budget.
+    """
+    steps = math.ceil(pacing.window_s / step_time_s * (1 - _ROUNDING))
+    ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
+    steps = max(1, min(steps, math.floor(pacing.run_seconds / ten_steps_s)))
+    affordable = [
+        windows
+        for windows in range(_FEWEST_WINDOWS, pacing.windows + 1)
+        if _all_windows(windows, pausing=pausing) * steps * step_time_s <= pacing.run_seconds
+    ]
+    return steps, max(affordable, default=_FEWEST_WINDOWS)
+
+
+def _all_windows(synced: int, *, pausing: bool) -> int:
+    """So many synchronised windows and those that come between them."""
+    return synced + (synced + 1) // _SYNCED_PER_UNSYNCED if pausing else synced
 
 
 def warm_up(
@@ -157,13 +185,17 @@ def warm_up(
         step_time_s = stretch_s / stretch
         if elapsed_s >= pacing.warmup_s:
             return step_time_s, done + 1
-        stretch = math.ceil((pacing.warmup_s - elapsed_s) / step_time_s)
+        # Never a single step where more were asked for: the windows are planned by its pace.
+        missing = math.ceil((pacing.warmup_s - elapsed_s) / step_time_s)
+        stretch = max(missing, 1, pacing.warmup_steps)
 
 
 def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
     """One window: so many steps from a barrier to this rank's synchronisation."""
+    _line_up(training, peers)
+    # Not before the barrier: what telemetry saw of the wait for others is no part of the window.
     started_at_s = time.time()
-    busy_s = _timed_steps(training, peers, steps, synchronized=synchronized)
+    busy_s = _busy_s(training, steps, synchronized=synchronized)
     return RankWindow(
         started_at_s=started_at_s,
         busy_s=busy_s,
@@ -176,8 +208,16 @@ def _timed_steps(
     training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
 ) -> float:
     """Seconds that this rank was busy with so many steps, from a common start."""
+    _line_up(training, peers)
+    return _busy_s(training, steps, synchronized=synchronized)
+
+
+def _line_up(training: Stepper, peers: Peers) -> None:
     training.synchronize()
     peers.barrier()
+
+
+def _busy_s(training: Stepper, steps: int, *, synchronized: bool) -> float:
     opened = time.perf_counter()
     training.begin_window()
     for _ in range(steps):

@@ -43,8 +43,20 @@ def main(directory: str, device: str) -> None:
         sends=tuple(_send_times(request, rank, dist.get_world_size(), where)),
     )
     write_atomically(run_directory.outcome(rank), to_json(probe))
+    _wait_for_all(where)
     # A group that is taken down can hang (worker/entry.py); everything is written.
     os._exit(0)
+
+
+def _wait_for_all(where: torch.device) -> None:
+    """Return once no rank needs another any more.
+
+    NCCL's sends come back before they are made, and the first rank keeps the store that the
+    others ask when they open a connection.
+    """
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    dist.all_reduce(torch.zeros(1))
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:

@@ -37,7 +37,7 @@ def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> Ove
     training = Training(prepared.parts, request.configuration.precision, strategy, faults)
     bare = BareLoop(prepared.parts)
     step_time_s, _ = warm_up(training, strategy, request.pacing, progress)
-    steps, _ = window_plan(step_time_s, request.pacing)
+    steps, _ = window_plan(step_time_s, request.pacing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []
     for number in range(plan.pairs):

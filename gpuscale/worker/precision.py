@@ -6,21 +6,26 @@ import torch
 
 from gpuscale.records.configuration import Precision
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_fp32_mode(precision: Precision) -> None:
     """Let fp32 be fp32: torch allows TF32 in convolutions unless it is told otherwise."""
-    mode = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined] # not in stubs
+    # These setters write what torch's newer `fp32_precision` settings hold too. Those write only
+    # themselves, and torch.compile, which asks in the older way, then fails over the difference.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """What autocast computes in; None where there is no autocast."""
+    return _AUTOCAST.get(precision)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of forward and loss."""
-    if precision in _AUTOCAST:
-        return torch.autocast(device.type, dtype=_AUTOCAST[precision])
-    return nullcontext()
+    dtype = autocast_dtype(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:

@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 with nine devices, for driving the real binding without a GPU.
+/* A libnvidia-ml.so.1 with ten devices, for driving the real binding without a GPU.
  *
  *   0  a GPU                       1  another, with other values
  *   2  a GPU that measures no power, has no NVLink and no ECC
@@ -8,6 +8,8 @@
  *   7  a GPU that is too hot
  *   8  a GPU with an inactive NVLink, which counts no errors; the others count one more
  *      replay each time
+ *   9  a Blackwell GPU with an inactive NVLink, which counts errors in fields of its own: one
+ *      more recovery each time
  *
  * Environment:
  *   FAKE_NVML_INIT=CODE              nvmlInit answers CODE
@@ -16,7 +18,8 @@
  *   FAKE_NVML_FAIL=DEVICE:FUNCTION:AFTER:FOR:CODE
  *                                    every query of DEVICE answers CODE once FUNCTION has been
  *                                    answered AFTER times, for FOR queries (0: for ever)
- *   FAKE_NVML_XID=DEVICE:XID         one error event at the second look for events
+ *   FAKE_NVML_XID=DEVICE:XID[:CODE]  one error event at the second look for events; each look
+ *                                    after it answers CODE
  *   FAKE_NVML_CALLS=FILE             appends "DEVICE FUNCTION" for every query
  *   FAKE_NVML_HANG=1                 nvmlDeviceGetUtilizationRates never returns
  *   FAKE_NVML_SAMPLES=OFFSET         the driver buffers a sample of utilisation and of power every
@@ -43,6 +46,7 @@ enum {
 enum { CLOCK_SM = 1, CLOCK_MEM = 2 };
 enum { GPU_IDLE = 0x1, SW_POWER_CAP = 0x4, HW_THERMAL_SLOWDOWN = 0x40 };
 enum { REPLAY_FIELD = 161, RECOVERY_FIELD = 162, CRC_FIELD = 163, POWER_INSTANT_FIELD = 186 };
+enum { RECOVERY_EVENTS_FIELD = 215, EFFECTIVE_ERRORS_FIELD = 219 };
 #define MIB (1024ULL * 1024)
 #define ABSENT (~0U)
 
@@ -56,6 +60,7 @@ typedef struct device {
     int is_mig, mig_mode;
     uint temperature_c, reasons, pcie_generation, pcie_width, max_generation, links, inactive_link;
     uint ecc_corrected, ecc_uncorrected;
+    int is_blackwell;
 } device;
 
 #define V100 "Fake V100 SXM2"
@@ -76,6 +81,8 @@ static device fleet[] = {
      91, HW_THERMAL_SLOWDOWN, 1, 16, 3, 6, ABSENT, 0, 0},
     {"GPU-88888888-cccc-4000-8000-000000000008", V100, 16384, 512, 256, 80, 200000, 1380, 0, 0,
      50, 0, 3, 16, 3, 6, 4, 0, 0},
+    {"GPU-aaaaaaaa-dddd-4000-8000-00000000000a", "Fake B200", 183296, 512, 512, 80, 900000, 1900, 0, 0,
+     50, 0, 5, 16, 5, 6, 4, 0, 0, 1},
 };
 #define FLEET_SIZE (sizeof fleet / sizeof fleet[0])
 #define MIG_PARENT (&fleet[3])
@@ -295,7 +302,7 @@ int nvmlDeviceGetNvLinkState(device *d, uint link, uint *active) {
     return SUCCESS;
 }
 
-/* Replays grow on the GPU with an inactive link: one more each time its links are looked at. */
+/* The first kind grows on a GPU with an inactive link: one more each time its links are looked at. */
 static ulong64 link_errors(device *d, uint kind) {
     return kind == 0 && d->inactive_link != ABSENT ? counted[number_of(d)] : 0;
 }
@@ -306,7 +313,7 @@ int nvmlDeviceGetNvLinkErrorCounter(device *d, uint link, uint counter, ulong64 
         return code;
     if (link >= d->links || counter > 4)
         return INVALID_ARGUMENT;
-    if (link == d->inactive_link)
+    if (link == d->inactive_link || d->is_blackwell)
         return NOT_SUPPORTED;
     *value = link_errors(d, counter);
     return SUCCESS;
@@ -356,13 +363,19 @@ int nvmlDeviceRegisterEvents(device *d, ulong64 types, event_set *set) {
 
 int nvmlEventSetWait_v2(event_set *set, event *found, uint timeout_ms) {
     uint number, xid;
+    int code = TIMEOUT;
     const char *planned = getenv("FAKE_NVML_XID");
     if (timeout_ms != 0)
         return INVALID_ARGUMENT;
-    if (planned && sscanf(planned, "%u:%u", &number, &xid) == 2 && number == number_of(set->device) &&
-        looks[number]++ == 1) {
-        *found = (event){.device = set->device, .type = 8, .data = xid};
-        return SUCCESS;
+    if (planned && sscanf(planned, "%u:%u:%d", &number, &xid, &code) >= 2 &&
+        number == number_of(set->device)) {
+        uint look = looks[number]++;
+        if (look == 1) {
+            *found = (event){.device = set->device, .type = 8, .data = xid};
+            return SUCCESS;
+        }
+        if (look > 1)
+            return code;
     }
     return TIMEOUT;
 }
@@ -393,10 +406,15 @@ int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
             v->type = 1;
             v->value.whole = d->power_mw;
         } else if (v->field >= REPLAY_FIELD && v->field <= CRC_FIELD && v->scope < d->links &&
-                   v->scope != d->inactive_link) {
+                   v->scope != d->inactive_link && !d->is_blackwell) {
             v->code = SUCCESS;
             v->type = 3;
             v->value.large = link_errors(d, v->field - REPLAY_FIELD);
+        } else if ((v->field == RECOVERY_EVENTS_FIELD || v->field == EFFECTIVE_ERRORS_FIELD) &&
+                   v->scope < d->links && v->scope != d->inactive_link && d->is_blackwell) {
+            v->code = SUCCESS;
+            v->type = 3;
+            v->value.large = link_errors(d, v->field - RECOVERY_EVENTS_FIELD);
         }
 #endif
     }

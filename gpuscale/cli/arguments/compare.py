@@ -11,7 +11,8 @@ def add_compare(commands: Commands) -> None:
         description="Judge results against a baseline.",
         epilog=(
             "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
-            "3 inconclusive or incomplete, 4 nothing comparable was measured."
+            "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
+            "cannot be compared, 4 nothing comparable was measured."
         ),
     )
     compare.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")

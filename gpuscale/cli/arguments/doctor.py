@@ -12,7 +12,10 @@ def add_doctor(commands: Commands) -> None:
             "Look at this machine, GPU by GPU: which telemetry it offers, the state of its links "
             "and memory, and one sentence for each problem."
         ),
-        epilog="Exit codes: 0 no problem found or no GPU here, 1 a problem was found.",
+        epilog=(
+            "Exit codes: 0 no problem found or no GPU here, 1 a problem was found, 2 wrong usage, "
+            "or the nodes could not be looked at."
+        ),
     )
     doctor.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default) or json"
@@ -26,9 +29,12 @@ def add_doctor(commands: Commands) -> None:
         "--launcher",
         choices=("slurm", "mpirun"),
         default="slurm",
-        help="what reaches the nodes: slurm (default) or mpirun",
+        help="for --nodes, what reaches them: slurm (default) or mpirun",
     )
     doctor.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="for --nodes"
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="for --nodes: auto (default: CUDA where there is one), cuda or cpu",
     )
     doctor.set_defaults(run="gpuscale.cli.doctor:run_doctor")

@@ -18,7 +18,8 @@ def add_night(commands: Commands) -> None:
         ),
         epilog=(
             "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "
-            "3 inconclusive, 4 nothing comparable was measured, 5 not everything was measured, "
+            "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
+            "cannot be compared, 4 nothing comparable was measured, 5 not everything was measured, "
             "6 infrastructure failed."
         ),
     )

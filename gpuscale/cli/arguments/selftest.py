@@ -10,7 +10,8 @@ def add_selftest(commands: Commands) -> None:
         help="try gpuscale itself on this machine: overhead, false alarms, faults found",
         description=(
             "Try gpuscale itself. Without --overhead or --simulate: identical measurements on "
-            "this machine must raise no alarm, and faults made on purpose must be found."
+            "this machine must raise no alarm, faults made on purpose must be found, and then "
+            "the overhead is measured as with --overhead."
         ),
         epilog=(
             "Exit codes: 0 gpuscale holds what it says, 1 it does not, 2 usage, 3 not decided, "
@@ -24,7 +25,7 @@ def add_selftest(commands: Commands) -> None:
         action="store_const",
         dest="run",
         const="gpuscale.cli.selftest:run_overhead",
-        help="what measuring costs: gpuscale's windows in turn with a bare training loop",
+        help="only what measuring costs: gpuscale's windows in turn with a bare training loop",
     )
     modes.add_argument(
         "--simulate",

@@ -13,8 +13,9 @@ def add_submit(commands: Commands) -> None:
             "qsub or bsub. Run it from the root of a checkout."
         ),
         epilog=(
-            "Exit codes: with --wait that of the night (docs/nightly.md), and 5 or 6 for a job "
-            "that its scheduler ended; else 0 submitted or printed, 2 not submitted."
+            "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that Slurm "
+            "ended 5 (its time was up) or 6 (a node of it failed); else 0 submitted or printed, "
+            "2 not submitted."
         ),
     )
     submit.add_argument(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -50,14 +50,21 @@ class DistributedDataParallelStrategy:
 
     @property
     def can_pause_synchronization(self) -> bool:
-        """Whether there is another rank to synchronise with."""
-        return self.world_size > 1
+        """True on one rank too: DDP copies gradients to its buckets and back all the same."""
+        return True
 
-    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """DDP's own `no_sync`: hooks and buckets stay, the all-reduce is left out."""
+    @contextmanager
+    def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
+        """DDP's own `no_sync`: hooks and buckets stay, all communication is left out."""
         assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        context: AbstractContextManager[None] = model.no_sync()
-        return context
+        # `no_sync` leaves the flag as the step before it did. After a synchronised one the first
+        # forward broadcasts rank 0's buffers: all would wait for rank 0, which alone would not
+        # be seen to be late.
+        model.require_forward_param_sync = False
+        with model.no_sync():
+            yield
+        # The next synchronised step is then like every other, with its broadcast.
+        model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Broadcast rank 0's parameters, buffers and optimiser state."""

@@ -1,10 +1,12 @@
 """DataParallel: one process that scatters each batch over its devices and gathers the outputs."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 from gpuscale.records import RunRequest
+from gpuscale.worker.precision import autocast_dtype
 from gpuscale.worker.strategies.base import cuda_device
 
 
@@ -18,10 +20,14 @@ class DataParallelStrategy:
     def __init__(self, request: RunRequest) -> None:
         self.device = cuda_device(request.devices, 0)
         self.devices = request.devices
+        self._autocast_dtype = autocast_dtype(request.configuration.precision)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model on the first device inside DataParallel (on CPU it passes batches through)."""
-        return torch.nn.DataParallel(model.to(self.device), device_ids=list(self.devices) or None)
+        model = model.to(self.device)
+        if self._autocast_dtype is not None:
+            model = _Autocasting(model, self.device.type, self._autocast_dtype)
+        return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
 
     def barrier(self) -> None:
         """Return at once: there is one process."""
@@ -41,3 +47,21 @@ class DataParallelStrategy:
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Nothing to do: there is one set of parameters."""
+
+
+class _Autocasting(torch.nn.Module):
+    """A model that enters autocast by itself, on whichever thread it is called.
+
+    DataParallel calls its replicas on threads of their own and passes on to them that there is
+    autocast, but not in which format: bf16 would become fp16, without a loss scaler.
+    """
+
+    def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._model = model
+        self._device_type = device_type
+        self._dtype = dtype
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        with torch.autocast(self._device_type, dtype=self._dtype):
+            return self._model(*inputs, **keywords)

@@ -8,7 +8,7 @@ from gpuscale.night.attempt import Attempt, Fault
 from gpuscale.records import Environment
 
 
-def evidence_of_attempt(
+def failed_attempt_json(
     attempt: Attempt, faults: Sequence[Fault], *, host: str, job: str, nodes: Sequence[str]
 ) -> str:
     """The text of `evidence.json`.
