@@ -14,10 +14,12 @@ from gpuscale.records import (
     Hardware,
     MeasuredEntry,
     MeasuredRun,
+    Pacing,
     PublishedFigure,
     RankReport,
     Results,
     Run,
+    RunRequest,
     Window,
 )
 
@@ -67,6 +69,27 @@ def run(
         if step_time_s is None
         else None,
     )
+
+
+def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
+    """What a run like `run`'s is asked for with, of a case that nobody looks for."""
+    asked = RunRequest(
+        configuration=CNN,
+        gpus=gpus,
+        index=index,
+        batch_per_gpu=BATCH,
+        sample_shape=SHAPE,
+        case_module="",
+        case_file="",
+        case_class="",
+        import_paths=(),
+        devices=(),
+        data_root=None,
+        download=False,
+        pacing=Pacing(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
+        timeout_s=60,
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type] # any field of a request
 
 
 def window(time_s: float, ranks: int) -> Window:

@@ -4,29 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scaling_records import CNN, run
+from scaling_records import request, run
 
 from gpuscale.formats.exchange import to_json
 from gpuscale.launch.collect import collect_run
-from gpuscale.records import Pacing, Phases, RankOutcome, RankWindow, Run, RunRequest
+from gpuscale.records import Phases, RankOutcome, RankWindow, Run
 from gpuscale.run_directory import RunDirectory
-
-REQUEST = RunRequest(
-    configuration=CNN,
-    gpus=2,
-    index=1,
-    batch_per_gpu=128,
-    sample_shape=(1, 28, 28),
-    case_module="case",
-    case_file="case.py",
-    case_class="Case",
-    import_paths=(),
-    devices=(),
-    data_root=None,
-    download=False,
-    pacing=Pacing(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.2, run_seconds=3.0),
-    timeout_s=60.0,
-)
 
 
 def own_phases(forward_s: float, backward_s: float) -> Phases:
@@ -60,7 +43,7 @@ def collected(tmp_path: Path, outcomes: list[RankOutcome]) -> Run:
     for each in outcomes:
         directory.outcome(each.report.rank).write_text(to_json(each))
     return collect_run(
-        REQUEST, directory, exit_codes={}, timed_out=False, started_at_s=1.7e9, wall_s=9.0
+        request(2), directory, exit_codes={}, timed_out=False, started_at_s=1.7e9, wall_s=9.0
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from measuring import BENCH_CASES, write_case
-from scaling_records import CNN
+from scaling_records import CNN, request
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.errors import GpuscaleError, UsageError
@@ -120,21 +120,13 @@ def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
 
 
 def request_for_cpu() -> RunRequest:
-    return RunRequest(
+    return request(
         configuration=ON_CPU,
-        gpus=1,
-        index=1,
         batch_per_gpu=4,
-        sample_shape=(1, 28, 28),
         case_module="test_mnist_cnn",
         case_file=str(BENCH_CASES / "test_mnist_cnn.py"),
         case_class="MnistCnn",
-        import_paths=(),
-        devices=(),
-        data_root=None,
-        download=False,
         pacing=PACINGS["cpu"],
-        timeout_s=60,
     )
 
 
@@ -170,7 +162,7 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     )
     report = json.loads(answer.stdout)
     (result,) = report["results"]
-    assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 40)
+    assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 80)
     # A step of a tenth of a millisecond has its overhead; that of ten steps would be a bug.
     assert 0.5 < result["ratio"]["value"] < 10
     assert answer.returncode == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from measuring import pytest_command, run_pytest, write_case
-from scaling_records import BATCH, CNN, SHAPE, environment, measured
+from scaling_records import CNN, environment, measured, request
 from scaling_records import run as made
 from test_store import NOW, refusal, results, writer
 
@@ -20,7 +20,7 @@ from gpuscale.plugin.resuming import (
     refuse_other_configurations,
     refuse_other_environment,
 )
-from gpuscale.records import Environment, GpuDevice, Node, Pacing, RunRequest
+from gpuscale.records import Environment, GpuDevice, Node, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
 from gpuscale.version import __version__
 
@@ -209,26 +209,6 @@ def test_another_gpuscale_may_measure_in_another_way() -> None:
     then = replace(measured({1: [1.0]}), gpuscale_version="0.0.9")
     with pytest.raises(UsageError, match=r"gpuscale: 0\.0\.9 → "):
         refuse_other_environment(HERE, then, then.environment, ())
-
-
-def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
-    asked = RunRequest(
-        configuration=CNN,
-        gpus=gpus,
-        index=index,
-        batch_per_gpu=BATCH,
-        sample_shape=SHAPE,
-        case_module="",
-        case_file="",
-        case_class="",
-        import_paths=(),
-        devices=(),
-        data_root=None,
-        download=False,
-        pacing=Pacing(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
-        timeout_s=1,
-    )
-    return replace(asked, **changes)  # type: ignore[arg-type] # any field of a request
 
 
 def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from gpuscale.cases import TrainingCase
@@ -116,11 +115,6 @@ def case_request(
         timeout_s=TIMEOUT_S,
         injections=injections,
     )
-
-
-def pacing_of(environment: Environment, *, run_seconds: float) -> Pacing:
-    """The default pacing with so many seconds of windows in a run."""
-    return replace(PACINGS[environment.device], run_seconds=run_seconds)
 
 
 def _configuration(case: TrainingCase, environment: Environment) -> Configuration:
