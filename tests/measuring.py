@@ -62,10 +62,12 @@ def pytest_command(*arguments: str) -> list[str]:
 def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
     """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
     variables = dict(pair.split("=", 1) for pair in environment)
+    # A worker of pytest-xdist tells pytest-benchmark by it that another writes the files.
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     answer = subprocess.run(
         pytest_command(*arguments),
         cwd=folder,
-        env={**os.environ, **variables},
+        env={**own, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
