@@ -8,6 +8,7 @@ GPUS ?= 1,2
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
 	$(BIN)/pytest bench_cases --gpus $(GPUS)
+	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
 
 test: setup
 	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
@@ -22,6 +23,7 @@ check: setup
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV): torch and its CUDA libraries, some minutes and 6 GB at first"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

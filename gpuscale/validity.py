@@ -31,7 +31,8 @@ def expiry_note(baseline: Baseline, today: date) -> str | None:
     ago = "yesterday" if days == 1 else f"{days} days ago"
     return (
         f"the baseline expired on {baseline.expires_on} ({ago}): it may no longer be what this "
-        "machine can do; measure again and run 'gpuscale baseline update'"
+        "machine can do; measure again and run 'gpuscale baseline update --expires DATE', which "
+        "without --expires keeps the old date"
     )
 
 

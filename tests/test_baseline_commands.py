@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -83,8 +84,10 @@ def test_a_baseline_shows_its_provenance_entries_and_expiry(shell: Shell) -> Non
     shown = shell("baseline", "show", "b.json")
     assert shown.code == 0
     assert "baseline  b: Here, 4× Tesla V100-SXM2-16GB per node" in shown.out
-    assert "recorded  2026-11-21T03:00:00+00:00 by " in shown.out
-    assert ", with gpuscale 0\n" in shown.out
+    begun = "measured  latest session begun 2026-11-21T03:00:00+00:00, with gpuscale 0\n"
+    assert begun in shown.out
+    assert "recorded  by " in shown.out
+    assert "updated" not in shown.out
     assert "expires   2026-11-28" in shown.out
     assert "software  torch 2.11, Python 3.11\n          in 17 on node1" in shown.out
     assert "6 (1)" in shown.out
@@ -175,6 +178,7 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     assert change.reason == "new NCCL"
     assert [entry.gpus for entry in change.replaced] == [2]
     shown = shell("show", "b.json").out
+    assert f"updated   {change.at}, see below\n" in shown
     assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
     assert shell(*update("--accept", "all", "--reason", "the rest")).code == 0
     assert shell(*update()) == Answer(0, "nothing would change\n", "")
@@ -208,6 +212,30 @@ def test_an_update_may_set_a_new_expiry(shell: Shell) -> None:
     approved = ("--accept", "all", "--reason", "r")
     assert shell(*update(*approved, "--expires-after", "52w")).code == 0
     assert read_baseline(path).expires_on == "2027-11-20"
+
+
+def test_an_expiry_is_set_where_nothing_else_would_change(shell: Shell) -> None:
+    path = shell.recorded()
+    before = read_baseline(path)
+    same = ("baseline", "update", "b.json", "night.jsonl")
+    answer = shell(*same, "--expires", "2030-01-01")
+    assert answer == Answer(0, "b.json: valid until 2030-01-01; nothing else would change\n", "")
+    assert read_baseline(path) == replace(before, expires_on="2030-01-01")
+    assert shell(*same, "--expires", "2030-01-01").out == "nothing would change\n"
+
+
+def test_a_baseline_of_little_use_is_recorded_with_a_warning(shell: Shell) -> None:
+    shell.write("noisy", measured({1: ONE_AND_TWO[1], 2: (1.1, 1.6, 0.9, 1.4, 1.2, 1.0)}))
+    command = ("baseline", "record", "--cluster", "Here")
+    noisy = shell(*command, "noisy.jsonl", "-o", "noisy.json")
+    assert noisy.code == 0
+    (line,) = noisy.err.splitlines()
+    assert line.startswith(
+        "gpuscale: warning: against this baseline only large losses can be found: mnist_cnn/ddp on "
+    )
+    assert re.search(r"mnist_cnn/ddp on 2 GPUs from 4\d % \(step time 1\.1\d s ×\[", line)
+    assert "measure those with wide intervals again" in line
+    assert shell(*command, "night.jsonl", "-o", "quiet.json").err == ""
 
 
 def in_a_terminal(

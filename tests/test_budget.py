@@ -224,12 +224,20 @@ def test_lines_name_the_lagging_rank_its_host_and_its_device() -> None:
     own = [COMPUTING, COMPUTING, COMPUTING.scaled(1.2), COMPUTING]
     slowed = [phased_run(own, communication_s=0.0, index=index) for index in (1, 2)]
     healthy = phased_run([COMPUTING] * 4, communication_s=0.02, index=3)
-    assert list(budget_lines([ONE, *slowed, healthy])) == [
+    *lines, note = budget_lines([ONE, *slowed, healthy])
+    assert lines == [
         "",
         "mnist_cnn/ddp 4 GPUs  E 0.83 = 1 − communication 0.06 − data 0.00 − skew 0.11 − rest 0.00",
         "mnist_cnn/ddp 4 GPUs  "
         "skew: rank 2 (node1, GPU-2) 20.0 % slower than the median rank in runs 1, 2",
     ]
+    assert note.startswith("E: efficiency, the speedup over the number of GPUs; communication: ")
+
+
+def test_of_two_ranks_the_slower_one_is_compared_with_the_other() -> None:
+    slowed = phased_run([COMPUTING, COMPUTING.scaled(1.2)], communication_s=0.0)
+    lines = "\n".join(budget_lines([ONE, slowed]))
+    assert "skew: rank 1 (node1, GPU-1) 20.0 % slower than rank 0 in run 1" in lines
 
 
 def on_device(uuid: str, factor: float, index: int) -> Run:

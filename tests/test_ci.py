@@ -167,6 +167,12 @@ def test_juwels_job_hands_its_gpus_and_cores_on_to_srun(checkout: Path) -> None:
     assert environment["SRUN_CPUS_PER_TASK"] == "96"
 
 
+def test_juwels_job_names_hosts_and_interfaces_of_infiniband(checkout: Path) -> None:
+    environment = run_script(checkout, "juwels-booster.sbatch").environment()
+    assert environment["GPUSCALE_RENDEZVOUS_HOST"] == "{host}i"
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_job_loads_the_modules_of_the_site(checkout: Path, script: str) -> None:
     night = run_script(checkout, script, GPUSCALE_MODULES="gcc python/3.12")
@@ -223,6 +229,7 @@ def test_night_without_both_commands_is_a_usage_error(checkout: Path, arguments:
     night = run_night(command, checkout, job_environment(checkout, {}), checkout)
     assert night.exit_code == 2
     assert "NAME JOB measure PYTEST_ARGUMENT" in night.output
+    assert "words" not in night.output
 
 
 def test_gpu_count_that_real_pytest_skips_is_not_a_complete_night(checkout: Path) -> None:

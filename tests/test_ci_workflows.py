@@ -5,7 +5,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ci_checkout import JOB, REPOSITORY, job_environment, make_checkout, run_night
+from ci_checkout import (
+    JOB,
+    REPOSITORY,
+    job_environment,
+    make_checkout,
+    run_night,
+    write_program,
+)
 
 WORKFLOWS = {
     "gitlab-ci.yml": {"CI_JOB_ID": JOB},
@@ -46,7 +53,7 @@ def test_workflow_measures_judges_and_hands_on_the_exit_code(
     text = (REPOSITORY / "ci" / workflow).read_text()
     variables = dict(re.findall(r"^ +(GPUSCALE_\w+): (\S+)$", text, re.MULTILINE))
     settings = variables | WORKFLOWS[workflow] | {"COMPARE_EXIT": str(compare_exit)}
-    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "ci/nightly.sh")]
+    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
     night = run_night(command, checkout, job_environment(checkout, settings), checkout)
     assert night.exit_code == compare_exit, night.output
     (measured,) = night.calls("pytest")
@@ -74,7 +81,7 @@ def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) 
         "GPUSCALE_DATA_ROOT": "/some data",
         "GPUSCALE_JUDGED_GPUS": "2,4",
     }
-    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "ci/nightly.sh")]
+    command = ["bash", "-eo", "pipefail", "-c", commands_of(workflow, "# Before the job")]
     environment = job_environment(checkout, settings | WORKFLOWS[workflow])
     night = run_night(command, checkout, environment, checkout)
     assert night.exit_code == 0, night.output
@@ -111,3 +118,28 @@ def test_github_shows_the_verdict_on_the_page_and_as_annotations(
     assert done.stdout == ("::error title=x::y\n" if compared else "")
     verdict = "### a verdict\n" if compared else ""
     assert summary.read_text() == f"{verdict}\n```\nnight: regressed\n```\n"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_a_night_that_takes_too_long_is_compared_before_the_service_ends_it(
+    checkout: Path, workflow: str
+) -> None:
+    text = (REPOSITORY / "ci" / workflow).read_text()
+    limit = re.search(r"^ +timeout(?:-minutes)?: (\d+)", text, re.MULTILINE)
+    commands = commands_of(workflow, "# Before the job")
+    asked = re.search(r"timeout --preserve-status -s TERM (\d+)m ", commands)
+    assert limit is not None
+    assert asked is not None
+    assert int(asked[1]) + 5 <= int(limit[1])
+    # Of a measurement that would go on for a minute, one second is waited for.
+    results = 'cp "$MEASURED" "$(printf "%s\\n" "$@" | grep results.jsonl)"'
+    program = f"#!/bin/bash\n{results}\nsleep 60 & trap 'kill $!; exit 143' TERM; wait\n"
+    write_program(checkout / ".venv/bin/pytest", program)
+    variables = dict(re.findall(r"^ +(GPUSCALE_\w+): (\S+)$", text, re.MULTILINE))
+    shorter = commands.replace(asked[0], asked[0].replace(f"{asked[1]}m", "3s"))
+    command = ["bash", "-eo", "pipefail", "-c", shorter]
+    environment = job_environment(checkout, variables | WORKFLOWS[workflow])
+    night = run_night(command, checkout, environment, checkout)
+    assert night.exit_code == 5, night.output
+    assert "stopped by SIGTERM" in (night.directory / "night.txt").read_text()
+    assert (night.directory / "comparison.txt").read_text() == "a table\n"

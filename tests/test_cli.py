@@ -1,9 +1,14 @@
 """The `gpuscale` command as a user types it."""
 
+import fcntl
 import json
 import os
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -164,6 +169,34 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert message in line
 
 
+def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
+    newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
+    newest.parent.mkdir(parents=True)
+    header, *runs = RESULTS.read_text().splitlines()
+    days_ago = datetime.now(UTC) - timedelta(days=3, hours=1)
+    for i, line in enumerate(runs):
+        record = json.loads(line)
+        record["run"]["started_at_s"] = days_ago.timestamp()
+        runs[i] = json.dumps(record)
+    head = json.loads(header) | {"created_at": days_ago.isoformat()}
+    newest.write_text("\n".join([json.dumps(head), *runs]) + "\n")
+    place = f".gpuscale/results/{newest.name}"
+    shown = gpuscale("show", cwd=tmp_path)
+    assert shown.stdout.startswith(f"results   {place}\nmeasured  {days_ago.isoformat()} by ")
+    assert ", 3 days ago\n" in shown.stdout
+    compared = gpuscale("compare", ARC4, cwd=tmp_path)
+    (line,) = compared.stderr.splitlines()
+    when = f"measured {days_ago.isoformat()}, 3 days ago"
+    assert line == f"gpuscale: the newest results: {place}, {when}"
+    assert gpuscale("compare", ARC4, newest).stderr == ""
+
+
+def test_what_compare_requires_is_the_baseline_alone() -> None:
+    answer = gpuscale("compare")
+    assert answer.returncode == 2
+    assert answer.stderr.rstrip().endswith("required: BASELINE")
+
+
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     command = f"{sys.executable} -m gpuscale show {RESULTS} | true"
     answer = subprocess.run(
@@ -172,11 +205,17 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert answer.stderr == ""
 
 
-def in_a_terminal(variables: dict[str, str]) -> str:
-    """The output of a comparison whose standard output is a terminal."""
+COMPARISON = ("compare", str(ARC4), str(RESULTS))
+
+
+def in_a_terminal(
+    variables: dict[str, str], arguments: Sequence[str] = COMPARISON, *, columns: int = 0
+) -> str:
+    """The output of a command whose standard output is a terminal."""
     leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS)],
+        [sys.executable, "-m", "gpuscale", *arguments],
         stdout=follower,
         env={**os.environ, "TERM": "xterm", **variables},
     )
@@ -203,6 +242,15 @@ def test_a_narrow_terminal_gets_narrow_lines() -> None:
     lines = in_a_terminal({"NO_COLOR": "1", "COLUMNS": "60"}).splitlines()
     assert lines[1] == "          V100 per node"
     assert max(map(len, lines)) <= 64
+
+
+@pytest.mark.parametrize("file", [RESULTS, ARC4], ids=["results", "baseline"])
+@pytest.mark.parametrize("columns", [80, 100])
+def test_tables_keep_to_the_width_of_the_terminal(file: Path, columns: int) -> None:
+    shown = in_a_terminal({"COLUMNS": ""}, ("show", str(file)), columns=columns)
+    tables = [line for line in shown.splitlines() if not line.startswith(("results", " "))]
+    assert max(map(len, tables)) <= columns
+    assert "efficiency" in shown
 
 
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from scaling_records import (
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import currents_of
-from gpuscale.errors import ExitCode
+from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Comparison, Hardware, Verdict
 
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
@@ -175,11 +175,58 @@ def test_cases_are_chosen_by_name_with_or_without_strategy(name: str) -> None:
     assert comparison.exit_code is ExitCode.OK
 
 
-def test_a_choice_that_leaves_nothing_is_no_pass_and_says_so() -> None:
-    comparison = compare(BASELINE, [measured(NOW)], cases=["mnist_cnn/dp"])
-    assert comparison.entries == ()
-    assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
-    assert "no row is of the case 'mnist_cnn/dp' that was asked for" in comparison.notes
+@pytest.mark.parametrize("name", ["mnist_cnn/dp", "resnett"])
+def test_a_case_that_neither_side_has_is_refused_with_those_that_there_are(name: str) -> None:
+    told = f"the case '{name}' is neither in the baseline nor in the results; there are mnist_cnn"
+    with pytest.raises(UsageError, match=told):
+        compare(BASELINE, [measured(NOW)], cases=["mnist_cnn", name])
+
+
+def test_a_number_of_gpus_that_neither_side_has_is_refused() -> None:
+    other = measured({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50"))
+    with pytest.raises(UsageError, match="8 GPUs: neither the baseline nor the results"):
+        compare(BASELINE, [measured(NOW), other], cases=["mnist_cnn"], gpus=[1, 2, 8])
+
+
+def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missing() -> None:
+    other = measured({8: [0.2, 0.2, 0.2]}, configuration=replace(CNN, case="resnet50"))
+    with_other = replace(
+        BASELINE,
+        measured=(
+            *BASELINE.measured,
+            *baseline({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50")).measured,
+        ),
+    )
+    comparison = compare(
+        with_other, [measured(NOW), other], cases=["mnist_cnn", "resnet50"], gpus=[8]
+    )
+    assert [(entry.key.label, entry.verdict) for entry in comparison.entries] == [
+        ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
+        ("resnet50/ddp on 8 GPUs", Verdict.OK),
+    ]
+    assert comparison.entries[0].reason == "asked for, and on neither side"
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_every_configuration_that_only_the_results_have_is_missing_and_named() -> None:
+    slow = {2: [0.3] * 3}
+    comparison = compare(
+        BASELINE,
+        [
+            measured(NOW),
+            measured(slow, configuration=replace(CNN, precision="bf16")),
+            measured(slow, configuration=replace(CNN, compiled=True)),
+        ],
+    )
+    assert [entry.verdict for entry in comparison.entries] == [
+        Verdict.OK,
+        Verdict.OK,
+        Verdict.MISSING,
+        Verdict.MISSING,
+    ]
+    assert "of this configuration (precision: fp32 → bf16)" in comparison.entries[2].reason
+    assert "of this configuration (compiled: False → True)" in comparison.entries[3].reason
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
 def test_rows_come_case_by_case_with_gpus_ascending() -> None:

@@ -139,7 +139,7 @@ def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
     row = _row(compare(before, [measured({1: [0.096, 0.105, 0.102]})]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is not None
-    assert f"{row.further_runs} further runs would settle it" in row.reason
+    assert f"about {row.further_runs} further runs would settle it" in row.reason
 
 
 def test_further_runs_are_none_where_the_allocation_is_what_is_unsure() -> None:
@@ -302,6 +302,42 @@ def test_an_efficiency_above_1_1_is_pointed_out() -> None:
     assert any(note.startswith("results: mnist_cnn/ddp on 2 GPUs") for note in notes)
 
 
+def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None:
+    nights = [
+        *(measured({1: [0.1 * f for f in NOW]}, job_id=f"n{i}") for i in range(6)),
+        measured({1: [0.111 * f for f in NOW]}, job_id="n7"),
+    ]
+    notes = compare(_then(n1=0.1), nights).notes
+    assert any("on mnist_cnn/ddp on 1 GPU T of n7 is +11.0 % beside the others" in n for n in notes)
+    alike = compare(_then(n1=0.1), nights[:6]).notes
+    assert not any("several allocations" in note for note in alike)
+
+
+def test_a_loss_within_a_wide_margin_is_ok_though_the_bound_of_ok_is_narrower() -> None:
+    wide = Tolerances(
+        margin=0.1, allocation_deviation_time=0.002, allocation_deviation_speedup=0.001
+    )
+    before = replace(_then(n1=0.1), tolerances=wide)
+    assert _row(compare(before, [_now(n1=0.107)]), 1).verdict is Verdict.OK
+    assert _row(compare(before, [_now(n1=0.12)]), 1).verdict is Verdict.REGRESSED
+
+
+def test_noise_of_tonight_is_not_put_down_to_the_baselines_many_nights() -> None:
+    nights = [f"n{i}" for i in range(6)]
+    before = baseline({1: [0.1 * f for f in THEN]}, allocations=nights)
+    row = _row(compare(before, [measured({1: [0.06, 0.11, 0.19]})]), 1)
+    assert "since these differ by " in row.reason
+
+
+def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() -> None:
+    before = baseline({1: [0.1, 0.104, 0.096, 0.102, 0.098, 0.1], 4: [0.11 * f for f in THEN]})
+    now = measured({1: [0.109, 0.1065, 0.1035], 4: [0.1222] * 3})
+    row = _row(compare(before, [now]), 4)
+    assert row.verdict is Verdict.REGRESSED
+    assert row.finding is Finding.SLOWER_TRAINING
+    assert "not the scaling" not in row.reason
+
+
 def test_failed_runs_beside_valid_ones_are_pointed_out() -> None:
     now = measured({1: [0.1, None, 0.1001]})
     comparison = compare(_then(n1=0.1), [now])
@@ -317,8 +353,8 @@ def test_the_run_of_the_baselines_configuration_is_taken_among_several() -> None
         *(run(1, 0.05 * f, configuration=other) for f in NOW), *(run(1, 0.1 * f) for f in NOW)
     )
     comparison = compare(_then(n1=0.1), [now])
-    assert _row(comparison, 1).verdict is Verdict.OK
-    assert any("also measured with another configuration" in note for note in comparison.notes)
+    assert [entry.verdict for entry in comparison.entries] == [Verdict.OK, Verdict.MISSING]
+    assert comparison.entries[0].current.speedup is not None
 
 
 def test_a_baseline_may_hold_several_configurations_of_one_row() -> None:

@@ -12,7 +12,7 @@ from scaling_records import CNN, baseline, environment, figure, measured, publis
 from gpuscale.compare.pocock import crossing_probability, nominal_error
 from gpuscale.compare.sequential import EntryProgress, Progress, SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
-from gpuscale.records import Baseline, EntryKey, Results, Tolerances, Verdict
+from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Tolerances, Verdict
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
@@ -169,6 +169,73 @@ def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() ->
     }
     assert _row(step, 2).entry.verdict is Verdict.INCOMPARABLE
     assert _row(step, 4).entry.verdict is Verdict.MISSING
+
+
+def _quiet(gpus: int, runs: int, time_s: float) -> list[Run]:
+    return [run(gpus, time_s * f, index=i) for i, f in enumerate(NOW[:runs], 1)]
+
+
+def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
+    unsteady = replace(run(2, None), failure=Failure(kind="unsteady", message="windows alternate"))
+    now = results(*_quiet(1, 3, 0.1), run(2, 0.11), unsteady, unsteady)
+    step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
+    row = _row(step, 2)
+    assert (row.progress, row.looked_after) == (Progress.NEEDS_RUNS, None)
+    assert row.entry.reason == "1 of 3 runs gave a number: 2 were unsteady"
+    assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_runs_made_after_many_failures_are_looked_at() -> None:
+    failed = [run(2, None, index=i) for i in range(1, 9)]
+    now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
+    step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
+    assert _row(step, 2).progress is Progress.CONFIRMED
+
+
+def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
+    now = results(*_quiet(1, 3, 0.1), *(run(1, None, index=i) for i in range(4, 9)))
+    row = _row(next_step(_then(n1=0.1), [now], PLAN), 1)
+    assert row.entry.verdict is Verdict.INCONCLUSIVE
+    assert row.entry.reason.startswith("3 of 8 runs gave a number: 5 were killed; ")
+
+
+def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
+    now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
+    step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN, gpus=[2])
+    assert _row(step, 2).progress is Progress.CONFIRMED
+    assert _row(step, 2).entry.changed_quantity == "E(n)"
+
+
+def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
+    lost = [run(1, None, index=i) for i in range(1, 6)]
+    now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
+    step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
+    assert (_row(step, 2).progress, _row(step, 2).looked_after) == (Progress.CONFIRMED, 4)
+
+
+def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
+    before = _then(n1=0.1, n2=0.11)
+    other = [
+        replace(entry, configuration=replace(CNN, precision="bf16")) for entry in before.measured
+    ]
+    both = replace(before, measured=(*before.measured, *other))
+    step = next_step(both, [_now(3, n1=0.1, n2=0.11)], PLAN, configurations=[CNN])
+    assert {each.entry.verdict for each in step.entries} == {Verdict.OK}
+    assert step.needs_runs == frozenset()
+    assert step.comparison.exit_code is ExitCode.OK
+
+
+def test_an_entry_that_only_another_configuration_has_is_still_incomparable() -> None:
+    bf16 = replace(CNN, precision="bf16")
+    before = baseline({1: [0.1 * f for f in THEN]}, configuration=bf16)
+    step = next_step(before, [_now(3, n1=0.1)], PLAN, configurations=[CNN])
+    assert _row(step, 1).entry.verdict is Verdict.INCOMPARABLE
+
+
+def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
+    step = next_step(_then(n1=0.1), [_now(2, n1=0.1)], PLAN, cases=["mnist_cnn/ddp", "x/dp"])
+    assert not any("asked for" in note for note in step.comparison.notes)
+    assert _row(step, 1).entry.further_runs is None
 
 
 def test_a_row_of_the_baseline_without_a_run_needs_runs() -> None:

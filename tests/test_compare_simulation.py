@@ -151,6 +151,26 @@ def test_the_stated_minimum_detectable_loss_is_detected() -> None:
     assert found >= 0.88 * trials
 
 
+@pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.05), ((6, 2), 0.05), ((6, 3), 0.1)])
+def test_a_noisy_row_among_quiet_ones_is_rarely_called_regressed(
+    runs: tuple[int, int], deviation: float
+) -> None:
+    rng = np.random.default_rng(19)
+    alarms = 0
+    for _ in range(400):
+        before, now = (
+            {
+                gpus: [STEP_TIMES_S[gpus] * math.exp(x) for x in rng.normal(0, spread, count)]
+                for gpus, spread in ((1, 0.002), (4, deviation))
+            }
+            for count in runs
+        )
+        comparison = compare(baseline(before), [measured(now)])
+        alarms += _verdicts(comparison)[4] is Verdict.REGRESSED
+    # 1% is 4 of 400; 10 or more would then come up less than once in 100 times.
+    assert alarms < 10
+
+
 def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
     times: dict[int, list[float]] = {gpus: [] for gpus in STEP_TIMES_S}
     names = [f"night{i}" for i in range(count)]

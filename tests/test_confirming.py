@@ -84,6 +84,37 @@ def test_a_session_that_measures_nothing_comparable_says_so(
     assert "no entry in the baseline" in session.output
 
 
+def test_a_file_that_cannot_be_imported_keeps_a_good_verdict_from_ending_with_0(
+    tmp_path: Path, recorded: Baseline
+) -> None:
+    fast = tuple(
+        replace(
+            entry, runs=tuple(replace(run, step_time_s=20 * run.step_time_s) for run in entry.runs)
+        )
+        for entry in recorded.measured
+    )
+    write_case(tmp_path, "Case = Tiny")
+    write_baseline(tmp_path / "b.json", replace(recorded, measured=fast))
+    (tmp_path / "test_broken.py").write_text("import nothing_of_that_name\n")
+    options = ("--baseline", "b.json", "--continue-on-collection-errors")
+    session = run_pytest(tmp_path, *QUICK, *options)
+    assert "1 improved (exit code 1)" in session.output
+    assert session.exit_code == pytest.ExitCode.TESTS_FAILED, session.output
+
+
+def test_an_interrupted_session_tells_the_exit_code_that_it_ends_with(
+    tmp_path: Path, recorded: Baseline
+) -> None:
+    path = write_case(tmp_path, "Case = Tiny")
+    path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
+    write_baseline(tmp_path / "b.json", recorded)
+    session = run_pytest(tmp_path, *QUICK, "--baseline", "b.json")
+    assert session.exit_code == pytest.ExitCode.INTERRUPTED, session.output
+    assert "too few runs to look at (1 so far)" in session.output
+    assert "more runs" not in session.output
+    assert "1 inconclusive (exit code 2)" in session.output
+
+
 def test_a_baseline_that_cannot_be_read_ends_pytest_before_anything_is_measured(
     tmp_path: Path,
 ) -> None:

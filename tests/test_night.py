@@ -153,6 +153,8 @@ def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
     assert suspects([Fault(text="", host="n2.cluster.example")], nodes) == ("n2",)
     assert suspects([Fault(text="")], nodes) == nodes
     assert suspects([Fault(text="", host="elsewhere")], nodes) == nodes
+    # When a node is lost, ranks on the others end with it.
+    assert suspects([Fault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
 
 
 def test_a_job_is_submitted_again_with_what_its_script_does_not_say() -> None:
@@ -166,12 +168,16 @@ def test_a_job_is_submitted_again_with_what_its_script_does_not_say() -> None:
         "GPUSCALE_JOB_SCRIPT": "spool/script",
         "GPUSCALE_RUNS": "5",
     }
-    found = resubmission(environment, avoid=("n1", "n2"), night="/night", time_limit="1:00:00")
+    shown = (
+        "JobId=4711 ExcNodeList=n[7-8] TimeLimit=01:00:00 MailUser=me@site MailType=END,FAIL "
+        "Account=budget"
+    )
+    found = resubmission(environment, avoid=("n1", "n2"), night="/night", shown=shown)
     assert found is not None
     command, inherited = found
     assert " ".join(command) == (
-        "sbatch --parsable --exclude=n1,n2 --export=ALL --partition=booster --account=budget "
-        "--time=1:00:00 spool/script"
+        "sbatch --parsable --exclude=n[7-8],n1,n2 --export=ALL --partition=booster "
+        "--account=budget --time=01:00:00 --mail-type=END,FAIL --mail-user=me@site spool/script"
     )
     assert inherited == {
         "SLURM_CONF": "slurm.conf",
@@ -180,7 +186,7 @@ def test_a_job_is_submitted_again_with_what_its_script_does_not_say() -> None:
         "GPUSCALE_RETRY_OF": "/night",
     }
     del environment["GPUSCALE_JOB_SCRIPT"]
-    assert resubmission(environment, avoid=("n1",), night="/night", time_limit=None) is None
+    assert resubmission(environment, avoid=("n1",), night="/night", shown="") is None
 
 
 def test_launchers_leave_out_excluded_hosts_but_not_all() -> None:
@@ -278,7 +284,6 @@ def test_a_job_on_several_nodes_tries_again_without_the_bad_one_where_slurm_take
     checkout: Path,
 ) -> None:
     write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\nprintf 'n1\\nn2\\nn3\\n'\n")
-    write_program(checkout / "stand-ins/squeue", "#!/bin/bash\necho 1:00:00\n")
     write_program(checkout / "stand-ins/sbatch", "#!/bin/bash\necho not enough nodes >&2; exit 1\n")
     slurm = {"SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "n[1-3]", "GPUSCALE_JOB_SCRIPT": "script"}
     night = night_in(checkout, **slurm)
@@ -290,21 +295,70 @@ def test_a_job_on_several_nodes_tries_again_without_the_bad_one_where_slurm_take
 
 
 def test_a_job_that_is_submitted_again_leaves_the_verdict_to_the_next(checkout: Path) -> None:
-    write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\necho n2\n")
-    write_program(checkout / "stand-ins/squeue", "#!/bin/bash\necho 1:00:00\n")
-    write_program(
-        checkout / "stand-ins/sbatch", f'#!/bin/bash\necho "$*" >"{checkout}/again"; echo 4712\n'
-    )
-    slurm = {"SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "n2", "GPUSCALE_JOB_SCRIPT": "script"}
+    slurm = in_a_slurm_job(checkout)
     first = night_in(checkout, **slurm)
     assert first.exit_code == 6, first.output
     assert "retried as: 4712\n" in record_of(first, "attempt-1")
-    assert "--exclude=n2 --export=ALL --time=1:00:00 script" in (checkout / "again").read_text()
+    assert "--exclude=n2 --export=ALL --time=01:00:00 script" in (checkout / "again").read_text()
     assert not (first.directory / "night.txt").exists()
     second = night_in(checkout, GPUSCALE_RETRY_OF=str(first.directory), **slurm)
     assert second.exit_code == 0, second.output
     assert "attempts: 2, see attempt-1\n" in record_of(second)
     assert len(list(first.directory.parent.iterdir())) == 1
+
+
+REGRESSES_FIRST = """\
+#!/bin/bash
+case $1 in night | --version) exec "$PYTHON" -m gpuscale "$@" ;; esac
+[ "$1" = show ] && exit
+echo "a table"
+case $3 in */attempt-1/*) exit 1 ;; *) exit "$COMPARE_EXIT" ;; esac
+"""
+
+
+def in_a_slurm_job(checkout: Path) -> dict[str, str]:
+    """What a job on n2 finds: its variables, and a Slurm that takes it once more as 4712."""
+    write_program(
+        checkout / "stand-ins/scontrol",
+        "#!/bin/bash\n[ $1 = show ] && echo n2 || echo JobId=4711 TimeLimit=01:00:00\n",
+    )
+    write_program(
+        checkout / "stand-ins/sbatch", f'#!/bin/bash\necho "$*" >"{checkout}/again"; echo 4712\n'
+    )
+    return {"SLURM_JOB_ID": JOB, "SLURM_JOB_NODELIST": "n2", "GPUSCALE_JOB_SCRIPT": "script"}
+
+
+@pytest.mark.parametrize(("second", "code"), [("well", 0), ("measures nothing", 1), ("fails", 1)])
+def test_a_regression_that_the_first_job_saw_stands_unless_the_second_judges_for_itself(
+    checkout: Path, second: str, code: int
+) -> None:
+    write_program(checkout / ".venv/bin/gpuscale", REGRESSES_FIRST)
+    slurm = in_a_slurm_job(checkout)
+    first = night_in(checkout, **slurm)
+    assert first.exit_code == 1, first.output
+    record = record_of(first, "attempt-1")
+    assert "night: regressed, and infrastructure failed; submitted once more as job 4712" in record
+    assert "exit: 1\n" in record
+    assert (first.directory / "attempt-1/comparison.txt").read_text() == "a table\n"
+    if second != "well":
+        (checkout / "measured.2.exit").write_text("1")
+    measured = {"MEASURED": "nothing"} if second == "measures nothing" else {}
+    last = night_in(checkout, GPUSCALE_RETRY_OF=str(first.directory), **slurm, **measured)
+    assert last.exit_code == code, last.output
+    assert ("by what the first attempt measured: see attempt-1" in record_of(last)) == bool(code)
+
+
+def test_a_regression_before_a_node_failed_stands_where_the_next_attempt_in_place_fails(
+    checkout: Path,
+) -> None:
+    write_program(checkout / ".venv/bin/gpuscale", REGRESSES_FIRST)
+    slurm = in_a_slurm_job(checkout)
+    write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\nprintf 'n1\\nn2\\n'\n")
+    write_program(checkout / "stand-ins/sbatch", "#!/bin/bash\nexit 1\n")
+    (checkout / "measured.2.exit").write_text("1")
+    night = night_in(checkout, **slurm)
+    assert night.exit_code == 1, night.output
+    assert "night: regressed, by what the first attempt measured" in record_of(night)
 
 
 def test_a_night_without_a_baseline_is_measured_and_is_no_pass(checkout: Path) -> None:

@@ -31,6 +31,7 @@ GIVEN: dict[str, object] = {
         ("gpus", "9" * 5000, "is not a whole number"),
         ("gpus", "999999999", "--gpus: 999999999 is not at most"),
         ("runs", "0", "--runs: 0 is not at least 1"),
+        ("runs", "2:8", "--runs: 2 is not at least 3; for example --runs 3:8"),
         ("strategy", "fsdp", "--strategy: there is no 'fsdp'; choose from dp, ddp"),
         ("launcher", "torchrun", "--launcher: there is no 'torchrun'; choose from local, slurm"),
         ("device", "tpu", "--device: there is no 'tpu'; choose from auto, cuda, cpu"),

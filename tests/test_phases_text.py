@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_the_slowest_rank_of_every_run_is_named_with_its_place_and_lag() -> None
 
 
 def test_results_without_phases_say_so() -> None:
-    assert shown(run(1, 0.1), run(2, None)) == "no phases were recorded"
+    assert shown(run(1, 0.1), run(2, None)).endswith("\n\nno phases were recorded")
 
 
 def test_injected_faults_are_named_above_the_table() -> None:
@@ -160,9 +161,45 @@ def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 def test_show_phases_prints_them_from_a_file(tmp_path: Path) -> None:
     content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
-    answer = gpuscale("show", written(tmp_path / "results.jsonl", content), "--phases")
+    path = written(tmp_path / "results.jsonl", content)
+    answer = gpuscale("show", path, "--phases")
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == f"{phases_text(content)}\n"
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    assert answer.stdout.split("software")[1] in f"{phases_text(content, path=path, now=now)}\n"
+    # Where from, as above the scaling table.
+    head = gpuscale("show", path).stdout.split("\n\n")[0]
+    assert head.startswith(f"results   {path}\nmeasured  2026-11-21T03:00:00+00:00 by gpuscale 0")
+    assert answer.stdout.split("\n\n")[0] == head
+    assert "full, fp32, synthetic data; per step" in answer.stdout
+
+
+def test_exposed_communication_is_the_mean_over_runs_as_in_the_budget() -> None:
+    runs = [
+        phased_run([WORKSHOP] * 2, communication_s=seconds, index=index)
+        for index, seconds in enumerate((0.001, 0.002, 0.009), start=1)
+    ]
+    text = shown(*runs)
+    assert table_row(text, "mnist_cnn/ddp", 2)["communication"].startswith("4.00 ms")
+    assert "one rank's gradients is in it, which the efficiency budget leaves out" in text
+
+
+def test_a_step_that_is_not_that_of_the_scaling_table_is_named_with_both() -> None:
+    runs = [
+        phased_run([WORKSHOP.scaled(factor)], index=index)
+        for index, factor in enumerate([1.0, 1.1, 5.0], start=1)
+    ]
+    note = "mnist_cnn/ddp on 1 GPU: step 11.0 ms here and 17.7 ms in the scaling table"
+    assert note in shown(*runs)
+    assert "here and" not in shown(phased_run([WORKSHOP]))
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 130])
+def test_a_narrow_terminal_gets_the_phases_in_tables_that_fit(columns: int) -> None:
+    content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
+    text = phases_text(content, columns=columns)
+    assert max(map(len, text.splitlines())) <= columns
+    for name in ("data", "h2d", "forward", "backward", "communication", "optimizer"):
+        assert name in text
 
 
 def test_show_prints_the_budget_below_the_table(tmp_path: Path) -> None:

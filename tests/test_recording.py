@@ -107,7 +107,8 @@ def test_every_entry_that_is_short_is_named() -> None:
     message = refusal(night(*runs, only_failed))
     assert "needs 6 of each: mnist_cnn/ddp on 2 GPUs (size smoke) has 5; " in message
     assert "mnist_cnn/ddp on 2 GPUs (size full) has 2; " in message
-    assert "mnist_cnn/ddp on 8 GPUs has 0; measure more with --runs" in message
+    assert "mnist_cnn/ddp on 8 GPUs has 0; give the results of all nights together" in message
+    assert "'pytest … --runs 6 --resume FILE' makes what it lacks" in message
     assert "on 4 GPUs" not in message
 
 

@@ -40,9 +40,11 @@ def test_losses_are_errors_doubts_are_warnings_and_the_verdict_is_a_notice() -> 
         ("warning", "case_incompa/ddp on 4 GPUs: INCOMPARABLE"),
         ("warning", "case_missing/ddp on 4 GPUs: MISSING"),
         ("notice", "gpuscale: regressed"),
+        ("notice", "gpuscale: notes"),
     ]
-    assert found[-1].message.startswith("1 regressed, 1 inconsistent, ")
-    assert "(exit code 1)" in found[-1].message
+    assert found[-2].message.startswith("1 regressed, 1 inconsistent, ")
+    assert "(exit code 1)" in found[-2].message
+    assert found[-1].message == "the baseline comes from one allocation: intervals are widened"
 
 
 def test_an_error_holds_the_reason_and_the_causes_line_by_line() -> None:

@@ -76,9 +76,20 @@ def test_an_ok_row_says_what_it_would_have_found_and_needs_no_explanation() -> N
     assert REASONS[Verdict.OK] not in text
 
 
+def test_an_ok_row_whose_speedup_is_unknown_says_why() -> None:
+    reason = "any loss is below 2.9 %; the speedup is unknown: no valid run on 1 GPU was measured"
+    row = replace(entry(Verdict.OK, reason=reason), changed_quantity="throughput(n)")
+    assert reason in " ".join(comparison_text(comparison(row), PLAIN).split())
+
+
+def test_the_last_line_has_the_exit_code_of_the_process_where_that_is_another() -> None:
+    text = comparison_text(comparison(entry(Verdict.OK)), PLAIN, exit_code=2)
+    assert text.splitlines()[-1] == "1 ok (exit code 2)"
+
+
 def test_an_uncertain_row_says_how_many_runs_would_settle_it() -> None:
     text = comparison_text(comparison(entry(Verdict.INCONCLUSIVE)), PLAIN)
-    assert rows_of(text)[0].endswith("INCONCLUSIVE  3 more runs")
+    assert rows_of(text)[0].endswith("INCONCLUSIVE  about 3 more runs")
 
 
 def test_rows_with_one_reason_share_one_sentence() -> None:

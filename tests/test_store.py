@@ -21,6 +21,7 @@ from gpuscale.formats import decode_baseline, decode_results
 from gpuscale.records import Baseline, Results
 from gpuscale.store import (
     MOST_BYTES,
+    RESULTS_FOLDER,
     ResultsWriter,
     default_results_path,
     newest_results,
@@ -282,6 +283,18 @@ def test_a_baseline_has_the_permissions_that_the_user_gives_new_files(tmp_path: 
     assert stat.S_IMODE((tmp_path / "baseline.json").stat().st_mode) == 0o640
 
 
+def test_a_baseline_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    write_baseline(path, baseline())
+    path.chmod(0o664)
+    before = os.umask(0o077)
+    try:
+        write_baseline(path, baseline())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
 def test_a_baseline_that_cannot_be_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +369,20 @@ def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
         assert message.endswith("measure first, for example with: pytest bench_cases --gpus 1,2")
     (tmp_path / "file").write_text("")
     assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file")
+
+
+def test_results_above_the_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / RESULTS_FOLDER
+    folder.mkdir(parents=True)
+    default_results_path(folder, datetime.now(UTC)).touch()
+    below = tmp_path / "docs" / "pictures"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    message = refusal(newest_results, RESULTS_FOLDER)
+    assert message.startswith(f"{below / RESULTS_FOLDER}: there are no results yet; ")
+    assert f"{folder} has some, so run this in {tmp_path}" in message
 
 
 def test_reading_files_imports_neither_torch_nor_pytest_nor_numpy() -> None:

@@ -1,4 +1,5 @@
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from ci_checkout import REPOSITORY, write_program
 
-from gpuscale.cli.job_end import exit_code_of
+from gpuscale.cli.job_end import exit_code_of, verdict_of_both
 from gpuscale.clusters import ClusterProfile, Node, find_profile
 from gpuscale.errors import SchedulerError, UsageError
 from gpuscale.submission import (
@@ -40,6 +41,8 @@ def request(name: str, gpus: Sequence[int], **others: object) -> JobRequest:
     return replace(
         JobRequest(
             profile=known,
+            named=name,
+            options={},
             allocation=allocation_for(known, tuple(gpus)),
             gpus=tuple(gpus),
             runs=3,
@@ -140,11 +143,17 @@ def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
         "--gres=gpu:4",
         "--time=01:00:00",
         "--no-requeue",
+        "--no-kill",
+        "--signal=B:TERM@180",
         "--output=gpuscale-juwels-booster-%j.log",
     ]
     assert "--gpus 1,4,16 --launcher slurm" in script
     assert 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in script
-    assert "--launcher" not in job_script(request("juwels-booster", (1, 4)))
+    within = job_script(request("juwels-booster", (1, 4)))
+    assert "--launcher" not in within
+    assert "--no-kill" not in within
+    # Slurm may signal a minute early, which would end such a job before it has begun.
+    assert "--signal" not in job_script(request("juwels-booster", (1, 4), time_limit="00:02:00"))
 
 
 def test_sge_is_asked_for_gpus_as_the_site_names_them() -> None:
@@ -219,7 +228,48 @@ def test_only_what_the_published_baseline_knows_is_judged() -> None:
     own = ("--baseline", "baselines/own.json")
     printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own)
     assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4,8}\n" in printed.stdout
-    assert "baseline=${GPUSCALE_BASELINE:-baselines/own.json}\n" in printed.stdout
+    assert "baseline=baselines/own.json\n" in printed.stdout
+
+
+def test_what_the_command_line_says_no_variable_overrules(site: Path) -> None:
+    options = ("--runs", "5", "--baseline", "baselines/own.json", "--modules", "gcc/13 python")
+    script = gpuscale(site, "submit", "juwels-booster", "--print", *options).stdout
+    variables = {"GPUSCALE_RUNS": "9", "GPUSCALE_BASELINE": "x", "GPUSCALE_MODULES": "y"}
+    settings = re.findall(r"^(?:runs|baseline|modules)=.*$", script, re.MULTILINE)
+    shown = subprocess.run(
+        ["bash", "-c", "\n".join([*settings, 'echo "$runs|$baseline|$modules"'])],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "5|baselines/own.json|gcc/13 python\n"
+
+
+def test_what_is_announced_is_what_variables_of_the_site_make_of_the_job(site: Path) -> None:
+    environment = with_programs(site, sbatch="echo 1")
+    environment |= {"GPUSCALE_BASELINE": "baselines/mine.json", "GPUSCALE_RUNS": "3:8"}
+    command = ("submit", "juwels-booster", "--yes")
+    answer = gpuscale(site, *command, environment=environment)
+    assert "compared with baselines/mine.json" in answer.stdout
+    assert "estimate: 16 fresh starts" in answer.stdout
+    answer = gpuscale(site, *command, "--runs", "2", environment=environment)
+    assert "estimate: 4 fresh starts" in answer.stdout
+
+
+def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> None:
+    path = tmp_path / "my site" / "here.toml"
+    path.parent.mkdir()
+    shipped = REPOSITORY / "gpuscale/clusters/generic-slurm.toml"
+    path.write_text(shipped.read_text())
+    options = ["--gpus", "2,1", "--runs", "2", "--baseline", "b.json", "--partition", "gpu"]
+    options += ["--account", "a", "--time", "00:30:00", "--modules", "gcc/13 python"]
+    options += ["--gpus-per-node", "4"]
+    script = gpuscale(tmp_path, "submit", "./my site/here.toml", *options, "--print").stdout
+    (command,) = re.findall(r"^#     (gpuscale submit .*)$", script, re.MULTILINE)
+    named = shlex.split(command)
+    assert set(named) == {"gpuscale", "submit", "./my site/here.toml", *options, "--print"}
+    assert gpuscale(tmp_path, *named[1:]).stdout == script
 
 
 def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profile() -> None:
@@ -255,6 +305,13 @@ def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
         ("slurm", ["JobId=1 JobState=PENDING Reason=Priority ExitCode=0:0"], "waiting", None),
         ("slurm", ["JobId=1 JobState=RUNNING ExitCode=0:0"], "running", None),
         ("slurm", ["JobId=1 JobState=COMPLETING ExitCode=3:0"], "running", None),
+        ("slurm", ["JobId=1 JobState=RESIZING ExitCode=0:0"], "running", None),
+        ("slurm", ["JobId=1 JobState=REQUEUE_FED ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=RESV_DEL_HOLD ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=SPECIAL_EXIT ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=POWER_UP_NODE ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=A_WORD_TO_COME ExitCode=0:0"], "waiting", None),
+        ("slurm", ["JobId=1 JobState=REVOKED ExitCode=0:0"], "ended", 0),
         ("slurm", ["JobId=1 JobState=FAILED ExitCode=6:0"], "ended", 6),
         ("slurm", ["JobId=1 JobState=TIMEOUT ExitCode=0:15"], "ended", 143),
         ("slurm", ["", "COMPLETED|0:0\n"], "ended", 0),
@@ -266,6 +323,8 @@ def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
         ("sge", ["", "failed       0    \nexit_status  3                   \n"], "ended", 3),
         ("sge", ["", "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 137),
         ("sge", ["", "failed       1 : before writing config\nexit_status  0\n"], "ended", None),
+        ("sge", ["", "failed       26 : opening output\nexit_status  1\n"], "ended", None),
+        ("sge", ["job_number: 1\nerror reason    1:      can't chdir to /x\n"], "ended", None),
         ("sge", ["", ""], "unknown", None),
         ("lsf", ["PEND:-\n"], "waiting", None),
         ("lsf", ["RUN:-\n"], "running", None),
@@ -295,7 +354,14 @@ def test_where_a_job_is_is_read_from_what_the_scheduler_says(
         ("OUT_OF_MEMORY", 0, 6),
         ("CANCELLED", 0, 2),
         ("CANCELLED", 137, 2),
+        ("REVOKED", 0, 2),
+        ("PREEMPTED", 0, 6),
+        ("RECONFIG_FAIL", 0, 6),
+        ("DONE", 0, 0),
+        ("done", 0, 0),
+        ("a word to come", 0, 2),
         ("failed 1 before writing config", None, 2),
+        ("Eqw (can't chdir to /x)", None, 2),
         ("EXIT", None, 2),
     ],
 )
@@ -303,6 +369,16 @@ def test_a_job_that_did_not_end_by_itself_is_never_a_pass(
     word: str, code: int | None, expected: int
 ) -> None:
     assert exit_code_of(JobEnd(word=word, exit_code=code))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (6, 2, 2)],
+)
+def test_a_regression_that_only_the_first_job_saw_outlives_a_second_that_fails(
+    first: int, last: int, expected: int
+) -> None:
+    assert verdict_of_both(first, last) == expected
 
 
 @pytest.fixture
@@ -351,6 +427,11 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert (site / "calls").read_text().splitlines()[
         0
     ] == f"qsub -terse {written.relative_to(site)}"
+    calls = (site / "calls").read_text()
+    told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
+    gpuscale(site, "submit", "arc4", "--yes", environment=environment | told)
+    again = (site / "calls").read_text().removeprefix(calls)
+    assert again.startswith("qsub -terse -v GPUSCALE_DATA_ROOT,GPUSCALE_VENV .gpuscale/jobs/")
     assert "a log\n" in answer.stdout
     assert "job 4711 ended as done: regressed" in answer.stdout
 
@@ -359,7 +440,8 @@ def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
     environment = with_programs(
         site,
         bsub='cat >submitted; echo "Job <4711> is submitted to queue <waic-short>."',
-        bjobs='echo "EXIT:6"',
+        # With LSB_BJOBS_CONSISTENT_EXIT_CODE=Y bjobs ends so for a job that has ended.
+        bjobs='echo "EXIT:6"; exit 255',
     )
     answer = gpuscale(site, "submit", "waic", "--yes", "--wait", environment=environment)
     assert answer.returncode == 6, answer.stderr
@@ -384,12 +466,16 @@ def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> N
 
 
 def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
-    refused = 'echo "sbatch: error: invalid account" >&2; exit 1'
+    refused = 'printf "sbatch: error: invalid account\\nsbatch: error: no job\\n" >&2; exit 1'
     answer = gpuscale(
         site, "submit", "juwels-booster", "--yes", environment=with_programs(site, sbatch=refused)
     )
     assert answer.returncode == 2
-    assert "sbatch did not take the job: sbatch: error: invalid account" in answer.stderr
+    assert answer.stderr.startswith(
+        "gpuscale: sbatch did not take the job:\n    sbatch: error: invalid account\n"
+        "    sbatch: error: no job\n    correct what it names by an option such as --partition"
+    )
+    assert list((site / ".gpuscale/jobs").iterdir()) == []
     (site / "bin/sbatch").unlink()
     absent = {"PATH": f"{site}/bin", "XDG_CONFIG_HOME": str(site)}
     answer = gpuscale(site, "submit", "juwels-booster", "--yes", environment=absent)

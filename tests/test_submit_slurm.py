@@ -5,14 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from ci_checkout import REPOSITORY
 from measuring import write_case
-from node_cluster import NodeCluster, reason_against, start_cluster
+from node_cluster import NodeCluster, kill_host, processes_in, reason_against, start_cluster
 
 from gpuscale.store import read_results
 
@@ -49,6 +50,17 @@ class Case(Tiny):
     def model(self):
         if socket.gethostname() == "n1":
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().model()
+"""
+HANGS_ACROSS_NODES = """
+import os, time
+from pathlib import Path
+
+class Case(Tiny):
+    def model(self):
+        if os.environ["WORLD_SIZE"] == "3" and "GPUSCALE_EXCLUDED_HOSTS" not in os.environ:
+            Path("{started}").touch()
+            time.sleep(600)
         return super().model()
 """
 
@@ -102,15 +114,34 @@ def site(tmp_path: Path) -> Path:
     return root
 
 
+SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait")
+
+
+def variables(cluster: NodeCluster) -> dict[str, str]:
+    # Addresses of the hosts, not of the machine that they are on.
+    path = f"{cluster.environment['PATH']}{os.pathsep}/usr/bin"
+    return {"GPUSCALE_VENV": sys.prefix, "PATH": path}
+
+
 def submit(cluster: NodeCluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """`gpuscale submit` on the login host, to the end of the job."""
-    command = [sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait"]
-    environment = {
-        "GPUSCALE_VENV": sys.prefix,
-        # Addresses of the hosts, not of the machine that they are on.
-        "PATH": f"{cluster.environment['PATH']}{os.pathsep}/usr/bin",
-    }
-    return cluster.run(*command, *arguments, folder=site, environment=environment)
+    return cluster.run(*SUBMIT, *arguments, folder=site, environment=variables(cluster))
+
+
+def submit_and_wait_until(
+    cluster: NodeCluster, site: Path, *arguments: str, condition: Callable[[], bool]
+) -> "subprocess.Popen[bytes]":
+    """`gpuscale submit` on the login host, still following the job; it writes to `said`."""
+    log = site / "said"
+    process = cluster.popen(
+        *SUBMIT, *arguments, folder=site, log=log, environment=variables(cluster)
+    )
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return process
 
 
 def record_of(folder: Path) -> dict[str, str]:
@@ -155,3 +186,45 @@ def test_a_job_whose_node_fails_is_made_again_on_another_node(
     assert evidence["failed_runs"] == 1
     assert (night / "attempt-1/results.jsonl").is_file()
     assert (night / "attempt-1/pytest.log").is_file()
+
+
+def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
+    cluster: NodeCluster, site: Path
+) -> None:
+    write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
+
+    def has_measured() -> bool:
+        found = site.glob(".gpuscale/nightly/mysite/*/results.jsonl")
+        return any(len(path.read_text().splitlines()) > 4 for path in found)
+
+    options = ("--gpus", "1,3", "--runs", "300")
+    process = submit_and_wait_until(cluster, site, *options, condition=has_measured)
+    job = cluster.run("squeue", "--noheader", "--format=%i").stdout.strip()
+    # What the job's --signal=B:TERM does before the limit.
+    cluster.run("scancel", "--batch", "--signal=TERM", job)
+    assert process.wait(timeout=120) == 5, (site / "said").read_text()
+    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    record = record_of(night)
+    assert "stopped by SIGTERM" in record["night"]
+    assert record["compare exit"] == "0"
+    assert all(run.is_valid for run in read_results(night / "results.jsonl").runs)
+    assert processes_in(site) == []
+
+
+def test_a_job_goes_on_with_its_first_node_when_another_dies(
+    cluster: NodeCluster, site: Path
+) -> None:
+    # The last test of this cluster: its second node is gone after it.
+    started = site / "started"
+    write_case(site / "bench_cases", HANGS_ACROSS_NODES.format(started=started))
+    process = submit_and_wait_until(cluster, site, "--gpus", "1,3", condition=started.exists)
+    kill_host(cluster.nodes[1])
+    assert process.wait(timeout=120) == 0, (site / "said").read_text()
+    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    record = record_of(night)
+    assert record["attempts"] == "2, see attempt-1"
+    assert record["all measured"] == "yes"
+    hosts = [rank.host for run in read_results(night / "results.jsonl").runs for rank in run.ranks]
+    assert hosts == ["n1"] * 4
+    assert (night / "attempt-1/comparison.txt").is_file()
+    assert "trying once more, without n2" in (site / "said").read_text()

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from scaling_records import gpu_summary, run
+from scaling_records import gpu_summary, measured, results, run
 
-from gpuscale.records import Run
-from gpuscale.report.table import scaling_table
+from gpuscale.records import Failure, Run
+from gpuscale.report.results_text import results_text
+from gpuscale.report.table import scaling_table, table_notes
 from gpuscale.scaling import scaling_points
 
 
@@ -56,3 +57,48 @@ def test_without_any_counter_there_is_no_such_column() -> None:
     points = scaling_points([run_with_energy(1, None), run_with_energy(2)])
     assert [point.samples_per_j for point in points] == [None, None]
     assert "samples/J" not in scaling_table(points)
+
+
+HEADLINES = ("speedup", "efficiency")
+TWO = measured({1: (0.1, 0.101, 0.099), 2: (0.11, 0.112, 0.108)})
+
+
+def test_a_narrow_terminal_gets_what_matters_first_and_the_rest_below() -> None:
+    text = results_text(TWO, columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    tables = [part for part in text.split("\n\n") if "----" in part]
+    assert tables[0].splitlines()[0].split() == ["case", "gpus", "step", "time", *HEADLINES]
+    for name in ("scaling", "batch/gpu", "runs", "samples/s"):
+        assert name in tables[1]
+    # Every table has every row.
+    assert all(table.count("mnist_cnn/ddp") == 2 for table in tables)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 100, 120, 140])
+def test_no_column_is_lost_however_narrow_the_terminal(columns: int) -> None:
+    points = scaling_points(TWO.runs)
+    whole = scaling_table(points).splitlines()
+    narrow = scaling_table(points, columns=columns)
+    for row in whole[2:]:
+        assert set(row.split()) <= set(narrow.split())
+    if columns >= 60:
+        assert max(map(len, narrow.splitlines())) <= columns
+
+
+def test_a_table_that_fits_and_one_that_goes_nowhere_in_particular_are_the_same() -> None:
+    points = scaling_points(TWO.runs)
+    assert scaling_table(points, columns=200) == scaling_table(points)
+
+
+def test_runs_without_a_number_are_counted_by_what_they_lack() -> None:
+    unsteady = replace(run(1, None, index=2), failure=Failure(kind="unsteady", message="drifts"))
+    runs = [run(1, 0.1), unsteady, run(1, None, index=3)]
+    assert column(scaling_table(scaling_points(runs), runs), "runs") == ["1 (1 unsteady, 1 failed)"]
+    assert column(scaling_table(scaling_points(runs[:2]), runs[:2]), "runs") == ["1 (1 unsteady)"]
+
+
+def test_a_wide_interval_is_explained_where_there_is_one() -> None:
+    wide = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
+    (note,) = [line for line in table_notes(wide) if "×[" in line]
+    assert "a wide interval, as factors of the value" in note
+    assert not [line for line in table_notes(scaling_points(TWO.runs)) if "×[" in line]

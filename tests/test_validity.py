@@ -21,6 +21,7 @@ def test_a_baseline_holds_through_its_last_day() -> None:
     yesterday = expiry_note(expiring, date(2027, 5, 2))
     assert yesterday is not None
     assert yesterday.startswith("the baseline expired on 2027-05-01 (yesterday): ")
+    assert "gpuscale baseline update --expires DATE" in yesterday
     assert "(31 days ago)" in str(expiry_note(expiring, date(2027, 6, 1)))
     assert expiry_note(THEN, date.max) is None
 

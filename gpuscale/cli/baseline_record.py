@@ -2,14 +2,22 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpuscale.cli.identity import login_name
 from gpuscale.cli.inputs import gpu_counts, read_all_results
+from gpuscale.compare import compare
 from gpuscale.errors import ExitCode, FileError
-from gpuscale.recording import baseline_from_results, measured_at
+from gpuscale.recording import baseline_from_results, measured_at, results_of
+from gpuscale.records import Baseline
+from gpuscale.report.entry_text import step_time_text
 from gpuscale.store import write_baseline
+from gpuscale.units import whole_percent
 from gpuscale.validity import last_valid_day
+
+_WEAK = 0.1
+"""A smallest loss to be found from which a baseline is of little use."""
 
 
 def run_baseline_record(arguments: argparse.Namespace) -> int:
@@ -32,7 +40,25 @@ def run_baseline_record(arguments: argparse.Namespace) -> int:
     runs = sum(len(entry.runs) for entry in baseline.measured)
     until = "" if baseline.expires_on is None else f", valid until {baseline.expires_on}"
     sys.stdout.write(f"{output}: {len(baseline.measured)} entries from {runs} runs{until}\n")
+    weak = ", ".join(_weak_entries(baseline))
+    if weak:
+        sys.stderr.write(
+            f"gpuscale: warning: against this baseline only large losses can be found: {weak}; "
+            "runs that differ that much blur the other rows too, so measure those with wide "
+            "intervals again, longer (--run-seconds) or while nothing else runs\n"
+        )
     return ExitCode.OK
+
+
+def _weak_entries(baseline: Baseline) -> Iterator[str]:
+    """The entries against which as many runs as they have would find a large loss only."""
+    times = {(e.configuration, e.gpus): step_time_text(e) for e in baseline.measured}
+    for entry in compare(baseline, results_of(baseline)).entries:
+        loss = entry.minimum_detectable_loss
+        if entry.configuration is not None and (loss is None or loss > _WEAK):
+            found = "none" if loss is None else f"from {whole_percent(loss)}"
+            time = times[entry.configuration, entry.key.gpus]
+            yield f"{entry.key.label} {found} (step time {time})"
 
 
 def refuse_existing(output: Path) -> None:

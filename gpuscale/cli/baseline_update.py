@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpuscale.cli.identity import login_name, now_text
@@ -15,6 +16,7 @@ from gpuscale.recording import (
     EVERYTHING,
     Proposal,
     accepted,
+    how_to_measure_more,
     measured_at,
     proposals,
     revised,
@@ -42,8 +44,7 @@ def run_baseline_update(arguments: argparse.Namespace) -> int:
     )
     found = proposals(baseline, results)
     if not found:
-        sys.stdout.write("nothing would change\n")
-        return ExitCode.OK
+        return _set_expiry(path, baseline, expires_on)
     chosen, reason = _approved(arguments, baseline, found, results)
     if not chosen or not reason:
         sys.stdout.write(f"{path}: nothing was written; {_how(found)}\n")
@@ -65,6 +66,16 @@ def run_baseline_update(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"note: {line}\n")
     left_by_all = EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
     return ExitCode.INCONCLUSIVE if left_by_all else ExitCode.OK
+
+
+def _set_expiry(path: Path, baseline: Baseline, expires_on: str | None) -> ExitCode:
+    """Write a new last day of validity, where one was asked for, to a baseline else unchanged."""
+    if expires_on in (None, baseline.expires_on):
+        sys.stdout.write("nothing would change\n")
+    else:
+        write_baseline(path, replace(baseline, expires_on=expires_on))
+        sys.stdout.write(f"{path}: valid until {expires_on}; nothing else would change\n")
+    return ExitCode.OK
 
 
 def _approved(
@@ -112,7 +123,7 @@ def _remark(proposal: Proposal) -> str:
 def _how(found: Sequence[Proposal]) -> str:
     names = [proposal.selectors[0] for proposal in found if not proposal.obstacle]
     if not names:
-        return "measure more with --runs, and give all results together"
+        return how_to_measure_more()
     return f"approve with --reason TEXT and --accept all, or {', '.join(dict.fromkeys(names))}"
 
 

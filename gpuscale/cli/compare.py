@@ -4,11 +4,11 @@ import argparse
 from datetime import date
 from pathlib import Path
 
-from gpuscale.cli.inputs import gpu_counts, read_all_results
+from gpuscale.cli.inputs import gpu_counts, newest_input, read_all_results
 from gpuscale.cli.outputs import outputs_of, spare_inputs, write_outputs
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.store import RESULTS_FOLDER, newest_results, read_baseline
+from gpuscale.store import RESULTS_FOLDER, read_baseline
 from gpuscale.validity import with_validity
 
 
@@ -18,7 +18,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
     baseline_path = Path(arguments.baseline)
     baseline = read_baseline(baseline_path)
-    paths = [Path(text) for text in arguments.results] or [newest_results(RESULTS_FOLDER)]
+    paths = [Path(text) for text in arguments.results] or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [baseline_path, *paths])
     results = read_all_results(paths)
     comparison = diagnose(

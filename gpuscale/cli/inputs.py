@@ -1,11 +1,15 @@
 """The results files that a command is given, or finds for itself."""
 
+import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.errors import FileError, UsageError
+from gpuscale.formats.text import visible
 from gpuscale.records import Results
-from gpuscale.store import read_results
+from gpuscale.report.results_text import age_text
+from gpuscale.store import newest_results, read_results
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
@@ -28,6 +32,22 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
             seen[identity] = path
         results.append(read)
     return results
+
+
+def newest_input(folder: Path) -> Path:
+    """The newest results, named on standard error: they were not the user's own choice.
+
+    Raises:
+        FileError: there are none, or they cannot be read.
+    """
+    path = newest_results(folder)
+    results = read_results(path)
+    age = age_text(results, datetime.now(UTC))
+    sys.stderr.write(
+        f"gpuscale: the newest results: {visible(str(path))}, measured {results.created_at}"
+        f"{f', {age}' if age else ''}\n"
+    )
+    return path
 
 
 def gpu_counts(text: str) -> frozenset[int]:

@@ -1,12 +1,20 @@
 """The job that is asked for: the profile, and what the command line says otherwise."""
 
 import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.clusters import ClusterProfile
 from gpuscale.clusters.job_words import SHELL_WORD_SIGNS, is_shell_word, time_limit_s
 from gpuscale.errors import UsageError
 from gpuscale.submission import JobRequest, allocation_for
+
+_OPTIONS = (
+    *("--gpus", "--runs", "--baseline", "--partition", "--account", "--time", "--modules"),
+    "--gpus-per-node",
+)
 
 
 def job_request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
@@ -22,6 +30,8 @@ def job_request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRe
     judged = _judged(profile, gpus, baseline)
     return JobRequest(
         profile=profile,
+        named=arguments.profile or profile.name,
+        options=_given(arguments),
         allocation=allocation_for(profile, gpus, gpus_per_node=per_node),
         gpus=gpus,
         runs=runs,
@@ -32,6 +42,24 @@ def job_request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRe
         time_limit=_time_limit(arguments.time) or profile.job.time_limit,
         modules=_modules(profile, arguments.modules),
     )
+
+
+def as_the_job_takes_it(request: JobRequest, environment: Mapping[str, str]) -> JobRequest:
+    """The request with what variables of the site put in the place of the profile's values."""
+    runs, baseline = environment.get("GPUSCALE_RUNS"), environment.get("GPUSCALE_BASELINE")
+    # Of a range such as 3:8 the most.
+    most = re.search(r"[1-9]\d*$", runs or "")
+    if most is not None and "--runs" not in request.options:
+        request = replace(request, runs=int(most[0]))
+    if baseline and "--baseline" not in request.options:
+        request = replace(request, baseline=baseline)
+    return request
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, str]:
+    values = vars(arguments)
+    named = ((option, values[option[2:].replace("-", "_")]) for option in _OPTIONS)
+    return {option: str(value) for option, value in named if value is not None}
 
 
 def _gpus(profile: ClusterProfile, text: str | None) -> tuple[int, ...]:

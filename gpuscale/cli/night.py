@@ -17,7 +17,8 @@ from gpuscale.cli.night_files import (
     say,
     write_or_say,
 )
-from gpuscale.cli.night_process import Stopping, answer_of, nodes_of_the_job
+from gpuscale.cli.night_judging import Judgement, judge
+from gpuscale.cli.night_process import Stopping, answer_of, lost_nodes, nodes_of_the_job
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night import (
@@ -36,12 +37,11 @@ from gpuscale.night import (
     resubmission,
     suspects,
 )
-from gpuscale.night.record import retried_fact
+from gpuscale.night.record import exit_fact, has_regressed, retried_fact
 from gpuscale.night.retry import RETRY_OF
 from gpuscale.submission.schedulers import job_number
 
 _USAGE = "use: NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
-_FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
 
 
 def run_night(arguments: argparse.Namespace) -> int:
@@ -79,10 +79,12 @@ class _Night:
         self._stopping = Stopping()
         self._nodes = nodes_of_the_job()
         self._is_retry = RETRY_OF in os.environ
+        self._first_regressed = False
         if compare:
             self._show_baseline(compare[0])
         if self._is_retry:
             self._folder = night_to_go_on_in(Path(os.environ[RETRY_OF]))
+            self._first_regressed = has_regressed(self._folder.first_attempt)
         else:
             day = self._started.date()
             self._folder = new_night(nights_folder(os.environ), name=name, job=job, day=day)
@@ -93,27 +95,31 @@ class _Night:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
         tried = self._try(["--results", str(self._folder.results)], dict(os.environ))
         if tried.faults and not self._is_retry:
-            self._keep_first(tried)
-            job = self._submit_again(tried.faults)
+            first = self._keep_first(tried)
+            bad = suspects(tried.faults, self._nodes, lost=lost_nodes(self._nodes))
+            job = self._submit_again(bad)
             if job is not None:
-                return self._hand_over(tried, job)
-            tried = self._try_here(tried)
-        compare_exit, is_judged = self._judge()
+                return self._hand_over(tried, job, first)
+            tried = self._try_here(tried, bad)
+        judged = judge(self._folder, self._compare, self._stopping)
         attempt = tried.attempt
         code = night_exit(
             has_measured=attempt.has_measured,
             is_complete=attempt.is_complete,
             has_faults=bool(tried.faults),
             could_run=attempt.could_run,
-            compare_exit=compare_exit,
-            is_judged=is_judged,
+            compare_exit=judged.exit_code,
+            is_judged=judged.is_judged,
+            first_regressed=self._first_regressed,
         )
         meaning = night_meaning(
             code, has_measured=attempt.has_measured, has_baseline=bool(self._compare)
         )
+        if code == NightExit.REGRESSED and not judged.has_regressed:
+            meaning += ", by what the first attempt measured: see attempt-1"
         if attempt.stopped_by is not None:
             meaning += f"; stopped by {Signals(attempt.stopped_by).name} (the job's time limit?)"
-        self._record(self._folder, tried, code, meaning, compare_exit)
+        self._record(self._folder, tried, code, meaning, judged.exit_code)
         say(f"{meaning} (exit {int(code)}); kept in {self._folder.path}")
         return code
 
@@ -137,8 +143,11 @@ class _Night:
             say(f"infrastructure: {fault.text}{on_host(fault)}")
         return _Tried(attempt=attempt, faults=faults)
 
-    def _keep_first(self, tried: _Tried) -> None:
-        """Set aside what the first attempt left, with what tells which hardware failed."""
+    def _keep_first(self, tried: _Tried) -> Judgement:
+        """Set aside what the first attempt left, with what tells which hardware failed.
+
+        It is judged here: nobody knows whether another attempt will measure anything.
+        """
         first = self._folder.first_attempt
         evidence = failed_attempt_json(
             tried.attempt,
@@ -156,17 +165,19 @@ class _Night:
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
             write_or_say(first.path / "doctor.json", doctor + "\n")
+        judged = judge(first, self._compare, self._stopping)
+        self._first_regressed = judged.has_regressed
+        return judged
 
-    def _submit_again(self, faults: tuple[Fault, ...]) -> str | None:
+    def _submit_again(self, bad: tuple[str, ...]) -> str | None:
         """Submit this job once more, for other nodes; its number, None where that cannot be."""
-        limit = None
-        if "SLURM_JOB_ID" in os.environ:
-            limit = answer_of(["squeue", "-h", "-o", "%l", "-j", os.environ["SLURM_JOB_ID"]])
+        job = os.environ.get("SLURM_JOB_ID")
+        shown = answer_of(["scontrol", "--oneliner", "show", "job", job]) if job else None
         found = resubmission(
             os.environ,
-            avoid=suspects(faults, self._nodes),
+            avoid=bad,
             night=str(self._folder.path.absolute()),
-            time_limit=limit,
+            shown=shown or "",
         )
         if found is None:
             return None
@@ -180,16 +191,18 @@ class _Night:
             say(f"{error}; trying again here")
             return None
 
-    def _hand_over(self, tried: _Tried, job: str) -> int:
-        code = NightExit.INFRASTRUCTURE
+    def _hand_over(self, tried: _Tried, job: str, judged: Judgement) -> int:
+        code = NightExit.REGRESSED if judged.has_regressed else NightExit.INFRASTRUCTURE
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
-        self._record(self._folder.first_attempt, tried, code, meaning, None, retried_fact(job))
-        say(f"{meaning}; kept in {self._folder.first_attempt.path}")
+        if judged.has_regressed:
+            meaning = f"regressed, and {meaning}"
+        first = self._folder.first_attempt
+        self._record(first, tried, code, meaning, judged.exit_code, retried_fact(job))
+        say(f"{meaning}; kept in {first.path}")
         return code
 
-    def _try_here(self, first: _Tried) -> _Tried:
+    def _try_here(self, first: _Tried, bad: tuple[str, ...]) -> _Tried:
         """Once more in this job: without the bad node where it has others, else going on."""
-        bad = suspects(first.faults, self._nodes)
         environment = dict(os.environ)
         kept = self._folder.first_attempt
         if len(bad) < len(self._nodes):
@@ -199,6 +212,8 @@ class _Night:
         elif first.attempt.results is not None:
             say("trying once more, on the same node")
             copy_or_say(kept.results, self._folder.results)
+            # Its runs are compared together with those that follow.
+            self._first_regressed = False
             again = self._try(["--resume", str(self._folder.results)], environment)
         else:
             say("trying once more, on the same node")
@@ -207,19 +222,6 @@ class _Night:
             # What had been measured before is still something to judge.
             copy_or_say(kept.results, self._folder.results)
         return again
-
-    def _judge(self) -> tuple[int | None, bool]:
-        """The exit code of the comparison, None without one, and whether it said anything."""
-        results = self._folder.results
-        if not self._compare or not results.exists() or not results.stat().st_size:
-            return None, False
-        formats: list[str] = []
-        for name, ending in _FORMATS.items():
-            formats += ["--format", f"{name}={self._folder.comparison(ending)}"]
-        baseline, *options = self._compare
-        command = ["gpuscale", "compare", baseline, str(results), *options, *formats]
-        code, said = self._stopping.run(command, log=self._folder.comparison("txt"))
-        return code, bool(said.strip())
 
     def _record(
         self,
@@ -233,7 +235,7 @@ class _Night:
         again = self._is_retry or self._folder.first_attempt.path.exists()
         facts: list[tuple[str, object]] = [
             ("night", meaning),
-            ("exit", int(code)),
+            exit_fact(code),
             ("pytest exit", tried.attempt.exit_code),
             ("compare exit", compare_exit),
             ("all measured", "yes" if tried.attempt.is_complete else "no"),

@@ -144,3 +144,12 @@ def nodes_of_the_job() -> tuple[str, ...]:
         return ()
     names = answer_of(["scontrol", "show", "hostnames", nodes])
     return tuple(names.split()) if names else ()
+
+
+def lost_nodes(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Those nodes of a Slurm job that Slurm itself has lost; empty where it does not tell."""
+    if "SLURM_JOB_ID" not in os.environ or not nodes:
+        return ()
+    question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]
+    lost = answer_of([*question, "--states=down,fail,no_respond"])
+    return tuple(dict.fromkeys(lost.split())) if lost else ()

@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
+from gpuscale.report.wrapping import columns_of
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
@@ -18,19 +19,20 @@ def run_show(arguments: argparse.Namespace) -> int:
     """
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
     content = read_any(path)
+    columns, now = columns_of(sys.stdout), datetime.now(UTC)
     if arguments.phases:
         if not isinstance(content, Results):
             raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
         from gpuscale.report.phases_text import phases_text
 
-        text = phases_text(content)
+        text = phases_text(content, path=path, now=now, columns=columns)
     elif isinstance(content, Results):
         from gpuscale.report.results_text import results_text
 
-        text = results_text(content)
+        text = results_text(content, path=path, now=now, columns=columns)
     else:
         from gpuscale.report.baseline_text import baseline_text
 
-        text = baseline_text(content, date.today())
+        text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK

@@ -7,10 +7,10 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from gpuscale.cli.job_end import exit_code_of, next_job
-from gpuscale.cli.job_request import job_request
+from gpuscale.cli.job_end import exit_code_of, next_job, verdict_of_both
+from gpuscale.cli.job_request import as_the_job_takes_it, job_request
 from gpuscale.clusters import find_profile, recognised_profile
-from gpuscale.errors import ExitCode, FileError, UsageError
+from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night import nights_folder
 from gpuscale.store import write_report
 from gpuscale.submission import (
@@ -43,13 +43,18 @@ def run_submit(arguments: argparse.Namespace) -> int:
         sys.stdout.write(script)
         return ExitCode.OK
     _refuse_other_folder()
-    for line in _announcement(request, estimate_cost(request, cases=_count_cases(request))):
+    settled = as_the_job_takes_it(request, environment)
+    for line in _announcement(settled, estimate_cost(settled, cases=_count_cases(request))):
         print(line)  # noqa: T201 - a command line prints
     if not arguments.yes and not _go_on():
         print("nothing was submitted")  # noqa: T201
         return ExitCode.USAGE
     path = _write(request, script)
-    job = submit_script(profile.scheduler, path)
+    try:
+        job = submit_script(profile.scheduler, path)
+    except SchedulerError:
+        path.unlink(missing_ok=True)
+        raise
     log = Path(log_name(request, job))
     print(f"submitted {path} as job {job}; its log is {log}", flush=True)  # noqa: T201
     return _follow(request, job) if arguments.wait else ExitCode.OK
@@ -58,21 +63,29 @@ def run_submit(arguments: argparse.Namespace) -> int:
 def _follow(request: JobRequest, job: str) -> int:
     """Wait for the job, and for the one that took its place where a node failed."""
     nights = nights_folder(os.environ) / request.profile.name
+    before: int = ExitCode.OK
     try:
         while True:
             log = Path(log_name(request, job))
             end = follow_job(request.profile.scheduler, job, log=log, say=_say)
             again = next_job(nights, job)
+            code, meaning = exit_code_of(end)
             if again is None:
-                code, meaning = exit_code_of(end)
                 print(f"gpuscale: job {job} ended as {end.word}: {meaning}")  # noqa: T201
-                return code
+                return _night_code(before, code)
             print(f"gpuscale: job {job} was submitted once more as job {again}")  # noqa: T201
-            job = again
+            before, job = code, again
     except KeyboardInterrupt:
         command = " ".join(cancel_command(request.profile.scheduler, job))
         print(f"\ngpuscale: job {job} goes on; '{command}' ends it", file=sys.stderr)  # noqa: T201
         raise
+
+
+def _night_code(before: int, last: int) -> int:
+    code = verdict_of_both(before, last)
+    if code != last:
+        print("gpuscale: what the first job measured had regressed")  # noqa: T201
+    return code
 
 
 def _say(text: str) -> None:

@@ -6,15 +6,26 @@ from dataclasses import dataclass, replace
 from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.judgement import Judgement
-from gpuscale.compare.matching import Current, Row, currents_of, match
+from gpuscale.compare.matching import (
+    Current,
+    Row,
+    currents_of,
+    known_keys,
+    match,
+    names_case,
+)
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import judge_published
 from gpuscale.compare.shapes import baseline_pair, current_pair
+from gpuscale.compare.survivors import too_few_numbers
+from gpuscale.compare.wording import gpus_label
+from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,
     Comparison,
     Configuration,
+    EntryKey,
     EntryVerdict,
     Results,
     Verdict,
@@ -47,9 +58,36 @@ def compare(
         gpus: judge only these numbers of GPUs; None is all. Runs on 1 GPU still serve as the
             reference of the speedups.
         rates: how often this look may err; the usual rates for a comparison made once.
+
+    Raises:
+        UsageError: a case or number of GPUs was asked for that neither side has.
     """
     assessment = assess(baseline, results, cases=cases, gpus=gpus, rates=rates)
-    return comparison_of(assessment, baseline, results, entries_of(assessment, baseline), cases)
+    _refuse_unknown(known_keys(baseline, assessment.currents), cases, gpus)
+    return comparison_of(assessment, baseline, results, entries_of(assessment, baseline))
+
+
+def _refuse_unknown(
+    keys: Collection[EntryKey], cases: Collection[str] | None, gpus: Collection[int] | None
+) -> None:
+    """Never end with 0 where something that was asked for by name is nowhere."""
+    if not keys:
+        return
+    for name in cases or ():
+        if not any(names_case(name, key) for key in keys):
+            known = dict.fromkeys(f"{key.case}/{key.strategy}" for key in keys)
+            raise UsageError(
+                f"the case '{name}' is neither in the baseline nor in the results; "
+                f"there are {', '.join(known)}"
+            )
+    counts = {
+        key.gpus for key in keys if cases is None or any(names_case(name, key) for name in cases)
+    }
+    for count in sorted(set(gpus or ()) - counts):
+        raise UsageError(
+            f"{gpus_label(count)}: neither the baseline nor the results have such a row; "
+            f"there are {', '.join(map(str, sorted(counts)))}"
+        )
 
 
 def comparison_of(
@@ -57,7 +95,6 @@ def comparison_of(
     baseline: Baseline,
     results: Sequence[Results],
     entries: Sequence[EntryVerdict],
-    cases: Collection[str] | None,
 ) -> Comparison:
     """The record of these entries, with both machines and what a reader must know beside."""
     machines = dict.fromkeys(result.environment.hardware_label for result in results)
@@ -66,7 +103,7 @@ def comparison_of(
         baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
         current_machine="; ".join(machines) or "no results",
         entries=tuple(entries),
-        notes=notes_of(baseline, assessment.rows, entries, assessment.currents, cases),
+        notes=notes_of(baseline, assessment.rows, entries, assessment.currents),
     )
 
 
@@ -85,6 +122,7 @@ def assess(
     if mismatch:
         rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
     judgements = _reference_alone_is_no_pass(_judgements(rows, baseline, currents, rates))
+    judgements = [_survivors_do_not_pass(*pair) for pair in zip(rows, judgements, strict=True)]
     return Assessment(rows=tuple(rows), judgements=tuple(judgements), currents=currents)
 
 
@@ -122,6 +160,20 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
         reason="the reference of the speedups says nothing alone; measure on more GPUs too",
     )
     return [alone if judgement.verdict.is_judged else judgement for judgement in judgements]
+
+
+def _survivors_do_not_pass(row: Row, judgement: Judgement) -> Judgement:
+    """What the runs that gave a number say is no pass where most gave none."""
+    few = None if row.current is None else too_few_numbers(row.current)
+    if few is None or not judgement.verdict.is_pass:
+        return judgement
+    return Judgement(
+        verdict=Verdict.INCONCLUSIVE,
+        reason=f"{few}; by what is left, {judgement.reason}",
+        change=judgement.change,
+        changed_quantity=judgement.changed_quantity,
+        metrics=judgement.metrics,
+    )
 
 
 def _entry(row: Row, judgement: Judgement, baseline: Baseline) -> EntryVerdict:

@@ -55,7 +55,7 @@ def decide(quantities: Quantities) -> Decision:
     return Decision(
         verdict=Verdict.INCONCLUSIVE,
         finding=None,
-        quantity=max(quantities.judged, key=_doubt),
+        quantity=max(quantities.judged, key=lambda each: (not each.is_ok, _doubt(each))),
     )
 
 
@@ -78,7 +78,13 @@ def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity 
 def _slowdown(quantities: Quantities) -> Finding:
     if quantities.time.name == "throughput(1)":
         return Finding.SINGLE_GPU_SLOWDOWN
-    if quantities.reference is not None and quantities.reference.moved_worse(NAMING_SIGNIFICANCE):
+    reference, speedup = quantities.reference, quantities.speedup
+    if (
+        reference is not None
+        and reference.moved_worse(NAMING_SIGNIFICANCE)
+        and speedup is not None
+        and speedup.is_ok
+    ):
         return Finding.SINGLE_GPU_SLOWDOWN
     return Finding.SLOWER_TRAINING
 

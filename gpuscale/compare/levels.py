@@ -4,12 +4,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gpuscale.compare.moderation import (
     Moderated,
     Prior,
     moderated_term,
+    not_below,
     priors_of,
 )
 from gpuscale.statistics import (
@@ -19,6 +20,8 @@ from gpuscale.statistics import (
     grouped_log_sample,
     log_sample,
 )
+
+_Row = TypeVar("_Row")
 
 MINIMUM_ALLOCATIONS = 4
 """From so many allocations on, a baseline's own spread between them is used."""
@@ -69,13 +72,31 @@ class End:
         return replace(self, moderated=replace(self.moderated, sample=grown))
 
 
-def moderated_ends(sides: Sequence[Mapping[str, tuple[float, ...]]]) -> list[End]:
-    """The ends of a whole comparison, each variance moderated by all the other samples."""
+def moderated_ends(
+    baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+    current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+) -> tuple[dict[_Row, End], dict[_Row, End]]:
+    """The ends of both sides of a whole comparison, by row.
+
+    Each variance is moderated by all the other samples, and by no less than the same row has on
+    the other side, if that side knows it as well.
+    """
+    sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
-    return [
+    priors = priors_of(samples)
+    then = {key: i for i, key in enumerate(baseline)}
+    for i, key in enumerate(current, start=len(baseline)):
+        if key in then:
+            other = then[key]
+            priors[i] = not_below(priors[i], samples[i], samples[other])
+            priors[other] = not_below(priors[other], samples[other], samples[i])
+    ends = [
         End(values=values, moderated=Moderated(sample=own, prior=prior))
-        for values, own, prior in zip(sides, samples, priors_of(samples), strict=True)
+        for values, own, prior in zip(sides, samples, priors, strict=True)
     ]
+    return dict(zip(baseline, ends, strict=False)), dict(
+        zip(current, ends[len(baseline) :], strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,23 +158,36 @@ class Spread:
 
 
 def largest_spread(baseline: Ends, current: Ends, gain: Difference) -> Spread:
-    """Which level puts most on the variance of a gain of these two sides."""
+    """Which level puts most on the variance of a gain of these two sides.
+
+    A side is blamed for what its own runs differ by, not for what moderation adds.
+    """
     by_source: dict[Literal["current runs", "baseline runs"], float] = {
-        "current runs": _variance_of_means(current),
-        "baseline runs": _variance_of_means(baseline),
+        "current runs": math.fsum(_own_variance(end) / end.count for end in current.all),
+        "baseline runs": math.fsum(_own_variance(end) / end.count for end in baseline.all),
     }
     source = max(by_source, key=lambda name: by_source[name])
     shares = baseline.allocation_share + current.allocation_share
     if estimates_allocations(baseline, current):
-        return Spread(source="allocations", deviation=math.sqrt((gain.variance or 0.0) / shares))
-    between = (gain.variance or 0.0) - math.fsum(by_source.values())
+        # Their means hold the spread of the baseline's runs already.
+        source = "current runs"
+        means = log_sample([baseline.in_allocation(name) for name in baseline.common_allocations])
+        between = (means.variance or 0.0) * shares
+    else:
+        of_runs = _variance_of_means(baseline) + _variance_of_means(current)
+        between = (gain.variance or 0.0) - of_runs
     if between > by_source[source]:
         return Spread(source="allocations", deviation=math.sqrt(between / shares))
     side = current if source == "current runs" else baseline
     return Spread(
         source=source,
-        deviation=math.sqrt(max(end.moderated.variance or 0.0 for end in side.all)),
+        deviation=math.sqrt(max(_own_variance(end) for end in side.all)),
     )
+
+
+def _own_variance(end: End) -> float:
+    own = end.moderated.sample.variance
+    return (end.moderated.variance or 0.0) if own is None else own
 
 
 def _variance_of_means(side: Ends) -> float:

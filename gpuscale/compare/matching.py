@@ -1,8 +1,10 @@
 """Which rows there are, what stands on each side, and what keeps a row from being judged."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpuscale.compare.layout import layout_differences
 from gpuscale.records import (
     Baseline,
     Configuration,
@@ -19,6 +21,7 @@ from gpuscale.scaling import PointKey, ScalingPoint, scaling_points
 
 PUBLISHED_SIZE = "full"
 NOT_MEASURED = "not measured"
+_RECORD_ONE = "record one with 'gpuscale baseline record'"
 _LONGEST_MESSAGE = 160
 
 
@@ -32,6 +35,8 @@ class Current:
     runs: Mapping[str, tuple[Run, ...]]
     """The valid runs, by allocation."""
     first_failure: str | None
+    failures: Mapping[str, int]
+    """How many runs failed, by the kind of failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
     """The points of all results together, with their runs by allocation."""
     runs: dict[PointKey, dict[str, tuple[Run, ...]]] = {}
     failures: dict[PointKey, str] = {}
+    kinds: dict[PointKey, Counter[str]] = {}
     for result in results:
         for run in result.runs:
             key, allocation = PointKey.of(run), result.allocation_of(run)
@@ -58,6 +64,8 @@ def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
                 nights[allocation] = (*nights.get(allocation, ()), run)
             else:
                 failures.setdefault(key, failure_text(run.failure))
+                kind = "" if run.failure is None else run.failure.kind
+                kinds.setdefault(key, Counter())[kind] += 1
     return tuple(
         Current(
             point=point,
@@ -67,6 +75,7 @@ def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
             },
             runs=runs.get(point.point_key, {}),
             first_failure=failures.get(point.point_key),
+            failures=kinds.get(point.point_key, {}),
         )
         for point in scaling_points([run for result in results for run in result.runs])
     )
@@ -90,29 +99,61 @@ def match(
 ) -> list[Row]:
     """One row for each entry of either side that the filters let through.
 
+    A case that was asked for and has none of the numbers of GPUs that were has rows as well.
     Rows come case by case, the baseline's first, each with its numbers of GPUs ascending.
     """
-    keys = dict.fromkeys(
-        (
-            *(entry.key for entry in baseline.measured),
-            *(figure.key for figure in baseline.published),
-            *(current.point.key for current in currents),
-        )
-    )
+    keys = known_keys(baseline, currents)
     appearance = {(key.case, key.strategy): i for i, key in reversed(list(enumerate(keys)))}
-    ordered = sorted(keys, key=lambda key: (appearance[key.case, key.strategy], key.gpus))
+    chosen = [key for key in keys if _selected(key, cases, gpus)]
+    chosen += _absent(keys, chosen, cases, gpus)
+    ordered = sorted(chosen, key=lambda key: (appearance[key.case, key.strategy], key.gpus))
     return [
         row
         for key in ordered
-        if _selected(key, cases, gpus)
         for row in _rows_of_key(key, baseline, [c for c in currents if c.point.key == key])
     ]
+
+
+def known_keys(baseline: Baseline, currents: Sequence[Current]) -> tuple[EntryKey, ...]:
+    """The rows that any side has, the baseline's first."""
+    return tuple(
+        dict.fromkeys(
+            (
+                *(entry.key for entry in baseline.measured),
+                *(figure.key for figure in baseline.published),
+                *(current.point.key for current in currents),
+            )
+        )
+    )
+
+
+def names_case(name: str, key: EntryKey) -> bool:
+    """Whether `mnist_cnn` or `mnist_cnn/ddp` means this row."""
+    return name in (key.case, f"{key.case}/{key.strategy}")
+
+
+def _absent(
+    keys: Collection[EntryKey],
+    chosen: Collection[EntryKey],
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> list[EntryKey]:
+    """Rows that were asked for, of cases that have no other row."""
+    left = [name for name in cases or () if not any(names_case(name, key) for key in chosen)]
+    return list(
+        dict.fromkeys(
+            key._replace(gpus=count)
+            for key in keys
+            if any(names_case(name, key) for name in left)
+            for count in gpus or ()
+        )
+    )
 
 
 def _selected(key: EntryKey, cases: Collection[str] | None, gpus: Collection[int] | None) -> bool:
     if gpus is not None and key.gpus not in gpus:
         return False
-    return cases is None or key.case in cases or f"{key.case}/{key.strategy}" in cases
+    return cases is None or any(names_case(name, key) for name in cases)
 
 
 def _rows_of_key(key: EntryKey, baseline: Baseline, currents: Sequence[Current]) -> list[Row]:
@@ -121,17 +162,41 @@ def _rows_of_key(key: EntryKey, baseline: Baseline, currents: Sequence[Current])
     if entries:
         taken = {entry.configuration for entry in entries}
         free = [current for current in currents if current.point.configuration not in taken]
-        return [_measured_row(entry, currents, free) for entry in entries]
+        rows = [_measured_row(entry, currents, free) for entry in entries]
+        shown = [row.current for row in rows]
+        return [*rows, *(_new_row(c, entries) for c in currents if c not in shown)]
     if figures:
         return [_published_row(figures[0], baseline, currents)]
-    return [
-        Row(
-            key=key,
-            current=currents[0],
-            obstacle=Verdict.MISSING,
-            reason="no entry in the baseline; record one with 'gpuscale baseline record'",
-        )
-    ]
+    if not currents:
+        return [Row(key=key, obstacle=Verdict.MISSING, reason="asked for, and on neither side")]
+    return [_new_row(current, ()) for current in currents]
+
+
+def _new_row(current: Current, entries: Sequence[MeasuredEntry]) -> Row:
+    nearest = min((_all_differences(entry, current) for entry in entries), key=len, default=())
+    other = f" of this configuration ({', '.join(nearest)})" if nearest else ""
+    return Row(
+        key=current.point.key,
+        current=current,
+        obstacle=Verdict.MISSING,
+        reason=f"no entry in the baseline{other}; {_RECORD_ONE}",
+    )
+
+
+def point_differences(before: MeasuredEntry | ScalingPoint, now: ScalingPoint) -> tuple[str, ...]:
+    """What keeps runs of two points from being repetitions, each as `size: full → smoke`."""
+    return (
+        *differences(before.configuration, now.configuration),
+        *_number_differences(before.batch_per_gpu, now.batch_per_gpu, name="batch_per_gpu"),
+        *_shape_differences(before.sample_shape, now.sample_shape),
+    )
+
+
+def _all_differences(entry: MeasuredEntry, current: Current) -> tuple[str, ...]:
+    return (
+        *point_differences(entry, current.point),
+        *layout_differences(entry, [run for runs in current.runs.values() for run in runs]),
+    )
 
 
 def _measured_row(
@@ -141,14 +206,7 @@ def _measured_row(
     if not same and not free:
         return Row(key=entry.key, entry=entry, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
     by_difference = {
-        current.point.point_key: (
-            *differences(entry.configuration, current.point.configuration),
-            *_number_differences(
-                entry.batch_per_gpu, current.point.batch_per_gpu, name="batch_per_gpu"
-            ),
-            *_shape_differences(entry.sample_shape, current.point.sample_shape),
-        )
-        for current in same or free
+        current.point.point_key: _all_differences(entry, current) for current in same or free
     }
     nearest = min(same or free, key=lambda c: len(by_difference[c.point.point_key]))
     row = Row(key=entry.key, entry=entry, current=nearest)

@@ -1,19 +1,19 @@
 """Judging against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Quantities, decide
-from gpuscale.compare.error_rates import ErrorRates
+from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Decision, Quantities, decide
+from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.matching import Current, Row
 from gpuscale.compare.metrics import MetricPairing, pair_metrics
+from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
 from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
-from gpuscale.compare.wording import measured_reason, metric_reason
+from gpuscale.compare.wording import hopeless_text, measured_reason, metric_reason
 from gpuscale.records import Baseline, EntryKey, MetricVerdict, Tolerances, Verdict
 from gpuscale.statistics import (
-    FURTHER_RUNS,
     Difference,
     benjamini_hochberg,
     detectable_loss,
@@ -113,9 +113,10 @@ def _judgement(
     # Slower training explains more energy, and is the heavier finding.
     lost = None if decision.verdict is Verdict.REGRESSED else worst
     verdict = decision.verdict if lost is None else Verdict.REGRESSED
-    further = _further_runs(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
+    ahead = _outlook(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
     judged = (*quantities.judged, *metrics)
-    sentence = measured_reason(key, quantities, decision, further, tested.pairing)
+    remedy = "" if ahead is None else _remedy(ahead, tested.pairing, decision, rule)
+    sentence = measured_reason(key, quantities, decision, remedy, tested.pairing.without_speedup)
     return Judgement(
         verdict=verdict,
         reason=sentence if lost is None else f"{metric_reason(*lost)}; otherwise {sentence}",
@@ -123,7 +124,7 @@ def _judgement(
         change=decision.quantity.gain.relative_change(),
         changed_quantity=decision.quantity.name,
         minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
-        further_runs=further,
+        further_runs=None if ahead is None else ahead.further_runs,
         metrics=tuple(
             _metric_verdict(metric, quantity)
             for metric, quantity in zip(tested.metrics, metrics, strict=True)
@@ -206,21 +207,20 @@ def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
     )
 
 
-def _further_runs(pairing: Pairing, rule: _Rule) -> int | None:
-    """About the fewest further runs after which the row is settled, if the means stay; or None.
+def _outlook(pairing: Pairing, rule: _Rule) -> Outlook:
+    """By the rates of one look, in a session too: both then say the same of the same runs."""
+    once = replace(rule, rates=ONE_LOOK)
+    ends = (pairing.current, *(pairing.references or ())[1:])
+    return outlook(
+        lambda runs: _would_be_settled(pairing, once, runs), made=min(end.count for end in ends)
+    )
 
-    More runs settle what fewer do, but for rare rows; so the numbers are halved, not tried all.
-    """
-    low, high = 0, len(FURTHER_RUNS) - 1
-    if not _would_be_settled(pairing, rule, FURTHER_RUNS[high]):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if _would_be_settled(pairing, rule, FURTHER_RUNS[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return FURTHER_RUNS[high]
+
+def _remedy(ahead: Outlook, pairing: Pairing, decision: Decision, rule: _Rule) -> str:
+    if ahead.needed is not None:
+        return ahead.text
+    of_speedup = decision.quantity.name == "E(n)"
+    return hopeless_text(pairing.lasting_spread(rule.tolerances, of_speedup=of_speedup))
 
 
 def _would_be_settled(pairing: Pairing, rule: _Rule, further_runs: int) -> bool:

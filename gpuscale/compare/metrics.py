@@ -135,9 +135,7 @@ def pair_metrics(
             if current.point.point_key in before
             and (values := _values_now(kind, current, points_s[current.point.point_key]))
         }
-        ends = moderated_ends([*before.values(), *now.values()])
-        then_ends = dict(zip(before, ends, strict=False))
-        now_ends = dict(zip(now, ends[len(before) :], strict=True))
+        then_ends, now_ends = moderated_ends(before, now)
         for row, pairings in zip(rows, found, strict=True):
             key = None if row.entry is None else entry_point(row.entry)
             if key in now_ends:

@@ -1,14 +1,19 @@
 """What a reader must know beside the rows: how sure the baseline is, what was left out."""
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpuscale.compare.levels import MINIMUM_ALLOCATIONS
-from gpuscale.compare.matching import Current, Row
+from gpuscale.compare.matching import Current, Row, point_differences
 from gpuscale.records import Baseline, EntryVerdict, MeasuredEntry
 from gpuscale.scaling import unit_error_note
+from gpuscale.statistics import exponential
 from gpuscale.units import format_percent
 
 ENOUGH_RUNS = 6
+FAR_APART = 3.0
+"""Declared deviations between allocations by which one may lie beside the others of its pool."""
 
 
 def notes_of(
@@ -16,18 +21,18 @@ def notes_of(
     rows: Sequence[Row],
     entries: Sequence[EntryVerdict],
     currents: Sequence[Current],
-    cases: Collection[str] | None,
 ) -> tuple[str, ...]:
     """All notes of a comparison, each one line, in order of weight."""
     judged = [entry for row in rows if row.obstacle is None and (entry := row.entry)]
     return tuple(
         dict.fromkeys(
             (
-                *_emptiness(baseline, rows, currents, cases),
+                *_emptiness(baseline, rows, currents),
                 *_idle_overrides(baseline),
                 *_allocations(baseline, judged),
                 *_few_runs(judged),
                 *_same_allocation(rows),
+                *_pooled_allocations(rows, baseline),
                 *_published(rows),
                 *_failed_runs(rows),
                 *_left_out(rows, currents),
@@ -38,18 +43,12 @@ def notes_of(
 
 
 def _emptiness(
-    baseline: Baseline,
-    rows: Sequence[Row],
-    currents: Sequence[Current],
-    cases: Collection[str] | None,
+    baseline: Baseline, rows: Sequence[Row], currents: Sequence[Current]
 ) -> Iterable[str]:
     if not baseline.measured and not baseline.published:
         yield "the baseline has no entries; record some with 'gpuscale baseline record'"
     if not any(current.point.valid_runs for current in currents):
         yield "the results have no valid run; nothing was judged"
-    for case in cases or ():
-        if not any(case in (row.key.case, f"{row.key.case}/{row.key.strategy}") for row in rows):
-            yield f"no row is of the case '{case}' that was asked for"
     if not rows and (baseline.measured or baseline.published or currents):
         yield "no row is left after the choice of cases and GPUs"
 
@@ -119,6 +118,34 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[str]:
         )
 
 
+def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[str]:
+    """A pool of nights hides the one that is slow."""
+    found = [
+        (apart, night, row)
+        for row in rows
+        if row.obstacle is None and row.current is not None
+        for night, apart in _beside_the_others(row.current).items()
+        if abs(apart)
+        > FAR_APART * baseline.tolerances.limits(row.key, "throughput").allocation_deviation
+    ]
+    if found:
+        apart, night, row = max(found, key=lambda each: abs(each[0]))
+        yield (
+            f"the results are of several allocations that differ: on {row.key.label} T of {night} "
+            f"is {format_percent(exponential(apart) - 1, signed=True)} beside the others; judge "
+            "each alone to see which is slower"
+        )
+
+
+def _beside_the_others(current: Current) -> Mapping[str, float]:
+    """By how much the logarithm of T of each allocation lies above the mean of the others."""
+    means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
+    if len(means) == 1:
+        return {}
+    total = math.fsum(means.values())
+    return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
+
+
 def _published(rows: Sequence[Row]) -> Iterable[str]:
     judged = [
         row.current.point.configuration
@@ -155,16 +182,19 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _left_out(rows: Sequence[Row], currents: Sequence[Current]) -> Iterable[str]:
-    shown = {row.current.point.point_key for row in rows if row.current is not None}
-    keys = {row.key for row in rows}
-    for current in currents:
-        point = current.point
-        if point.key in keys and point.point_key not in shown:
-            configuration = point.configuration
+    """A publication names no configuration, so it is held against the plainest only."""
+    for row in rows:
+        if row.figure is None or row.current is None:
+            continue
+        shown = row.current.point
+        for current in currents:
+            point = current.point
+            if point.key != row.key or point.point_key == shown.point_key:
+                continue
+            found = point_differences(shown, point)
             yield (
                 f"{point.key.label} was also measured with another configuration that is not "
-                f"judged ({configuration.size}, {configuration.precision}, "
-                f"batch {point.batch_per_gpu} per GPU)"
+                f"judged ({', '.join(found)})"
             )
 
 

@@ -8,7 +8,7 @@ from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, 
 from gpuscale.compare.matching import Current, Row
 from gpuscale.records import Baseline, EntryKey, MeasuredEntry, Tolerances
 from gpuscale.scaling import PointKey, reference_key
-from gpuscale.statistics import Difference
+from gpuscale.statistics import FURTHER_RUNS, Difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,17 @@ class Pairing:
             reference=gain_of(Ends(time=before), Ends(time=now), deviation=of_reference),
         )
 
-    def largest_spread(self, gain: Difference, *, of_speedup: bool) -> Spread:
-        """What makes a gain of T(n), or of S(n), most uncertain."""
-        before = self.references[0] if self.references and of_speedup else None
-        now = self.references[1] if self.references and of_speedup else None
+    def lasting_spread(self, tolerances: Tolerances, *, of_speedup: bool) -> Spread:
+        """What makes T(n), or S(n), most uncertain however many runs are added."""
+        most = FURTHER_RUNS[-1]
+        gains = self.gains(tolerances, further_runs=most)
+        current, before, now = self.current.with_further_runs(most), None, None
+        if self.references is not None and of_speedup:
+            before, now = self.references[0], self.references[1].with_further_runs(most)
         return largest_spread(
             Ends(time=self.baseline, reference=before),
-            Ends(time=self.current, reference=now),
-            gain,
+            Ends(time=current, reference=now),
+            gains.speedup if of_speedup and gains.speedup is not None else gains.time,
         )
 
 
@@ -98,9 +101,7 @@ def pair_rows(
         for current in currents
         if current.logs and current.point.configuration in configurations
     }
-    ends = moderated_ends([*before.values(), *now.values()])
-    baseline_ends = dict(zip(before, ends, strict=False))
-    current_ends = dict(zip(now, ends[len(before) :], strict=True))
+    baseline_ends, current_ends = moderated_ends(before, now)
     return [_pairing(row, baseline_ends, current_ends) for row in rows]
 
 

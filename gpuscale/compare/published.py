@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.matching import Current, Row
+from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.records import Baseline, EntryKey, PublishedFigure, Verdict
 from gpuscale.scaling import log_speedup, reference_key
-from gpuscale.statistics import FURTHER_RUNS, Difference, Sample, difference, log_sample
+from gpuscale.statistics import CONFIDENCE, Difference, Sample, difference, log_sample
 from gpuscale.units import format_percent
 
 
@@ -137,12 +138,10 @@ def _incomparable(reason: str) -> Judgement:
 
 def _judgement(key: EntryKey, ratio: Ratio, confidence: float) -> Judgement:
     verdict = ratio.verdict(confidence)
-    further_runs = None
-    if verdict is Verdict.INCONCLUSIVE:
-        further_runs = next(
-            (n for n in FURTHER_RUNS if ratio.verdict(confidence, n) is not Verdict.INCONCLUSIVE),
-            None,
-        )
+    ahead = outlook(
+        lambda runs: ratio.verdict(CONFIDENCE, runs) is not Verdict.INCONCLUSIVE,
+        made=min(sample.count for sample in ratio.samples),
+    )
     change = ratio.measured().relative_change()
     detectable = ratio.tolerance
     if change.low is not None and change.high is not None:
@@ -150,20 +149,18 @@ def _judgement(key: EntryKey, ratio: Ratio, confidence: float) -> Judgement:
         detectable = 1 - (1 - ratio.tolerance) * (1 + change.low) / (1 + change.high)
     return Judgement(
         verdict=verdict,
-        reason=_reason(key, ratio, verdict, change.value, further_runs),
+        reason=_reason(key, ratio, verdict, change.value, ahead),
         change=change,
         changed_quantity=ratio.quantity,
         minimum_detectable_loss=detectable,
-        further_runs=further_runs,
+        further_runs=ahead.further_runs if verdict is Verdict.INCONCLUSIVE else None,
         excess_losses={ratio.quantity: -change.value - ratio.tolerance},
         decided_by=ratio.quantity,
         is_suspect=-change.value > ratio.tolerance,
     )
 
 
-def _reason(
-    key: EntryKey, ratio: Ratio, verdict: Verdict, change: float, further_runs: int | None
-) -> str:
+def _reason(key: EntryKey, ratio: Ratio, verdict: Verdict, change: float, ahead: Outlook) -> str:
     name = f"E({key.gpus})" if ratio.quantity == "E(n)" else "the throughput"
     side = "below" if change < 0 else "above"
     found = f"{name} is {format_percent(abs(change))} {side} the published figure"
@@ -172,9 +169,5 @@ def _reason(
         return f"{found}, more than the tolerance of {tolerance}"
     if verdict is Verdict.CONSISTENT:
         return found if change >= 0 else f"{found}, within the tolerance of {tolerance}"
-    remedy = (
-        "measure more runs"
-        if further_runs is None
-        else f"{further_runs} further run{'' if further_runs == 1 else 's'} would settle it"
-    )
+    remedy = "measure more runs" if ahead.needed is None else ahead.text
     return f"{found}, and its interval straddles the tolerance of {tolerance}; {remedy}"

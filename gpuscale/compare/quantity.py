@@ -64,9 +64,14 @@ class Quantity:
         return self.loss - self.limits.margin
 
     @property
+    def ok_bound(self) -> float:
+        """The bound of `ok`: at least the margin, or a loss within it could be neither."""
+        return max(self.limits.ok_bound, self.limits.margin)
+
+    @property
     def is_ok(self) -> bool:
         """Whether a loss as large as the bound of `ok` is excluded."""
-        return self.loss_bound is not None and self.loss_bound < self.limits.ok_bound
+        return self.loss_bound is not None and self.loss_bound < self.ok_bound
 
     @property
     def is_worse(self) -> bool:

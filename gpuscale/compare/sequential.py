@@ -6,16 +6,18 @@ rarely as one comparison does. And what looks regressed is only called so once r
 made afterwards show the loss too.
 """
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gpuscale.compare.comparison import Assessment, assess, comparison_of, entries_of
+from gpuscale.compare.comparison import comparison_of, entries_of
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
+from gpuscale.compare.looks import Looks
 from gpuscale.compare.matching import Row
 from gpuscale.compare.pocock import nominal_error
+from gpuscale.compare.survivors import too_few_numbers
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -25,7 +27,6 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.scaling import PointKey, reference_key
 from gpuscale.statistics import CONFIDENCE, SIGNIFICANCE
 
 
@@ -93,12 +94,14 @@ def next_step(
     *,
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
+    configurations: Collection[Configuration] | None = None,
 ) -> Step:
     """What the runs so far say of each row, looking after each run as the plan allows.
 
     Pure and without memory: the looks of the past are made again from the order of the runs
     in the results, so a resumed session goes on where it was. Look k has the first k runs of
-    each item, failed ones counted but not judged. A row that is settled or confirmed stays so.
+    each item that gave a number, and what failed before them. A row that is settled or confirmed
+    stays so, unless most of its later runs fail.
 
     Args:
         baseline: as for `compare`.
@@ -106,12 +109,23 @@ def next_step(
         plan: how many runs there may be.
         cases: as for `compare`.
         gpus: as for `compare`: the numbers of GPUs that the session measures.
+        configurations: those that the session measures. Of a row that the baseline has in one of
+            them, its entries in others are left out; None leaves out none.
     """
-    session = _Session.of(baseline, results, plan, cases, gpus)
-    everything = session.assess(0, plan.most_runs)
+    baseline = _as_measured(baseline, configurations)
+    looks = Looks.of(
+        baseline,
+        results,
+        most_runs=plan.most_runs,
+        rates=plan.rates,
+        cases=cases,
+        gpus=gpus,
+    )
+    session = _Session(looks=looks, plan=plan)
+    everything = looks.assess(0, math.inf)
     states = [_State() for _ in everything.rows]
     for look in range(plan.fewest_runs, plan.most_runs + 1):
-        if any(session.has_reached(row, look) for row in everything.rows):
+        if any(looks.has_reached(row, look) for row in everything.rows):
             states = session.after_look(states, look)
     entries = entries_of(everything, baseline)
     progress = tuple(
@@ -120,10 +134,22 @@ def next_step(
     )
     return Step(
         entries=progress,
-        comparison=comparison_of(
-            everything, baseline, results, [each.entry for each in progress], cases
-        ),
+        comparison=comparison_of(everything, baseline, results, [each.entry for each in progress]),
         needs_runs=_needed(progress),
+    )
+
+
+def _as_measured(baseline: Baseline, configurations: Collection[Configuration] | None) -> Baseline:
+    if configurations is None:
+        return baseline
+    met = {entry.key for entry in baseline.measured if entry.configuration in configurations}
+    return replace(
+        baseline,
+        measured=tuple(
+            entry
+            for entry in baseline.measured
+            if entry.key not in met or entry.configuration in configurations
+        ),
     )
 
 
@@ -139,74 +165,18 @@ class _State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
-    """The runs of a session by their order, and how to judge some of them."""
+    """The looks of a session, and what each changes."""
 
-    baseline: Baseline
-    results: Sequence[Results]
-    positions: Sequence[Sequence[int]]
-    """For each run of each results file: the how-manieth of its item it is, from 1."""
-    attempts: Mapping[PointKey, int]
+    looks: Looks
     plan: SequentialPlan
-    cases: Collection[str] | None
-    gpus: Collection[int] | None
-
-    @classmethod
-    def of(
-        cls,
-        baseline: Baseline,
-        results: Sequence[Results],
-        plan: SequentialPlan,
-        cases: Collection[str] | None,
-        gpus: Collection[int] | None,
-    ) -> "_Session":
-        attempts: Counter[PointKey] = Counter()
-        positions = []
-        for result in results:
-            own = []
-            for run in result.runs:
-                attempts[PointKey.of(run)] += 1
-                own.append(attempts[PointKey.of(run)])
-            positions.append(own)
-        return cls(
-            baseline=baseline,
-            results=results,
-            positions=positions,
-            attempts=attempts,
-            plan=plan,
-            cases=cases,
-            gpus=gpus,
-        )
-
-    def assess(self, after: int, until: int) -> Assessment:
-        """The judgement by the runs of each item after one position and up to another."""
-        part = [
-            replace(
-                result,
-                runs=tuple(
-                    run
-                    for run, position in zip(result.runs, positions, strict=True)
-                    if after < position <= until
-                ),
-            )
-            for result, positions in zip(self.results, self.positions, strict=True)
-        ]
-        return assess(self.baseline, part, cases=self.cases, gpus=self.gpus, rates=self.plan.rates)
-
-    def has_reached(self, row: Row, look: int) -> bool:
-        """Whether the row's runs, and those on 1 GPU beside them, are made for this look."""
-        if row.current is None:
-            return False
-        key = row.current.point.point_key
-        reference = None if key.gpus == 1 else reference_key(key, self.attempts)
-        return all(self.attempts[end] >= look for end in (key, reference) if end is not None)
 
     def after_look(self, states: Sequence[_State], look: int) -> list[_State]:
         """The states of all rows after one more look at those that are open."""
-        now = self.assess(0, look)
-        entries = entries_of(now, self.baseline)
+        now = self.looks.assess(0, look)
+        entries = entries_of(now, self.looks.baseline)
         return [
             self._after_look(state, row, judgement, entry, look)
-            if state.progress is Progress.NEEDS_RUNS and self.has_reached(row, look)
+            if state.progress is Progress.NEEDS_RUNS and self.looks.has_reached(row, look)
             else state
             for state, row, judgement, entry in zip(
                 states, now.rows, now.judgements, entries, strict=True
@@ -235,7 +205,7 @@ class _Session:
             return True
         if suspected is None or judgement.decided_by is None:
             return False
-        fresh = self.assess(suspected, look)
+        fresh = self.looks.assess(suspected, look)
         return any(
             again.excess_losses.get(judgement.decided_by, 0.0) > 0
             for other, again in zip(fresh.rows, fresh.judgements, strict=True)
@@ -256,14 +226,24 @@ def _cannot_be_judged(row: Row) -> bool:
 def _reported(state: _State, latest: EntryVerdict, row: Row) -> EntryProgress:
     progress = Progress.SETTLED if _cannot_be_judged(row) else state.progress
     entry = state.entry or latest
+    few = None if row.current is None else too_few_numbers(row.current)
     if state.entry is None and latest.verdict.is_judged:
         made = 0 if row.current is None else row.current.point.valid_runs
         entry = replace(
             latest,
             verdict=Verdict.INCONCLUSIVE,
             finding=None,
-            reason=f"too few runs to look at ({made} so far)",
+            further_runs=None,
+            reason=few or f"too few runs to look at ({made} so far)",
         )
+    elif few is not None and entry.verdict.is_pass:
+        entry = replace(
+            entry,
+            verdict=Verdict.INCONCLUSIVE,
+            finding=None,
+            reason=f"{few}; by those looked at, {entry.reason}",
+        )
+        progress = Progress.NEEDS_RUNS
     elif entry.verdict.is_loss and progress is not Progress.CONFIRMED:
         entry = replace(
             entry,

@@ -1,10 +1,10 @@
 """The one sentence of each judged row."""
 
 from gpuscale.compare.decision import Decision, Quantities
+from gpuscale.compare.levels import Spread
 from gpuscale.compare.metrics import MetricPairing
-from gpuscale.compare.pairing import Pairing
 from gpuscale.compare.quantity import Quantity
-from gpuscale.records import EntryKey, Finding, Verdict
+from gpuscale.records import EntryKey, Estimate, Finding, Verdict
 from gpuscale.statistics import exponential
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
@@ -31,20 +31,26 @@ def measured_reason(
     key: EntryKey,
     quantities: Quantities,
     decision: Decision,
-    further_runs: int | None,
-    pairing: Pairing,
+    remedy: str,
+    without_speedup: str,
 ) -> str:
-    """Why a row got its verdict against measured runs."""
+    """Why a row got its verdict against measured runs.
+
+    Args:
+        key: The row.
+        quantities: What was judged.
+        decision: The verdict.
+        remedy: What would settle the row, where it is inconclusive.
+        without_speedup: Why S(n) could not be judged; empty where it could.
+    """
     if decision.verdict is Verdict.INCONCLUSIVE:
-        sentence = _inconclusive(
-            quantities, decision.quantity, _remedy(further_runs, decision, pairing)
-        )
+        sentence = _inconclusive(quantities, decision.quantity, remedy)
     elif decision.verdict is Verdict.OK and decision.finding is None:
         sentence = _ok(quantities)
     else:
         sentence = _moved(key, quantities, decision)
-    if pairing.without_speedup:
-        return f"{sentence}; the speedup is unknown: {pairing.without_speedup}"
+    if without_speedup:
+        return f"{sentence}; the speedup is unknown: {without_speedup}"
     return sentence
 
 
@@ -103,7 +109,21 @@ def _inconclusive(quantities: Quantities, quantity: Quantity, remedy: str) -> st
             f"{span}, and the runs do not tell whether 1 GPU got faster or more GPUs slower; "
             f"{remedy}"
         )
-    return f"{span}, too uncertain to call; {remedy}"
+    return f"{span}, {_missed(quantity, interval)}; {remedy}"
+
+
+def _missed(quantity: Quantity, interval: Estimate) -> str:
+    """Which limit the quantity misses, on the way to a loss or to a pass."""
+    not_excluded = f"a loss of {format_percent(quantity.ok_bound)} is not excluded"
+    if interval.high is None or interval.high >= 0:
+        return f"too uncertain to call: {not_excluded}"
+    margin = quantity.limits.margin
+    if quantity.loss <= margin or quantity.p_worse is None:
+        return f"within the margin of {format_percent(margin)}, but {not_excluded}"
+    return (
+        f"a loss, but not beyond chance at {format_percent(quantity.rates.significance)} "
+        f"(one-sided p {quantity.p_worse:.2g}, corrected for all tests)"
+    )
 
 
 def _signed(change: float) -> str:
@@ -111,13 +131,8 @@ def _signed(change: float) -> str:
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
-def _remedy(further_runs: int | None, decision: Decision, pairing: Pairing) -> str:
-    if further_runs == 1:
-        return "1 further run would settle it"
-    if further_runs is not None:
-        return f"{further_runs} further runs would settle it"
-    quantity = decision.quantity
-    spread = pairing.largest_spread(quantity.gain, of_speedup=quantity.name == "E(n)")
+def hopeless_text(spread: Spread) -> str:
+    """Why further runs cannot settle a row, and what may."""
     deviation = format_percent(exponential(spread.deviation) - 1)
     if spread.source == "current runs":
         return (

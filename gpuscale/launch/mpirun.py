@@ -13,6 +13,8 @@ from gpuscale.launch.scheduler import Demand
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
+_OF_THE_SCHEDULER = frozenset({"LSB_AFFINITY_HOSTFILE"})
+"""Where LSF has given cores, Open MPI would take this for the place of each rank."""
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
@@ -47,11 +49,12 @@ class OpenMpi:
         )
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What is inherited, without what tells of a process that mpirun started itself."""
+        """What is inherited, without what would tell mpirun where ranks go, or who started it."""
         return {
             name: value
             for name, value in inherited.items()
-            if not name.startswith(_PREFIXES) or name.startswith(_SETTINGS)
+            if name not in _OF_THE_SCHEDULER
+            and (not name.startswith(_PREFIXES) or name.startswith(_SETTINGS))
         }
 
 

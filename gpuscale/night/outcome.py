@@ -25,7 +25,7 @@ MEANINGS: Mapping[int, str] = {
     NightExit.INCOMPLETE: "not everything was measured",
     NightExit.INFRASTRUCTURE: "infrastructure failed",
 }
-_VERDICTS = (
+VERDICTS = (
     NightExit.OK,
     NightExit.REGRESSED,
     NightExit.INCONCLUSIVE,
@@ -41,6 +41,7 @@ def night_exit(
     could_run: bool,
     compare_exit: int | None,
     is_judged: bool,
+    first_regressed: bool = False,
 ) -> NightExit:
     """The exit code of a night.
 
@@ -56,8 +57,13 @@ def night_exit(
             not break.
         compare_exit: Of `gpuscale compare`; None where it was not started.
         is_judged: Whether it printed anything: Python, too, ends with 1 when it crashes.
+        first_regressed: Whether a first attempt, with runs of its own, regressed. That stands
+            unless the last one judged all that was asked for.
     """
-    if compare_exit is not None and (compare_exit not in _VERDICTS or not is_judged):
+    is_broken = compare_exit is not None and (compare_exit not in VERDICTS or not is_judged)
+    if first_regressed and (is_broken or not is_complete or not has_measured):
+        return NightExit.REGRESSED
+    if is_broken:
         return NightExit.FAILED
     if compare_exit == NightExit.REGRESSED:
         return NightExit.REGRESSED

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gpuscale.formats.text import clean
+from gpuscale.night.outcome import NightExit
+from gpuscale.night.places import NightFolder
 
 _RETRIED = "retried as"
+_EXIT = "exit"
 
 
 def record_text(facts: Iterable[tuple[str, object]]) -> str:
@@ -21,12 +24,22 @@ def retried_fact(job: str) -> tuple[str, object]:
 
 def retried_as(night: Path) -> str | None:
     """The job that took the place of the first one of a night; None where there is none."""
+    return _facts(NightFolder(path=night).first_attempt).get(_RETRIED) or None
+
+
+def exit_fact(code: NightExit) -> tuple[str, object]:
+    """The fact that a night, or an attempt, ended with this code."""
+    return _EXIT, int(code)
+
+
+def has_regressed(folder: NightFolder) -> bool:
+    """Whether a night or an attempt has been recorded as regressed."""
+    return _facts(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
+
+
+def _facts(folder: NightFolder) -> dict[str, str]:
     try:
-        text = (night / "attempt-1" / "night.txt").read_text(encoding="utf-8", errors="replace")
+        text = folder.record.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, value = line.partition(": ")
-        if name == _RETRIED and value:
-            return value
-    return None
+        return {}
+    return {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}

@@ -110,8 +110,10 @@ def _runs(text: str) -> tuple[int | None, int]:
     first, colon, last = text.partition(":")
     if not colon:
         return None, _whole_number("--runs", text, at_least=1)
-    minimum = _whole_number("--runs", first, at_least=FEWEST_RUNS)
-    maximum = _whole_number("--runs", last, at_least=FEWEST_RUNS)
+    # The whole of it is what a user can copy.
+    example = f"{FEWEST_RUNS}:8"
+    minimum = _whole_number("--runs", first, at_least=FEWEST_RUNS, example=example)
+    maximum = _whole_number("--runs", last, at_least=FEWEST_RUNS, example=example)
     if maximum < minimum:
         raise UsageError(f"--runs: {text} has its maximum first; write --runs {maximum}:{minimum}")
     return minimum, maximum
@@ -174,8 +176,15 @@ def _gpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def _whole_number(option: str, text: str, *, at_least: int, at_most: int | None = None) -> int:
-    example = "1,2,4" if option == "--gpus" else str(max(1, at_least))
+def _whole_number(
+    option: str,
+    text: str,
+    *,
+    at_least: int,
+    at_most: int | None = None,
+    example: str | None = None,
+) -> int:
+    example = example or ("1,2,4" if option == "--gpus" else str(max(1, at_least)))
     try:
         number = int(text.strip(), 10)
     except ValueError:

@@ -7,10 +7,13 @@ from typing import TextIO
 
 from gpuscale.launch import Launcher
 from gpuscale.report.progress import RedrawnLine, progress_text
+from gpuscale.report.wrapping import columns_of
 
-_SAVE_CURSOR = "\0337"
-# Back behind the item's id, and nothing after it, also where the bar ran into a second line.
-_ERASE = "\0338\033[J"
+# The cursor rests behind the item's id and goes back there after each text, so that nothing is
+# left behind when the screen scrolls; a text never runs into a second line.
+_ERASE = "\033[K"
+_BEFORE = "\0337\033[?7l"
+_AFTER = "\033[?7h\0338"
 
 
 def terminal_stream() -> TextIO | None:
@@ -29,9 +32,18 @@ def terminal_stream() -> TextIO | None:
 
 def progress_line(stream: TextIO | None, launcher: Launcher) -> RedrawnLine:
     """Draws how far a run is behind the item's id, and erases it when the run has ended."""
+    columns = None if stream is None else columns_of(stream)
+    room = 0 if columns is None else _room(columns)
 
     def text() -> str | None:
         progress = launcher.progress()
-        return None if progress is None else progress_text(*progress)
+        return None if progress is None else progress_text(*progress, room)
 
-    return RedrawnLine(stream, text, begin=_SAVE_CURSOR, erase=_ERASE)
+    return RedrawnLine(stream, text, erase=_ERASE, before=_BEFORE, after=_AFTER)
+
+
+def _room(columns: int) -> int:
+    """The columns behind the item's id, but for the last; 0 where the id fills its line."""
+    # pytest shows the id as seen from the folder it was started in, which is at most shorter.
+    item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+    return columns - (len(item) + 1) % columns - 1 if (len(item) + 1) % columns else 0

@@ -71,6 +71,7 @@ class MeasuringSession:
         self._failed_runs: set[str] = set()
         self._has_items = False
         self._anything_passed = False
+        self._exit_code = 0
 
     def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
@@ -100,11 +101,14 @@ class MeasuringSession:
             refuse_absent_ranks(plans, self._options.injections)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
+        requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
         if self._judge is not None:
-            self._judge.judge_only({f"{plan.key.case}/{plan.key.strategy}" for plan in plans})
+            self._judge.judge_only(
+                {f"{plan.key.case}/{plan.key.strategy}" for plan in plans},
+                {request.configuration for request in requests},
+            )
         if self._resumed is None:
             return
-        requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
         try:
             refuse_other_configurations(self._resumed.path, self._resumed.results.runs, requests)
         except GpuscaleError as error:
@@ -211,6 +215,11 @@ class MeasuringSession:
             self._failed_tests.add(report.nodeid)
         self._anything_passed |= report.passed and report.when == "call"
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember a file that could not be collected: with it some tests were never made."""
+        if report.failed:
+            self._failed_tests.add(report.nodeid)
+
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
@@ -230,7 +239,10 @@ class MeasuringSession:
         if self._judge is not None and self._recorder.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
             colour = terminalreporter.hasmarkup
-            for line in self._judge.lines(self._recorder.measured, Palette(colour=colour)):
+            verdict = self._judge.lines(
+                self._recorder.measured, Palette(colour=colour), exit_code=self._exit_code
+            )
+            for line in verdict:
                 terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")
@@ -249,7 +261,7 @@ class MeasuringSession:
                 needless=not self._has_items or self._anything_passed,
             )
             return
-        session.exitstatus = status_of_verdict(
+        session.exitstatus = self._exit_code = status_of_verdict(
             int(session.exitstatus),
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),

@@ -1,6 +1,8 @@
 """What an invocation says of itself: its first line, a word per run, and the closing table."""
 
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuscale.plugin.options import MeasureOptions
@@ -10,7 +12,8 @@ from gpuscale.records import Environment, Run
 from gpuscale.report.budget_text import budget_lines
 from gpuscale.report.injection_text import injection_warning
 from gpuscale.report.table import scaling_table, spread_text, table_notes
-from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.report.wrapping import columns_of, fitted
+from gpuscale.scaling import PointKey, ScalingPoint, scaling_points
 from gpuscale.store import ResumedResults
 from gpuscale.units import format_seconds
 
@@ -70,11 +73,16 @@ def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
         return
     if recorder.injections:
         yield injection_warning(recorder.injections)
-    points = scaling_points(recorder.runs)
-    yield from scaling_table(points).splitlines()
+    points, columns = scaling_points(recorder.runs), columns_of(sys.stdout)
+    yield from scaling_table(points, recorder.runs, columns=columns).splitlines()
     yield ""
-    yield from table_notes(points)
-    yield from budget_lines(recorder.runs)
+    yield from fitted(table_notes(points), columns)
+    yield from fitted(budget_lines(recorder.runs), columns)
+    yield from fitted(_remarks(recorder, options, recorder.path), columns)
+
+
+def _remarks(recorder: Recorder, options: MeasureOptions, path: Path) -> Iterator[str]:
+    """What came to nothing, what is not known well enough, and how to go on."""
     new_runs = recorder.runs[len(recorder.earlier_runs) :]
     failures = [run.failure for run in new_runs if run.failure is not None]
     for run in new_runs:
@@ -90,7 +98,27 @@ def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
         yield "runs stopped when intervals were narrow: these cover the truth a little less often"
         unsettled = unsettled_points(recorder.runs, options.stopping, gpus=options.gpus)
         yield from (_unsettled_line(point, options.stopping) for point in unsettled)
-    yield f"results: {_relative(recorder.path)}"
+    if _lacks_runs(recorder.runs, options):
+        yield (
+            "not all runs were made; go on with: pytest … --resume "
+            f"{shlex.quote(_relative(path))} (all else as before, without --results)"
+        )
+    yield f"results: {_relative(path)}"
+
+
+def _lacks_runs(runs: Sequence[Run], options: MeasureOptions) -> bool:
+    """Whether a point has fewer runs than it has in any session that ends by itself."""
+    fewest = options.runs
+    if options.judging is not None:
+        fewest = options.judging.fewest_runs
+    elif options.stopping is not None:
+        fewest = options.stopping.minimum_runs
+    made: dict[PointKey, set[int]] = {}
+    for run in runs:
+        made.setdefault(PointKey.of(run), set()).add(run.index)
+    return any(
+        len(indices) < fewest for point, indices in made.items() if point.gpus in options.gpus
+    )
 
 
 def _unsettled_line(point: ScalingPoint, rule: StoppingRule) -> str:

@@ -1,6 +1,6 @@
 """Baselines from what was measured or published, and their changes: values in, values out."""
 
-from gpuscale.recording.measured import baseline_from_results, measured_at
+from gpuscale.recording.measured import baseline_from_results, how_to_measure_more, measured_at
 from gpuscale.recording.published import TableDefaults, figures_from_table
 from gpuscale.recording.replay import results_of
 from gpuscale.recording.revision import EVERYTHING, Proposal, accepted, proposals, revised
@@ -12,6 +12,7 @@ __all__ = [
     "accepted",
     "baseline_from_results",
     "figures_from_table",
+    "how_to_measure_more",
     "measured_at",
     "proposals",
     "results_of",

@@ -86,6 +86,14 @@ def refuse_injections(results: Sequence[Results]) -> None:
         )
 
 
+def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
+    """What a user does about an entry that has too few valid runs."""
+    return (
+        f"give the results of all nights together, or go on with one of them: 'pytest … --runs "
+        f"{minimum_runs} --resume FILE' makes what it lacks, runs that were not steady included"
+    )
+
+
 def measured_at(results: Sequence[Results]) -> str:
     """When the latest of the (at least one) results were measured: ISO 8601 with offset."""
     return max((result.created_at for result in results), key=datetime.fromisoformat)
@@ -165,5 +173,5 @@ def _refuse_short(entries: dict[Entry, list[Measured]], minimum_runs: int) -> No
     if short:
         raise UsageError(
             f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
-            f"{'; '.join(short)}; measure more with --runs, and give all results together"
+            f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
         )

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from gpuscale.errors import UsageError
 from gpuscale.recording.entries import Entry, entry_label, measured_entry, runs_by_entry
 from gpuscale.recording.measured import (
     MINIMUM_RUNS,
     environments_of,
+    measured_at,
     refuse_injections,
     versions_of,
 )
@@ -131,6 +133,9 @@ def revised(
         measured=measured,
         environments={**kept, **fresh},
         gpuscale_version=", ".join(dict.fromkeys(filter(None, [*versions, versions_of(results)]))),
+        recorded_at=max(
+            filter(None, [baseline.recorded_at, measured_at(results)]), key=datetime.fromisoformat
+        ),
         expires_on=expires_on or baseline.expires_on,
         history=(*baseline.history, change),
     )

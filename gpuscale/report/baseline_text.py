@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from datetime import date
 
-from tabulate import tabulate
-
 from gpuscale.compare.hardware import hardware_label
 from gpuscale.compare.matching import Row
 from gpuscale.compare.shapes import baseline_pair
@@ -18,49 +16,58 @@ from gpuscale.report.entry_text import (
     timed_text,
 )
 from gpuscale.report.results_text import software_text
+from gpuscale.report.stacking import stacked_table
 from gpuscale.report.table import interval_text
+from gpuscale.report.wrapping import fitted
 from gpuscale.validity import expiry_note
 
 _PAIR_HEADERS = ("speedup", "efficiency")
 
 
-def baseline_text(baseline: Baseline, today: date) -> str:
+def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None) -> str:
     """The baseline as text, without a line break at its end.
 
     Args:
         baseline: What to show.
         today: By which an expired baseline says that it is.
+        columns: Of the terminal; None where there is room for any line.
     """
-    return "\n".join(_lines(baseline, today))
+    return "\n".join(_lines(baseline, today, columns))
 
 
-def _lines(baseline: Baseline, today: date) -> Iterator[str]:
-    yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
-    yield from _provenance(baseline)
-    tables = [table for table in (_published_table(baseline), _measured_table(baseline)) if table]
-    for table in tables or ["no entry"]:
+def _lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
+    yield from fitted(_provenance(baseline), columns)
+    tables = [_published_table(baseline, columns), _measured_table(baseline, columns)]
+    for table in list(filter(None, tables)) or ["no entry"]:
         yield ""
         yield table
     if baseline.history:
         yield ""
         for change in baseline.history:
-            yield from _change_lines(change)
+            yield from fitted(_change_lines(change), columns)
     note = expiry_note(baseline, today)
     if note is not None:
         yield ""
-        yield f"note: {note}"
+        yield from fitted([f"note: {note}"], columns)
 
 
 def _provenance(baseline: Baseline) -> Iterator[str]:
+    yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
     if baseline.source is not None:
         parts = [baseline.source.title, baseline.source.published, baseline.source.url]
         yield f"source    {', '.join(part for part in parts if part)}"
         if baseline.source.note:
             yield f"          {baseline.source.note}"
     if baseline.recorded_at is not None:
-        by = f" by {baseline.recorded_by}" if baseline.recorded_by else ""
         version = f", with gpuscale {baseline.gpuscale_version}"
-        yield f"recorded  {baseline.recorded_at}{by}{version if baseline.gpuscale_version else ''}"
+        yield (
+            f"measured  latest session begun {baseline.recorded_at}"
+            f"{version if baseline.gpuscale_version else ''}"
+        )
+    if baseline.recorded_by is not None:
+        yield f"recorded  by {baseline.recorded_by}"
+    if baseline.history:
+        yield f"updated   {baseline.history[-1].at}, see below"
     if baseline.expires_on is not None:
         yield f"expires   {baseline.expires_on}"
     by_software: dict[str, list[str]] = {}
@@ -87,14 +94,14 @@ def _change_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(baseline: Baseline) -> str:
+def _published_table(baseline: Baseline, columns: int | None) -> str:
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
-            figure.gpus,
-            figure.nodes,
-            figure.batch_per_gpu,
-            figure.runs,
+            str(figure.gpus),
+            str(figure.nodes),
+            str(figure.batch_per_gpu),
+            str(figure.runs),
             published_text(figure),
             timed_text(figure),
             *_pair_cells(baseline_pair(Row(key=figure.key, figure=figure), baseline)),
@@ -102,16 +109,18 @@ def _published_table(baseline: Baseline) -> str:
         for figure in baseline.published
     ]
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
-    return tabulate(rows, headers, disable_numparse=True) if rows else ""
+    if not rows:
+        return ""
+    return stacked_table(headers, rows, columns, first=("published", "of"), left=headers)
 
 
-def _measured_table(baseline: Baseline) -> str:
+def _measured_table(baseline: Baseline, columns: int | None) -> str:
     names = set_apart([entry.configuration for entry in baseline.measured])
     rows = [
         [
             names[entry.configuration],
-            entry.gpus,
-            entry.batch_per_gpu,
+            str(entry.gpus),
+            str(entry.batch_per_gpu),
             f"{len(entry.runs)} ({allocation_count(entry)})",
             step_time_text(entry),
             *_pair_cells(baseline_pair(Row(key=entry.key, entry=entry), baseline)),
@@ -122,8 +131,9 @@ def _measured_table(baseline: Baseline) -> str:
         return ""
     headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
     texts = dict.fromkeys(configuration_text(entry.configuration) for entry in baseline.measured)
-    table = tabulate(rows, headers, disable_numparse=True)
-    return f"{table}\n\n{'; '.join(texts)}; intervals: 95%, over runs"
+    table = stacked_table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
+    note = fitted([f"{'; '.join(texts)}; intervals: 95%, over runs"], columns)
+    return "\n".join([table, "", *note])
 
 
 def _pair_cells(pair: SpeedupPair) -> tuple[str, str]:

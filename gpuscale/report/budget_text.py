@@ -30,7 +30,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     """
     names = set_apart([run.configuration for run in runs])
     lines: list[tuple[str, str]] = []
-    for budget in efficiency_budgets(runs):
+    budgets = efficiency_budgets(runs)
+    for budget in budgets:
         if _measured(budget):
             label = _label(names[budget.configuration], budget.key)
             lines.append((label, budget_text(budget)))
@@ -43,6 +44,11 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
         yield ""
     for label, text in lines:
         yield f"{label:<{width}}  {text}"
+    if any(budget.communication is not None for budget in budgets):
+        yield (
+            "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
+            "DDP does with the gradients of a single rank (show --phases has both together)"
+        )
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
@@ -92,9 +98,14 @@ def _laggards(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run) for skew in skews)
         yield (
-            f"skew: {who} {format_percent(lag)} slower than the median rank "
+            f"skew: {who} {format_percent(lag)} slower than {_compared_with(skews[0])} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
         )
+
+
+def _compared_with(skew: RankSkew) -> str:
+    # Of two ranks the median one is the other.
+    return f"rank {1 - skew.rank}" if skew.key.gpus == 2 else "the median rank"
 
 
 def _spread_text(spread: DeviceSpread) -> str:

@@ -40,13 +40,17 @@ def comparison_github(comparison: Comparison, injections: Sequence[str] = ()) ->
         warnings.append((f"gpuscale: {outcome(comparison)}", "\n".join(comparison.notes)))
     warnings += _doubts(rows)
     summary = f"{summary_line(comparison)} (exit code {comparison.exit_code.value})"
+    notices = (
+        [("gpuscale: notes", "\n".join(comparison.notes))] if rows and comparison.notes else []
+    )
     against = f"baseline {comparison.baseline_name}: {comparison.baseline_machine}"
     return "\n".join(
         (
             *_annotations("error", _losses(rows)),
             *_annotations("warning", warnings),
             *_annotations(
-                "notice", [(f"gpuscale: {outcome(comparison)}", f"{summary}; {against}")]
+                "notice",
+                [(f"gpuscale: {outcome(comparison)}", f"{summary}; {against}"), *notices],
             ),
         )
     )

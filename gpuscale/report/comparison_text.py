@@ -31,6 +31,7 @@ def comparison_text(
     injections: Sequence[str] = (),
     *,
     width: int = PLAIN_WIDTH,
+    exit_code: int | None = None,
 ) -> str:
     """The comparison as text, without a line break at its end; what got worse comes first.
 
@@ -39,8 +40,11 @@ def comparison_text(
         palette: For terminals or not.
         injections: The faults that were made on purpose in the results.
         width: Columns that lines keep to where their words let them.
+        exit_code: What the process ends with; None where the verdict alone decides that.
     """
-    return "\n".join(_lines(comparison, palette, injections, width))
+    code = comparison.exit_code if exit_code is None else exit_code
+    summary = f"{summary_line(comparison)} (exit code {int(code)})"
+    return "\n".join((*_lines(comparison, palette, injections, width), summary))
 
 
 def _lines(
@@ -63,7 +67,6 @@ def _lines(
         for note in notes:
             yield from wrapped(f"note: {note}", width, hanging=6)
     yield ""
-    yield f"{summary_line(comparison)} (exit code {comparison.exit_code.value})"
 
 
 def _table(rows: Sequence[NamedRow], palette: Palette, width: int) -> Iterator[str]:

@@ -179,7 +179,7 @@ def short_reason(entry: EntryVerdict) -> str:
     if entry.finding is not None:
         return entry.finding.value
     if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
-        return f"{entry.further_runs} more run{'' if entry.further_runs == 1 else 's'}"
+        return f"about {entry.further_runs} more run{'' if entry.further_runs == 1 else 's'}"
     return "" if entry.verdict.is_loss else finds_text(entry)
 
 
@@ -194,7 +194,7 @@ def explanations(rows: Sequence[NamedRow]) -> list[Explanation]:
     alike: dict[tuple[object, ...], list[NamedRow]] = {}
     for number, row in enumerate(rows):
         entry = row.entry
-        if not entry.reason or (entry.verdict is Verdict.OK and entry.finding is None):
+        if not entry.reason or _is_simply_ok(entry):
             continue
         # What has causes or lost metrics of its own is explained by itself.
         alone = number if entry.causes or lost_metrics(entry) else None
@@ -207,6 +207,12 @@ def explanations(rows: Sequence[NamedRow]) -> list[Explanation]:
         )
         for group in alike.values()
     ]
+
+
+def _is_simply_ok(entry: EntryVerdict) -> bool:
+    """Whether the row needs no words; one whose speedup is unknown says why it is."""
+    ok = entry.verdict is Verdict.OK and entry.finding is None
+    return ok and entry.changed_quantity != "throughput(n)"
 
 
 def details(entry: EntryVerdict) -> list[str]:

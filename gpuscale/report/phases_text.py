@@ -1,18 +1,21 @@
 """Where the time of a step goes: one row per (case, strategy, gpus), one column per phase."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from tabulate import tabulate
+from datetime import datetime
+from pathlib import Path
 
 from gpuscale.budget import RankSkew, rank_skews
 from gpuscale.records import EntryKey, Phases, Results, Run
 from gpuscale.report.budget_text import skew_text
-from gpuscale.report.configurations import set_apart
-from gpuscale.report.injection_text import injection_warning
+from gpuscale.report.configurations import configuration_text, set_apart
+from gpuscale.report.results_text import provenance_lines
+from gpuscale.report.stacking import stacked_table
 from gpuscale.report.table import UNKNOWN
-from gpuscale.scaling import PointKey
+from gpuscale.report.wrapping import fitted
+from gpuscale.scaling import PointKey, geometric_mean
+from gpuscale.statistics import log_sample
 from gpuscale.units import format_percent, format_seconds
 
 SUM_TOLERANCE = 0.03
@@ -24,21 +27,36 @@ class _Step:
     """An average step of one point, in seconds."""
 
     time_s: float
+    typical_s: float
+    """The step time of the scaling table: over runs, of the median of each."""
     phases: Phases
     communication_s: float | None
+    """Exposed, as the mean over the runs, like that of the efficiency budget."""
     windows: int
     missing_windows: int
     """Windows whose phases do not add up to their time within the tolerance."""
 
 
-def phases_text(results: Results) -> str:
-    """The phases of every row and the pace of the slowest ranks, without a closing line break."""
-    return "\n".join(_lines(results))
+def phases_text(
+    results: Results,
+    *,
+    path: Path | None = None,
+    now: datetime | None = None,
+    columns: int | None = None,
+) -> str:
+    """The phases of every row and the pace of the slowest ranks, without a closing line break.
+
+    Args:
+        results: What to show.
+        path: Where they were read from.
+        now: By which results of another day say how old they are.
+        columns: Of the terminal; None where there is room for any line.
+    """
+    head = fitted(provenance_lines(results, path, now), columns)
+    return "\n".join([*head, *_lines(results, columns)])
 
 
-def _lines(results: Results) -> Iterator[str]:
-    if results.injections:
-        yield injection_warning(results.injections)
+def _lines(results: Results, columns: int | None) -> Iterator[str]:
     valid = [run for run in results.runs if run.is_valid]
     groups: dict[PointKey, list[Run]] = {}
     for run in valid:
@@ -47,16 +65,16 @@ def _lines(results: Results) -> Iterator[str]:
     if not steps:
         yield "no phases were recorded"
         return
-    yield _phase_table(steps)
+    yield _phase_table(steps, columns)
     yield ""
-    yield from _notes(steps)
+    yield from fitted(_notes(steps), columns)
     skews = rank_skews(valid)
     if skews:
         yield ""
-        yield _skew_table(skews)
+        yield _skew_table(skews, columns)
 
 
-def _step(runs: Iterable[Run]) -> _Step | None:
+def _step(runs: Sequence[Run]) -> _Step | None:
     """What a point's runs say of a step; None where no window of theirs has phases."""
     described: list[tuple[float, Phases]] = []
     exposed_s: list[float] = []
@@ -72,8 +90,9 @@ def _step(runs: Iterable[Run]) -> _Step | None:
     middle = described[cut : len(described) - cut]
     return _Step(
         time_s=statistics.fmean(time_s for time_s, _ in middle),
+        typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
         phases=_mean([phases for _, phases in middle]),
-        communication_s=statistics.median(exposed_s) if exposed_s else None,
+        communication_s=statistics.fmean(exposed_s) if exposed_s else None,
         windows=len(described),
         missing_windows=sum(
             abs(phases.total_s / time_s - 1) > SUM_TOLERANCE for time_s, phases in described
@@ -99,23 +118,36 @@ def _mean(phases: Sequence[Phases]) -> Phases:
     )
 
 
-def _phase_table(steps: dict[PointKey, _Step]) -> str:
+def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
     names = set_apart([point.configuration for point in steps])
     headers = ["case", "gpus", "step", "data", "h2d", "forward", "backward", "communication"]
     headers += ["optimizer", "sum"]
     order = list(names)
-    rows = [
-        [names[point.configuration], str(point.gpus), format_seconds(step.time_s), *_cells(step)]
-        for point, step in sorted(
-            steps.items(), key=lambda item: (order.index(item[0].configuration), item[0].gpus)
-        )
-    ]
-    return tabulate(
-        rows, headers, disable_numparse=True, colalign=("left", *["right"] * (len(headers) - 1))
+    ordered = sorted(
+        steps.items(), key=lambda item: (order.index(item[0].configuration), item[0].gpus)
     )
+    described = [[*_cells(step)] for _, step in ordered]
+    # A share takes no more room than the largest of its column: tables are wide enough.
+    widths = [max(len(share) for _, share in column) for column in zip(*described, strict=True)]
+    rows = [
+        [
+            names[point.configuration],
+            str(point.gpus),
+            format_seconds(step.time_s),
+            *(
+                f"{time} {share:>{width}}" if share else time
+                for (time, share), width in zip(cells, widths, strict=True)
+            ),
+            format_percent(step.phases.total_s / step.time_s),
+        ]
+        for (point, step), cells in zip(ordered, described, strict=True)
+    ]
+    # Notes name the rows whose sum is not the whole.
+    return stacked_table(headers, rows, columns, spare=("sum",))
 
 
-def _cells(step: _Step) -> Iterator[str]:
+def _cells(step: _Step) -> Iterator[tuple[str, str]]:
+    """Each phase per step, such as `7.21 ms`, and as a share of the step, such as `17.6 %`."""
     phases, communication_s = step.phases, step.communication_s
     for seconds in (
         phases.data_s,
@@ -125,20 +157,26 @@ def _cells(step: _Step) -> Iterator[str]:
         communication_s,
         phases.optimizer_s,
     ):
-        yield UNKNOWN if seconds is None else _cell(seconds, step.time_s)
-    yield format_percent(phases.total_s / step.time_s)
+        if seconds is None:
+            yield UNKNOWN, ""
+            continue
+        sign = "−" if seconds < 0 else ""
+        yield f"{sign}{format_seconds(abs(seconds))}", format_percent(seconds / step.time_s)
 
 
-def _cell(seconds: float, step_time_s: float) -> str:
-    """`7.21 ms 17.6 %`: per step, and as a share of the step."""
-    sign = "−" if seconds < 0 else ""
-    return f"{sign}{format_seconds(abs(seconds))} {format_percent(seconds / step_time_s):>6}"
-
-
-def _notes(steps: dict[PointKey, _Step]) -> Iterator[str]:
-    yield "per step, and as a share of it; of the slowest rank, in the middle third of the windows"
+def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
+    texts = dict.fromkeys(configuration_text(point.configuration) for point in steps)
+    yield f"{'; '.join(texts)}; per step, and as a share of it; of the slowest rank"
+    yield (
+        "step: the mean over the middle third of the windows of all runs, to which the phases add "
+        "up; the scaling table's step time is the geometric mean over runs of each run's median"
+    )
     if any(step.communication_s is not None for step in steps.values()):
-        yield "communication: exposed; a step with gradient synchronisation less one without"
+        yield (
+            "communication: exposed; a step with gradient synchronisation less one without, the "
+            "mean over runs; what DDP does with one rank's gradients is in it, which the "
+            "efficiency budget leaves out"
+        )
     if any(point.configuration.strategy == "dp" and point.gpus > 1 for point in steps):
         yield (
             "dp: scatter, replicate and gather are inside forward and backward; "
@@ -146,6 +184,12 @@ def _notes(steps: dict[PointKey, _Step]) -> Iterator[str]:
         )
     for point, step in steps.items():
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
+        if abs(step.time_s / step.typical_s - 1) > SUM_TOLERANCE:
+            yield (
+                f"{label}: step {format_seconds(step.time_s)} here and "
+                f"{format_seconds(step.typical_s)} in the scaling table, since its runs or windows "
+                "are of different pace"
+            )
         if _lacks_communication(point, step):
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
@@ -161,7 +205,7 @@ def _lacks_communication(point: PointKey, step: _Step) -> bool:
     return several_ranks and step.communication_s is None
 
 
-def _skew_table(skews: Sequence[RankSkew]) -> str:
+def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:
     rows = [
         [
             f"{skew.key.case}/{skew.key.strategy}",
@@ -174,9 +218,4 @@ def _skew_table(skews: Sequence[RankSkew]) -> str:
         for skew in skews
     ]
     headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
-    return tabulate(
-        rows,
-        headers,
-        disable_numparse=True,
-        colalign=("left", "right", "right", "left", "right", "right"),
-    )
+    return stacked_table(headers, rows, columns, keys=3, left=("slowest rank",))

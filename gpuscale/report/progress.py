@@ -6,14 +6,22 @@ from types import TracebackType
 from typing import TextIO
 
 _BAR_CELLS = 20
+_SHORTEST_BAR = 4
 _REFRESH_S = 0.2
 
 
-def progress_text(stage: str, done: int, total: int) -> str:
-    """A bar and what it counts: `██████████░░░░░░░░░░ window 5/10`."""
-    filled = _BAR_CELLS * done // total if total else 0
-    bar = "█" * filled + "░" * (_BAR_CELLS - filled)
-    return f"{bar} {stage} {done}/{total}"
+def progress_text(stage: str, done: int, total: int, room: int | None = None) -> str:
+    """A bar and what it counts: `██████████░░░░░░░░░░ window 5/10`.
+
+    In less room, in columns, the bar is shorter or left out; where not even the words fit, the
+    text is empty.
+    """
+    words = f"{stage} {done}/{total}"
+    cells = _BAR_CELLS if room is None else min(_BAR_CELLS, room - len(words) - 1)
+    if cells < _SHORTEST_BAR:
+        return words if room is None or len(words) <= room else ""
+    filled = cells * done // total if total else 0
+    return f"{'█' * filled}{'░' * (cells - filled)} {words}"
 
 
 class RedrawnLine:
@@ -21,9 +29,10 @@ class RedrawnLine:
 
     Args:
         stream: A terminal; None draws nothing.
-        text: What to draw now, from a thread of its own; None leaves what is there.
+        text: What to draw now, from a thread of its own; None or nothing leaves what is there.
         erase: What takes the cursor to where the text begins and removes what stands behind it.
-        begin: What to write once before everything else.
+        before: What to write before each text.
+        after: What to write behind each text.
     """
 
     def __init__(
@@ -32,12 +41,14 @@ class RedrawnLine:
         text: Callable[[], str | None],
         *,
         erase: str,
-        begin: str = "",
+        before: str = "",
+        after: str = "",
     ) -> None:
         self._stream = stream
         self._text = text
         self._erase = erase
-        self._begin = begin
+        self._before = before
+        self._after = after
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -57,11 +68,12 @@ class RedrawnLine:
             self._thread.join()
 
     def _draw(self, stream: TextIO) -> None:
-        stream.write(self._begin)
+        is_drawn = False
         while not self._stop.wait(_REFRESH_S):
-            text = self._text()
-            if text is not None:
-                stream.write(self._erase + text)
+            if text := self._text():
+                stream.write(f"{self._erase}{self._before}{text}{self._after}")
                 stream.flush()
-        stream.write(self._erase)
-        stream.flush()
+                is_drawn = True
+        if is_drawn:
+            stream.write(self._erase)
+            stream.flush()

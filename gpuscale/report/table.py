@@ -1,20 +1,32 @@
 """The scaling table: one row per (case, strategy, gpus), every number with its interval."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
-from tabulate import tabulate
-
-from gpuscale.records import Estimate
+from gpuscale.records import Estimate, Run
 from gpuscale.report.configurations import configuration_text, set_apart
-from gpuscale.scaling import ScalingPoint, unit_error_note
+from gpuscale.report.stacking import stacked_table
+from gpuscale.scaling import PointKey, ScalingPoint, unit_error_note
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
 _WIDEST_SYMMETRIC = 0.2
 
 
-def scaling_table(points: Sequence[ScalingPoint]) -> str:
-    """The points as a table; intervals are 95%, and absent where a single run gives none."""
+_FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
+"""What a narrow terminal shows first."""
+
+
+def scaling_table(
+    points: Sequence[ScalingPoint], runs: Iterable[Run] = (), *, columns: int | None = None
+) -> str:
+    """The points as a table; intervals are 95%, and absent where a single run gives none.
+
+    Args:
+        points: One for each row.
+        runs: What the points are made of: unsteady ones are told from failed ones.
+        columns: Of the terminal; None where there is room for any table.
+    """
     on_cpu = all(point.configuration.device == "cpu" for point in points)
     memory = ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
     counted = any(point.samples_per_j is not None for point in points)
@@ -22,18 +34,19 @@ def scaling_table(points: Sequence[ScalingPoint]) -> str:
     headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
     headers += ["speedup", "efficiency", *energy, *memory]
     shown = set_apart([point.configuration for point in points])
+    unsteady = Counter(
+        PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
+    )
     rows = [
         [
             shown[point.configuration],
-            *_cells(point),
+            *_cells(point, unsteady[point.point_key]),
             *([_rate_text(point.samples_per_j)] if counted else []),
             *_resource_cells(point, on_cpu=on_cpu),
         ]
         for point in points
     ]
-    return tabulate(
-        rows, headers, disable_numparse=True, colalign=("left", *["right"] * (len(headers) - 1))
-    )
+    return stacked_table(headers, rows, columns, first=_FIRST)
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
@@ -42,6 +55,14 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     several = any(point.valid_runs > 1 for point in points)
     intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
     yield f"{'; '.join(texts)}; {intervals}"
+    for point in points:
+        spread = "" if point.step_time_s is None else spread_text(point.step_time_s)
+        if "×" in spread:
+            yield (
+                f"{spread.strip()}: a wide interval, as factors of the value; measure more runs, "
+                "or on a quieter machine"
+            )
+            break
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield note
@@ -57,14 +78,15 @@ def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
     return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-def _cells(point: ScalingPoint) -> list[str]:
+def _cells(point: ScalingPoint, unsteady: int) -> list[str]:
     time_s, rate = point.step_time_s, point.samples_per_s
-    failed = f" ({point.failed_runs} failed)" if point.failed_runs else ""
+    counts = {"unsteady": unsteady, "failed": point.failed_runs - unsteady}
+    without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return [
         str(point.key.gpus),
         point.configuration.scaling,
         str(point.batch_per_gpu),
-        f"{point.valid_runs}{failed}",
+        f"{point.valid_runs} ({without})" if without else str(point.valid_runs),
         UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s),
         _rate_text(rate),
         interval_text(point.speedup),

@@ -1,7 +1,9 @@
 """Lines that fit the terminal."""
 
-import shutil
+import io
+import os
 import textwrap
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 PLAIN_WIDTH = 100
@@ -10,12 +12,29 @@ _NARROWEST, _WIDEST = 60, 120
 _INDENT = 4
 
 
-def width_of(stream: TextIO) -> int:
-    """The columns to use: those of a terminal, within reason, and 100 of anything else."""
+def columns_of(stream: TextIO) -> int | None:
+    """The columns of a terminal, or what `COLUMNS` says of it; None of anything else."""
     if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH
+    except (OSError, io.UnsupportedOperation):
         return PLAIN_WIDTH
-    columns = shutil.get_terminal_size(fallback=(PLAIN_WIDTH, 24)).columns
-    return min(max(columns, _NARROWEST), _WIDEST)
+
+
+def width_of(stream: TextIO) -> int:
+    """The columns to use for text: those of a terminal, within reason, and 100 of anything else."""
+    columns = columns_of(stream)
+    return PLAIN_WIDTH if columns is None else min(max(columns, _NARROWEST), _WIDEST)
+
+
+def fitted(lines: Iterable[str], columns: int | None) -> Iterator[str]:
+    """The lines, wrapped where a terminal of so many columns asks for it; None asks for nothing."""
+    for line in lines:
+        yield from [line] if columns is None else wrapped(line, columns)
 
 
 def wrapped(text: str, width: int, *, hanging: int = _INDENT) -> list[str]:

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,18 +35,31 @@ def newest_results(folder: Path) -> Path:
     """The newest of the results files that `default_results_path` named.
 
     Raises:
-        FileError: the folder has none, or cannot be read.
+        FileError: the folder has none, or cannot be read; it says where else there are some.
     """
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        dated = _dated_names(folder)
     except FileNotFoundError:
-        raise file_error(folder, f"there are no results yet; {_MEASURE}") from None
+        dated = []
     except (OSError, ValueError) as error:
         raise file_error(folder, path_problem(error, READ_PROBLEMS)) from None
-    dated = [name for name in names if _DATED_NAME.fullmatch(name)]
     if not dated:
-        raise file_error(folder, f"there are no results in this folder; {_MEASURE}")
+        raise file_error(folder.absolute(), f"there are no results yet; {_remedy(folder)}")
     return folder / max(dated)
+
+
+def _dated_names(folder: Path) -> list[str]:
+    names = (entry.name for entry in os.scandir(folder) if entry.is_file())
+    return [name for name in names if _DATED_NAME.fullmatch(name)]
+
+
+def _remedy(folder: Path) -> str:
+    """Where there are results after all, above a folder that has none, or how to make some."""
+    for above in () if folder.is_absolute() else Path.cwd().parents:
+        with suppress(OSError):
+            if _dated_names(above / folder):
+                return f"{above / folder} has some, so run this in {above}, or name a file"
+    return _MEASURE
 
 
 def refuse_unwritable(folder: Path) -> None:

@@ -2,15 +2,21 @@
 
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, in place of an earlier one; raises OSError."""
+    """Writes a file whole or not at all; raises OSError.
+
+    An earlier one is replaced, and who may read and write it stays as it was.
+    """
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        with suppress(FileNotFoundError):
+            os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
         with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
             file.write(content)
             file.flush()

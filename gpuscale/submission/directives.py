@@ -9,6 +9,12 @@ from gpuscale.submission.request import JobRequest
 DIRECTIVE: Mapping[Scheduler, str] = {"slurm": "#SBATCH", "sge": "#$", "lsf": "#BSUB"}
 
 
+_WARNING_S, _SHORTEST_WARNED_S = 180, 300
+"""So many seconds before its end a job is told, to compare what it has: to end ranks on other
+nodes takes longer than Slurm waits before it kills. Slurm may tell a minute too early, so short
+jobs are told nothing."""
+
+
 def directives(request: JobRequest) -> list[str]:
     """All directives of a job, in order."""
     scheduler = request.profile.scheduler
@@ -41,6 +47,11 @@ def _slurm(request: JobRequest) -> Iterator[str]:
     yield f"--time={request.time_limit}"
     # Never begun again under the same job number: each night has a directory of its own.
     yield "--no-requeue"
+    if allocation.nodes > 1:
+        # When one node fails, the night goes on with the others and tries once more.
+        yield "--no-kill"
+    if request.limit_s >= _SHORTEST_WARNED_S:
+        yield f"--signal=B:TERM@{min(_WARNING_S, request.limit_s // 10)}"
     yield f"--output={log_name(request, '%j')}"
 
 

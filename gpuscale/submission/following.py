@@ -1,13 +1,16 @@
 """Handing a script to the scheduler, and following the job until it ends."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from gpuscale.clusters import Scheduler
 from gpuscale.errors import SchedulerError
+from gpuscale.formats.text import visible
 from gpuscale.submission.schedulers import (
     JobState,
     cancel_command,
@@ -39,7 +42,7 @@ def submit_script(scheduler: Scheduler, script: Path) -> str:
     Raises:
         SchedulerError: the scheduler is not there or did not take it; with what it said.
     """
-    command = submit_command(scheduler, str(script))
+    command = submit_command(scheduler, str(script), os.environ)
     program = command.arguments[0]
     try:
         answer = subprocess.run(
@@ -63,8 +66,12 @@ def submit_script(scheduler: Scheduler, script: Path) -> str:
             "before submitting again"
         ) from None
     if answer.returncode != 0:
-        said = " ".join((answer.stderr or answer.stdout).split())[:500]
-        raise SchedulerError(f"{program} did not take the job: {said or 'it says nothing'}")
+        said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
+        raise SchedulerError(
+            f"{program} did not take the job:\n{indent(visible(said, multiline=True), '    ')}\n"
+            "    correct what it names by an option such as --partition, --account or --time, or "
+            "in the profile; --print shows what is asked for"
+        )
     return job_number(scheduler, answer.stdout)
 
 
@@ -108,15 +115,21 @@ def follow_job(scheduler: Scheduler, job: str, *, log: Path, say: Callable[[str]
 def _state(scheduler: Scheduler, job: str) -> JobState:
     answers: list[str] = []
     for question in questions(scheduler, job):
-        answers.append(_answer(question))
+        # bjobs may be set up to end with the exit code of a job that has ended.
+        answers.append(_answer(question, also_failed=scheduler == "lsf"))
         state = state_of(scheduler, tuple(answers))
         if state.stage != "unknown":
             return state
     return state
 
 
-def _answer(question: tuple[str, ...]) -> str:
-    """What a command printed; empty where it failed: the scheduler may be down for a moment."""
+def _answer(question: tuple[str, ...], *, also_failed: bool) -> str:
+    """What a command printed; empty where it failed: the scheduler may be down for a moment.
+
+    Args:
+        question: The command.
+        also_failed: Whether what it printed counts also where it ended with an error.
+    """
     try:
         answer = subprocess.run(
             question,
@@ -129,7 +142,7 @@ def _answer(question: tuple[str, ...]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout if answer.returncode == 0 else ""
+    return answer.stdout if also_failed or answer.returncode == 0 else ""
 
 
 class _Tail:

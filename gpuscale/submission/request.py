@@ -1,5 +1,6 @@
 """What one job is to do, with every default filled in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpuscale.clusters import ClusterProfile
@@ -12,6 +13,10 @@ class JobRequest:
     """A job on a cluster: what it asks the scheduler for, measures and compares with."""
 
     profile: ClusterProfile
+    named: str
+    """The profile as whoever asks for the job names it: a name or a path."""
+    options: Mapping[str, str]
+    """The options that were given, such as `--runs`, and their values."""
     allocation: Allocation
     gpus: tuple[int, ...]
     runs: int

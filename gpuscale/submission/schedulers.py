@@ -31,12 +31,17 @@ class JobState:
     """Of a job that has ended; None where the scheduler does not tell."""
 
 
-def submit_command(scheduler: Scheduler, script: str) -> SubmitCommand:
-    """The command that submits a script file."""
+def submit_command(
+    scheduler: Scheduler, script: str, environment: Mapping[str, str]
+) -> SubmitCommand:
+    """The command that submits a script file, with the variables of gpuscale that are set."""
     if scheduler == "slurm":
         return SubmitCommand(arguments=("sbatch", "--parsable", script))
     if scheduler == "sge":
-        return SubmitCommand(arguments=("qsub", "-terse", script))
+        # sbatch and bsub hand on the whole environment; qsub only what it is told to.
+        names = ",".join(sorted(name for name in environment if name.startswith(_OUR_VARIABLES)))
+        told = ("-v", names) if names else ()
+        return SubmitCommand(arguments=("qsub", "-terse", *told, script))
     # bsub reads #BSUB lines only of a script that comes by standard input.
     return SubmitCommand(arguments=("bsub",), by_stdin=True)
 
@@ -54,10 +59,9 @@ def job_number(scheduler: Scheduler, output: str) -> str:
     """
     found = _NUMBER[scheduler].search(output)
     if found is None:
-        program = submit_command(scheduler, "").arguments[0]
         raise SchedulerError(
-            f"{program} said '{output.strip()[:200]}', in which there is no job number; "
-            "see with the scheduler's own command whether the job is there"
+            f"{_PROGRAM[scheduler]} said '{output.strip()[:200]}', in which there is no job "
+            "number; see with the scheduler's own command whether the job is there"
         )
     return found[1]
 
@@ -92,12 +96,10 @@ def _slurm_state(answers: tuple[str, ...]) -> JobState:
     if told is None:
         return _UNKNOWN
     word = told[1]
-    if word in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"):
-        return JobState(stage="waiting", word=word)
-    # Its processes may still be writing to the log.
-    if word in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"):
-        return JobState(stage="running", word=word)
-    return JobState(stage="ended", word=word, exit_code=_exit_code(code))
+    if word in _SLURM_ENDS:
+        return JobState(stage="ended", word=word, exit_code=_exit_code(code))
+    # While COMPLETING its processes may still be writing to the log.
+    return JobState(stage="running" if word in _SLURM_RUNS else "waiting", word=word)
 
 
 def _exit_code(found: re.Match[str] | None) -> int | None:
@@ -111,6 +113,9 @@ def _sge_state(answers: tuple[str, ...]) -> JobState:
     if answers[0]:
         # qstat -j shows usage lines only of jobs that run.
         runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
+        stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
+        if stuck is not None and not runs:
+            return JobState(stage="ended", word=f"Eqw ({stuck[1].strip()})")
         return JobState(stage="running" if runs else "waiting", word="r" if runs else "qw")
     if len(answers) < 2:
         return _UNKNOWN
@@ -120,7 +125,8 @@ def _sge_state(answers: tuple[str, ...]) -> JobState:
         return _UNKNOWN
     if failed is not None and int(failed[1]):
         word = f"failed {failed[1]} {failed[2] or ''}".strip()
-        return JobState(stage="ended", word=word, exit_code=int(status[1]) or None)
+        ran = failed[1] in _SGE_RAN
+        return JobState(stage="ended", word=word, exit_code=int(status[1]) or None if ran else None)
     return JobState(stage="ended", word="done", exit_code=int(status[1]))
 
 
@@ -140,7 +146,40 @@ def _lsf_state(answers: tuple[str, ...]) -> JobState:
     return _UNKNOWN
 
 
+_OUR_VARIABLES = "GPUSCALE_"
+_SLURM_ENDS = frozenset(
+    [
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "DEADLINE",
+        "OUT_OF_MEMORY",
+        "REVOKED",
+        "PREEMPTED",
+        "NODE_FAIL",
+        "BOOT_FAIL",
+        "LAUNCH_FAILED",
+        "RECONFIG_FAIL",
+    ]
+)
+_SLURM_RUNS = frozenset(
+    [
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+        "EXPEDITING",
+    ]
+)
+_SGE_RAN = frozenset({"15", "37", "100"})
+"""Of a job that `failed`: in its epilog, at its time limit, by a signal. Elsewhere `exit_status`
+is none of the job's."""
 _UNKNOWN = JobState(stage="unknown", word="unknown")
+_PROGRAM: Mapping[Scheduler, str] = {"slurm": "sbatch", "sge": "qsub", "lsf": "bsub"}
 _NUMBER: Mapping[Scheduler, re.Pattern[str]] = {
     # Behind a semicolon comes the cluster's name.
     "slurm": re.compile(r"^(\d+)(?:;\S*)?\s*$", re.MULTILINE),

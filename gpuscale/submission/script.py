@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from gpuscale.clusters import Scheduler
+from gpuscale.formats.text import visible
 from gpuscale.submission.directives import directives
 from gpuscale.submission.request import JobRequest
 
@@ -23,13 +24,14 @@ def job_script(request: JobRequest) -> str:
 def _head(request: JobRequest) -> list[str]:
     profile, allocation = request.profile, request.allocation
     nodes = f"{allocation.nodes} node{'' if allocation.nodes == 1 else 's'}"
-    given = ["gpuscale submit", profile.name, "--gpus", _numbers(request.gpus), "--print"]
+    given = {"--gpus": _numbers(request.gpus), **request.options}
+    words = [request.named, *(word for option in given.items() for word in option), "--print"]
     return [
         "#!/bin/bash",
         f"# The scaling job of {profile.description} ({TITLE[profile.scheduler]}):",
         f"# on {_numbers(request.gpus)} GPUs, {nodes} with {allocation.gpus_per_node} each.",
         "#",
-        f"#     {' '.join(given)}",
+        f"#     gpuscale submit {visible(shlex.join(words))}",
         "#",
         "# wrote it. Submit it from the root of a checkout in which `make setup` has run:",
         "#",
@@ -46,10 +48,13 @@ def _body(request: JobRequest) -> Iterator[str]:
     yield "# Whatever goes wrong before the night starts ends with 2; 1 is kept for a regression."
     yield "trap 'exit 2' EXIT"
     yield ""
-    yield "# Settings of the site, taken from the environment of the job."
+    yield "# Settings: what was asked for, else what the environment of the job says."
     yield _modules_setting(request)
-    yield f"runs=${{GPUSCALE_RUNS:-{request.runs}}}  # fresh starts of each number of GPUs"
-    yield f"baseline=${{GPUSCALE_BASELINE:-{request.baseline or ''}}}"
+    runs = _setting(request, "--runs", "GPUSCALE_RUNS:-", str(request.runs))
+    yield f"runs={runs}  # fresh starts of each number of GPUs"
+    yield "baseline=" + _setting(
+        request, "--baseline", "GPUSCALE_BASELINE:-", request.baseline or ""
+    )
     judged = "" if request.baseline is None else _numbers(request.judged_gpus)
     yield f"judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}"
     yield ""
@@ -74,7 +79,13 @@ def _body(request: JobRequest) -> Iterator[str]:
 def _modules_setting(request: JobRequest) -> str:
     if request.modules is None:
         return f"modules=${{GPUSCALE_MODULES?{request.profile.job.modules_remedy}}}"
-    return f"modules=${{GPUSCALE_MODULES-{' '.join(request.modules)}}}"
+    modules = " ".join(request.modules)
+    return f"modules={_setting(request, '--modules', 'GPUSCALE_MODULES-', modules)}"
+
+
+def _setting(request: JobRequest, option: str, variable: str, value: str) -> str:
+    """The value as the shell takes it: fixed where the option was given, else a default."""
+    return shlex.quote(value) if option in request.options else f"${{{variable}{value}}}"
 
 
 def _night(request: JobRequest) -> Iterator[str]:

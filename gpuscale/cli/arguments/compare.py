@@ -20,6 +20,8 @@ def add_compare(commands: Commands) -> None:
         "results",
         metavar="RESULTS",
         nargs="*",
+        # Without a default argparse calls them required.
+        default=(),
         help="results files of one machine (default: the newest in .gpuscale/results)",
     )
     compare.add_argument(

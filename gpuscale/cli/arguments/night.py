@@ -26,5 +26,10 @@ def add_night(commands: Commands) -> None:
     night.add_argument("name", metavar="NAME", help="of the machine, such as arc4")
     night.add_argument("job", metavar="JOB", help="a word for this night, such as the job's number")
     # Everything after them is pytest's or that of `gpuscale compare`.
-    night.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    night.add_argument(
+        "words",
+        metavar="measure PYTEST_ARGUMENT...",
+        nargs=argparse.REMAINDER,
+        help=argparse.SUPPRESS,
+    )
     night.set_defaults(run="gpuscale.cli.night:run_night")

@@ -1,0 +1,70 @@
+"""What an inconclusive row advises: further runs, or why none help, and what it missed."""
+
+import pytest
+from scaling_records import baseline, measured
+
+from gpuscale.compare import compare
+from gpuscale.compare.outlook import Outlook, outlook
+from gpuscale.compare.sequential import SequentialPlan, next_step
+from gpuscale.records import EntryVerdict, Verdict
+
+NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
+QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
+
+
+@pytest.mark.parametrize(
+    ("needed", "made", "further_runs", "text"),
+    [
+        (1, 3, 1, "about 1 further run would settle it"),
+        (8, 3, 8, "about 8 further runs would settle it"),
+        (25, 2, None, "more runs may settle it; 2 runs are too few to tell how many"),
+        (5, 1, None, "more runs may settle it; 1 run is too few to tell how many"),
+    ],
+)
+def test_a_number_of_runs_is_only_told_where_those_there_can_foresee_it(
+    needed: int, made: int, further_runs: int | None, text: str
+) -> None:
+    found = Outlook(needed=needed, made=made)
+    assert (found.further_runs, found.text) == (further_runs, text)
+
+
+def test_the_fewest_runs_that_settle_are_found() -> None:
+    assert outlook(lambda runs: runs >= 7, made=3).needed == 8
+    assert outlook(lambda runs: False, made=3).needed is None
+
+
+def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
+    before, now = baseline({1: NOISY}), measured({1: [0.096, 0.105, 0.102]})
+    (compared,) = compare(before, [now]).entries
+    (looked,) = next_step(before, [now], SequentialPlan(fewest_runs=3, most_runs=8)).entries
+    assert compared.verdict is looked.entry.verdict is Verdict.INCONCLUSIVE
+    assert compared.further_runs == looked.entry.further_runs
+
+
+def _only(now: list[float]) -> EntryVerdict:
+    before = baseline({1: QUIET})
+    (row,) = compare(before, [measured({1: now})]).entries
+    return row
+
+
+def test_a_loss_that_chance_may_explain_says_so_and_at_which_level() -> None:
+    row = _only([0.13, 0.155, 0.11])
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.change is not None
+    assert row.change.high is not None
+    assert row.change.high < 0
+    assert ", a loss, but not beyond chance at 1.0 % (one-sided p 0.0" in row.reason
+    assert "too uncertain" not in row.reason
+
+
+def test_an_uncertain_row_names_the_loss_that_it_does_not_exclude() -> None:
+    assert (
+        "too uncertain to call: a loss of 5.0 % is not excluded" in _only([0.09, 0.1, 0.11]).reason
+    )
+
+
+def test_steady_runs_are_not_told_to_look_for_what_disturbs_them() -> None:
+    then = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04)]
+    (row,) = compare(baseline({1: then}), [measured({1: [0.103, 0.1045, 0.1015]})]).entries
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert "find what disturbs them" not in row.reason

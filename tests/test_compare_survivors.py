@@ -1,0 +1,78 @@
+"""Rows most of whose runs gave no number: what is left is no pass."""
+
+from dataclasses import replace
+
+import pytest
+from scaling_records import CNN, baseline, figure, measured, published, results, run
+
+from gpuscale.compare import compare
+from gpuscale.errors import ExitCode
+from gpuscale.records import Comparison, EntryVerdict, Failure, Run, Verdict
+
+THEN = {
+    1: [0.1, 0.1005, 0.0995, 0.1002, 0.0998, 0.1],
+    4: [0.11, 0.1105, 0.1095, 0.1102, 0.1098, 0.11],
+}
+ONE = [0.1, 0.1001, 0.1002]
+
+
+def _row(comparison: Comparison, gpus: int) -> EntryVerdict:
+    (entry,) = [entry for entry in comparison.entries if entry.key.gpus == gpus]
+    return entry
+
+
+def _unsteady(gpus: int, index: int) -> Run:
+    failure = Failure(kind="unsteady", message="windows alternate")
+    return replace(run(gpus, None, index=index), failure=failure)
+
+
+def test_one_run_that_survived_of_eight_is_no_pass() -> None:
+    comparison = compare(baseline(THEN), [measured({1: [0.1] * 8, 4: [0.11] + [None] * 7})])
+    row = _row(comparison, 4)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.reason.startswith("1 of 8 runs gave a number: 7 were killed; ")
+    assert comparison.exit_code is ExitCode.INCONCLUSIVE
+
+
+def test_what_happened_to_the_others_is_told_by_kind() -> None:
+    now = results(
+        *(run(1, time_s) for time_s in ONE),
+        run(4, 0.11),
+        run(4, None, index=2),
+        _unsteady(4, 3),
+        _unsteady(4, 4),
+        replace(run(4, 0.11), windows=()),
+    )
+    reason = _row(compare(baseline(THEN), [now]), 4).reason
+    told = "1 of 5 runs gave a number: 1 was killed, 2 were unsteady, 1 has no windows"
+    assert reason.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("four", "verdict"),
+    [
+        ([0.11, 0.1101, None], Verdict.OK),
+        ([0.11, 0.1101, None, None], Verdict.OK),
+        ([0.11, 0.1101, None, None, None], Verdict.INCONCLUSIVE),
+        ([0.11, None], Verdict.INCONCLUSIVE),
+        ([0.11], Verdict.OK),
+    ],
+)
+def test_a_pass_needs_two_numbers_and_as_many_as_failures(
+    four: list[float | None], verdict: Verdict
+) -> None:
+    comparison = compare(baseline(THEN), [measured({1: ONE, 4: four})])
+    assert _row(comparison, 4).verdict is verdict
+
+
+def test_a_loss_stays_one_however_few_runs_survived() -> None:
+    slow = measured({1: ONE, 4: [0.16, 0.1601, *[None] * 5]})
+    assert _row(compare(baseline(THEN), [slow]), 4).verdict is Verdict.REGRESSED
+
+
+def test_a_published_figure_is_not_met_by_survivors() -> None:
+    before = published(figure(1, time_s=100.0), figure(4, time_s=27.0))
+    now = measured({1: [0.1] * 3, 4: [0.1, None, None]}, configuration=CNN)
+    row = _row(compare(before, [now]), 4)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert "2 were killed" in row.reason
