@@ -71,6 +71,7 @@ class MeasuringSession:
         self._failed_runs: set[str] = set()
         self._has_items = False
         self._anything_passed = False
+        self._interrupted = False
         self._exit_code = 0
 
     def pytest_report_header(self) -> list[str]:
@@ -209,6 +210,10 @@ class MeasuringSession:
         self._words[item.nodeid] = run_word(run)
         return run
 
+    def pytest_keyboard_interrupt(self) -> None:
+        """Remember that the session was ended before its time, by Ctrl-C or by itself."""
+        self._interrupted = True
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remember which tests failed, measurements or not, and whether any passed."""
         if report.failed:
@@ -234,7 +239,7 @@ class MeasuringSession:
         if self._config.option.collectonly:
             return
         terminalreporter.section("scaling", sep="-", bold=True)
-        for line in summary_lines(self._recorder, self._options):
+        for line in summary_lines(self._recorder, self._options, interrupted=self._interrupted):
             terminalreporter.write_line(line)
         if self._judge is not None and self._recorder.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpuscale.plugin.options import MeasureOptions
@@ -13,7 +13,7 @@ from gpuscale.report.budget_text import budget_lines
 from gpuscale.report.injection_text import injection_warning
 from gpuscale.report.table import scaling_table, spread_text, table_notes
 from gpuscale.report.wrapping import columns_of, fitted
-from gpuscale.scaling import PointKey, ScalingPoint, scaling_points
+from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.store import ResumedResults
 from gpuscale.units import format_seconds
 
@@ -66,7 +66,9 @@ def run_word(run: Run) -> str:
     return f"{format_seconds(run.median_step_time_s)}/step"
 
 
-def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
+def summary_lines(
+    recorder: Recorder, options: MeasureOptions, *, interrupted: bool
+) -> Iterator[str]:
     """The closing table and where its numbers are kept."""
     if not recorder.runs or recorder.path is None:
         yield "nothing was measured: no results file was written"
@@ -78,10 +80,12 @@ def summary_lines(recorder: Recorder, options: MeasureOptions) -> Iterator[str]:
     yield ""
     yield from fitted(table_notes(points), columns)
     yield from fitted(budget_lines(recorder.runs), columns)
-    yield from fitted(_remarks(recorder, options, recorder.path), columns)
+    yield from fitted(_remarks(recorder, options, recorder.path, interrupted), columns)
 
 
-def _remarks(recorder: Recorder, options: MeasureOptions, path: Path) -> Iterator[str]:
+def _remarks(
+    recorder: Recorder, options: MeasureOptions, path: Path, interrupted: bool
+) -> Iterator[str]:
     """What came to nothing, what is not known well enough, and how to go on."""
     new_runs = recorder.runs[len(recorder.earlier_runs) :]
     failures = [run.failure for run in new_runs if run.failure is not None]
@@ -98,27 +102,12 @@ def _remarks(recorder: Recorder, options: MeasureOptions, path: Path) -> Iterato
         yield "runs stopped when intervals were narrow: these cover the truth a little less often"
         unsettled = unsettled_points(recorder.runs, options.stopping, gpus=options.gpus)
         yield from (_unsettled_line(point, options.stopping) for point in unsettled)
-    if _lacks_runs(recorder.runs, options):
+    if interrupted:
         yield (
             "not all runs were made; go on with: pytest … --resume "
             f"{shlex.quote(_relative(path))} (all else as before, without --results)"
         )
     yield f"results: {_relative(path)}"
-
-
-def _lacks_runs(runs: Sequence[Run], options: MeasureOptions) -> bool:
-    """Whether a point has fewer runs than it has in any session that ends by itself."""
-    fewest = options.runs
-    if options.judging is not None:
-        fewest = options.judging.fewest_runs
-    elif options.stopping is not None:
-        fewest = options.stopping.minimum_runs
-    made: dict[PointKey, set[int]] = {}
-    for run in runs:
-        made.setdefault(PointKey.of(run), set()).add(run.index)
-    return any(
-        len(indices) < fewest for point, indices in made.items() if point.gpus in options.gpus
-    )
 
 
 def _unsettled_line(point: ScalingPoint, rule: StoppingRule) -> str:
