@@ -1,8 +1,12 @@
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from ci_checkout import REPOSITORY, job_environment, make_checkout
-from slurm_cluster import SlurmCluster
+
+if TYPE_CHECKING:
+    # Else pytest could not rewrite its assertions: the plugin must not be imported before.
+    from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.xdist_group("hosts")
 

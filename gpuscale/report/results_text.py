@@ -80,7 +80,9 @@ def _lines(
 def _failures(results: Results) -> Iterator[str]:
     for run in results.runs:
         if run.failure is not None:
-            yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"
+            # What is not steady says so itself.
+            kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
+            yield f"{run.key.label}, run {run.index}: {kind}{run.failure.message}"
 
 
 def _device(environment: Environment) -> str:
