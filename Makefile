@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test check setup clean
+.PHONY: bench test golden check setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
@@ -13,6 +13,10 @@ bench: setup
 test: setup
 	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest tests -m alone
+
+# What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.
+golden: setup
+	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,367 @@
+"""Results and baselines for the golden outputs, made from records: nothing here reads a clock.
+
+A night is what one job measures. Its runs follow from one healthy training step, a fault, and
+noise whose seed is the job's id, so that the same files come out every time.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from gpuscale.recording import baseline_from_results
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    Environment,
+    Failure,
+    GpuDevice,
+    GpuSummary,
+    Node,
+    PcieLink,
+    Phases,
+    RankReport,
+    Results,
+    Run,
+    Window,
+)
+from gpuscale.store import ResultsWriter
+
+EPOCH = datetime(2096, 3, 1, 2, 0, tzinfo=UTC)
+"""In the future, so that no output says how long ago it was."""
+CNN = Configuration(
+    case="mnist_cnn",
+    strategy="ddp",
+    device="cuda",
+    size="full",
+    precision="fp32",
+    channels_last=False,
+    compiled=False,
+    scaling="weak",
+    data="synthetic",
+    threads_per_rank=8,
+    data_workers=2,
+)
+RESNET = replace(CNN, case="resnet50", precision="tf32", channels_last=True)
+ON_CPU = replace(CNN, device="cpu", size="smoke", threads_per_rank=1, data_workers=0)
+BY_DP = replace(CNN, strategy="dp")
+HEALTHY = Phases(data_s=0.002, h2d_s=0.001, forward_s=0.030, backward_s=0.055, optimizer_s=0.004)
+EXPOSED_S = 0.008
+GPUS_PER_NODE = 4
+BATCH = 128
+STEPS = 20
+WINDOWS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is wrong with a training; nothing, unless given."""
+
+    data_s: float = 0.0
+    """What each step waits longer for its batch."""
+    computing: float = 1.0
+    """How many times as long computing takes."""
+    communication_s: float = 0.0
+    """What each step waits longer in gradient synchronisation."""
+    ranks: frozenset[int] | None = None
+    """The ranks that it hits; None is all."""
+    device: int | None = None
+    """The one device of each node that it hits; None is all."""
+    gpus: frozenset[int] | None = None
+    """The numbers of GPUs that it hits; None is all."""
+    clock: float = 1.0
+    pcie_width: int = 16
+    nvlinks: int = 6
+    xids: tuple[int, ...] = ()
+    ecc_uncorrected: int = 0
+    memory: float = 1.0
+    energy: float = 1.0
+
+    def hits(self, rank: int, device: int) -> bool:
+        return (self.ranks is None or rank in self.ranks) and self.device in (None, device)
+
+
+WELL = Fault()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What one job measures."""
+
+    job: str
+    """Its id, and the seed of its noise."""
+    day: int = 0
+    gpus: Sequence[int] = (1, 2, 4)
+    runs: int = 3
+    fault: Fault = WELL
+    faster: float = 1.0
+    """By how much all computing is faster than usual."""
+    deviation: float = 0.003
+    """Between runs."""
+    deviations: Mapping[int, float] = field(default_factory=dict)
+    """Where a number of GPUs has another one."""
+    configurations: Sequence[Configuration] = (CNN,)
+    batch: int = BATCH
+    gpus_per_node: int = GPUS_PER_NODE
+    phases: bool = True
+    """Whether phases, paces and exposed communication are measured."""
+    telemetry: bool = True
+    failures: Mapping[tuple[int, int], Failure] = field(default_factory=dict)
+    """By number of GPUs and run."""
+    environment: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the environment that differ from the usual."""
+    injections: tuple[str, ...] = ()
+
+    @property
+    def began_at(self) -> datetime:
+        return EPOCH + timedelta(days=self.day)
+
+
+def results_of_night(night: Night) -> Results:
+    """The results that the night's job leaves."""
+    noise = random.Random(night.job)
+    runs: list[Run] = []
+    for configuration in night.configurations:
+        for index in range(1, night.runs + 1):
+            for gpus in night.gpus:
+                started_at_s = night.began_at.timestamp() + 60.0 * len(runs)
+                runs.append(_run(night, configuration, gpus, index, started_at_s, noise))
+    return Results(
+        created_at=night.began_at.isoformat(timespec="milliseconds"),
+        gpuscale_version="0",
+        environment=_environment(night),
+        injections=night.injections,
+        runs=tuple(runs),
+    )
+
+
+def write_night(path: Path, night: Night) -> None:
+    """The results file of the night."""
+    results = results_of_night(night)
+    writer = ResultsWriter(
+        path,
+        environment=results.environment,
+        created_at=night.began_at,
+        injections=results.injections,
+    )
+    with writer:
+        for run in results.runs:
+            writer.append(run)
+
+
+def baseline_of(*nights: Night, **changes: object) -> Baseline:
+    """The baseline that these nights make, with other values in some of its fields."""
+    baseline = baseline_from_results(
+        [results_of_night(night) for night in nights],
+        name="nightly",
+        cluster="ARC4, University of Leeds",
+        minimum_runs=1,
+        recorded_by="operator",
+    )
+    return replace(baseline, **changes)  # type: ignore[arg-type] # any field of a baseline
+
+
+def _environment(night: Night) -> Environment:
+    device = night.configurations[0].device
+    hosts = _hosts(night)
+    gpus = () if device == "cpu" else tuple(_device(hosts[0], i) for i in _local(night))
+    usual = Environment(
+        device=device,
+        host=hosts[0],
+        cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
+        cpu_count=40,
+        gpus=gpus,
+        python_version="3.11.9",
+        torch_version="2.11.0",
+        torchvision_version="0.26.0",
+        cuda_version=None if device == "cpu" else "12.8",
+        nccl_version=None if device == "cpu" else "2.26.2",
+        driver_version=None if device == "cpu" else "575.57.08",
+        kernel="5.14.0",
+        variables={"OMP_NUM_THREADS": "8"},
+        cases_revision="0123abc",
+        scheduler="slurm",
+        job_id=night.job,
+        launcher="local" if len(hosts) == 1 else "slurm",
+        nodes=()
+        if len(hosts) == 1
+        else tuple(
+            Node(
+                host=host,
+                cpu_model="Intel(R) Xeon(R) Gold 6138 CPU @ 2.00GHz",
+                cpu_count=40,
+                gpus=tuple(_device(host, i) for i in _local(night)),
+            )
+            for host in hosts
+        ),
+    )
+    return replace(usual, **night.environment)  # type: ignore[arg-type] # any field of it
+
+
+def _hosts(night: Night) -> list[str]:
+    nodes = -(-max(night.gpus) // night.gpus_per_node)
+    return [f"node{number}" for number in range(1, nodes + 1)]
+
+
+def _local(night: Night) -> range:
+    return range(night.gpus_per_node)
+
+
+def _device(host: str, index: int) -> GpuDevice:
+    return GpuDevice(
+        index=index, name="Tesla V100-SXM2-32GB", uuid=_uuid(host, index), memory_bytes=32 * 2**30
+    )
+
+
+def _uuid(host: str, index: int) -> str:
+    return f"GPU-{host.removeprefix('node')}{index}000000-0000-4000-8000-000000000000"
+
+
+def _run(
+    night: Night,
+    configuration: Configuration,
+    gpus: int,
+    index: int,
+    started_at_s: float,
+    noise: random.Random,
+) -> Run:
+    fault = night.fault if night.fault.gpus is None or gpus in night.fault.gpus else WELL
+    deviation = night.deviations.get(gpus, night.deviation)
+    common = (1 + noise.gauss(0, deviation)) / night.faster
+    processes = 1 if configuration.strategy == "dp" else gpus
+    own = [
+        _own_phases(_fault_of(night, fault, rank, index)).scaled(common)
+        for rank in range(processes)
+    ]
+    exposed_s = (EXPOSED_S + fault.communication_s) * common if gpus > 1 else 0.0
+    slowest = max(own, key=lambda phases: phases.total_s)
+    step_s = slowest.total_s + exposed_s
+    failure = night.failures.get((gpus, index))
+    is_timed = failure is None or failure.kind == "unsteady"
+    ranks = tuple(
+        _rank(night, configuration, phases, rank, index, step_s, gpus // processes)
+        for rank, phases in enumerate(own)
+    )
+    return Run(
+        configuration=configuration,
+        gpus=gpus,
+        index=index,
+        started_at_s=started_at_s,
+        batch_per_gpu=night.batch,
+        sample_shape=(1, 28, 28),
+        steps_per_window=STEPS,
+        windows=_windows(night, slowest, step_s, processes, started_at_s, noise)
+        if is_timed
+        else (),
+        ranks=ranks if is_timed else (),
+        warmup_steps=10,
+        warmup_s=2.0,
+        startup_s=3.0,
+        wall_s=30.0,
+        gpu_summaries=tuple(
+            _gpu_summary(uuid, fault if fault.hits(rank.rank, device) else WELL)
+            for rank in ranks
+            for uuid, device in zip(rank.device_uuids, rank.devices, strict=True)
+        )
+        if night.telemetry and is_timed
+        else (),
+        telemetry_absent=None if night.telemetry else "no GPU: measured on CPU",
+        failure=failure,
+        unsynced_windows=_windows(night, slowest, slowest.total_s, processes, started_at_s, noise)
+        if night.phases and is_timed
+        else (),
+    )
+
+
+def _device_of(night: Night, rank: int, index: int) -> int:
+    """Of the rank's node; successive runs take the next one."""
+    return (rank + index - 1) % night.gpus_per_node
+
+
+def _fault_of(night: Night, fault: Fault, rank: int, index: int) -> Fault:
+    return fault if fault.hits(rank, _device_of(night, rank, index)) else WELL
+
+
+def _own_phases(fault: Fault) -> Phases:
+    """What a rank takes for itself, without waiting for others."""
+    computing = HEALTHY.scaled(fault.computing)
+    return replace(computing, data_s=HEALTHY.data_s + fault.data_s, h2d_s=HEALTHY.h2d_s)
+
+
+def _windows(
+    night: Night,
+    slowest: Phases,
+    step_s: float,
+    processes: int,
+    started_at_s: float,
+    noise: random.Random,
+) -> tuple[Window, ...]:
+    windows = []
+    for number in range(WINDOWS):
+        factor = STEPS * (1 + noise.gauss(0, 0.0005))
+        waited_s = step_s - slowest.total_s
+        phases = replace(slowest, backward_s=slowest.backward_s + waited_s).scaled(factor)
+        windows.append(
+            Window(
+                time_s=step_s * factor,
+                started_at_s=started_at_s + 5 + 4 * number,
+                busy_s=(step_s * factor,) * processes,
+                phases=phases if night.phases else None,
+            )
+        )
+    return tuple(windows)
+
+
+def _rank(
+    night: Night,
+    configuration: Configuration,
+    own: Phases,
+    rank: int,
+    index: int,
+    step_s: float,
+    devices: int,
+) -> RankReport:
+    hosts = _hosts(night)
+    on_cpu = configuration.device == "cpu"
+    host, local = hosts[rank // night.gpus_per_node], rank % night.gpus_per_node
+    used = tuple(_device_of(night, rank + i, index) for i in range(devices))
+    # Who is not the slowest waits for it in its backward pass.
+    waiting = replace(own, backward_s=own.backward_s + step_s - own.total_s)
+    return RankReport(
+        rank=rank,
+        local_rank=local,
+        host=host,
+        devices=() if on_cpu else used,
+        device_uuids=() if on_cpu else tuple(_uuid(host, device) for device in used),
+        parameter_digest="0123456789abcdef" * 4,
+        final_loss=0.25,
+        peak_memory_bytes=None if on_cpu else int(2**30 * night.fault.memory) + 1024 * rank,
+        peak_host_memory_bytes=2**31,
+        pace_s=own.total_s if night.phases else None,
+        phases=waiting if night.phases else None,
+    )
+
+
+def _gpu_summary(uuid: str, fault: Fault) -> GpuSummary:
+    return GpuSummary(
+        uuid=uuid,
+        name="Tesla V100-SXM2-32GB",
+        samples=100,
+        utilization_mean=0.93,
+        memory_used_peak_bytes=3 * 2**30,
+        power_mean_w=250.0,
+        sm_clock_mean_mhz=1530.0 * fault.clock,
+        memory_clock_mean_mhz=877.0,
+        temperature_max_c=61.0 if fault.clock == 1 else 91.0,
+        energy_j=26.1 * STEPS * WINDOWS * fault.energy,
+        power_limit_w=300.0,
+        clock_event_reasons={} if fault.clock == 1 else {"hw_thermal_slowdown": 0.8},
+        pcie=PcieLink(generation=3, width=fault.pcie_width, max_generation=3, max_width=16),
+        nvlink_links=6,
+        nvlink_active_min=fault.nvlinks,
+        nvlink_errors={"replay": 0, "recovery": 0, "crc": 0},
+        ecc_corrected=0,
+        ecc_uncorrected=fault.ecc_uncorrected,
+        xids=fault.xids,
+    )

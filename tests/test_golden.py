@@ -1,0 +1,510 @@
+"""What people read, as it stands in tests/golden/expected: `make golden` writes all of it anew."""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from html import unescape
+from pathlib import Path
+
+import pytest
+from golden.inputs import (
+    BY_DP,
+    CNN,
+    EPOCH,
+    ON_CPU,
+    RESNET,
+    Fault,
+    Night,
+    baseline_of,
+    results_of_night,
+    write_night,
+)
+from nvml.library import compile_driver
+
+from gpuscale.cli import main
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.recorder import Recorder
+from gpuscale.plugin.summary import summary_lines
+from gpuscale.recording import proposals, revised
+from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
+from gpuscale.store import read_baseline, write_baseline
+from gpuscale.version import __version__
+
+ROOT = Path(__file__).parent.parent
+EXPECTED = Path(__file__).parent / "golden" / "expected"
+RENEW = "GPUSCALE_RENEW_GOLDEN"
+FORMATS = {"json": "json", "markdown": "md", "junit": "xml", "github": "github"}
+
+
+class Terminal(io.StringIO):
+    """A terminal as wide as COLUMNS says."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to give commands in, as one user without settings of a site."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("LOGNAME", "operator")
+    monkeypatch.setenv("TZ", "UTC")
+    for name in [name for name in os.environ if name.startswith(("GPUSCALE_", "SLURM_"))]:
+        if name != RENEW:
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def given(*arguments: str, columns: int | None = None) -> str:
+    """A command with what it prints and its exit code; on a terminal where it has columns."""
+    out = io.StringIO() if columns is None else Terminal()
+    err = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("COLUMNS", str(columns))
+        code = main(arguments)
+    on = "" if columns is None else f"  (terminal of {columns} columns)"
+    errors = f"standard error:\n{err.getvalue()}" if err.getvalue() else ""
+    command = " ".join(f"'{word}'" if " " in word else word for word in arguments)
+    return f"$ gpuscale {command}{on}\n{out.getvalue()}{errors}exit code {int(code)}\n"
+
+
+def check(name: str, text: str) -> None:
+    """The text against the one that is kept under that name, or in its place where asked to."""
+    path = EXPECTED / name
+    text = re.sub(r"\(\d+ days ago\)", "($DAYS days ago)", text.replace(__version__, "$VERSION"))
+    if os.environ.get(RENEW):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert path.is_file(), f"{name} is not kept yet: make golden"
+    assert text == path.read_text(), f"{name} is another one now: if it should be, make golden"
+
+
+# ---- compare ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A comparison: a baseline, and what was measured later."""
+
+    nights: Sequence[Night]
+    baseline: Callable[[], Baseline] = lambda: baseline_of(THEN)
+    options: Sequence[str] = ()
+
+
+THEN: Night = Night(job="1001", runs=6)
+NOW = Night(job="2001", day=30)
+KILLED = Failure(kind="killed", message="rank 1 died of signal 9 (SIGKILL)", rank=1, host="node1")
+UNSTEADY = Failure(kind="unsteady", message="not steady: its windows drift by 9.0 %")
+ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
+
+
+def now(**changes: object) -> tuple[Night]:
+    return (replace(NOW, **changes),)  # type: ignore[arg-type] # any field of a night
+
+
+def with_fault(**changes: object) -> tuple[Night]:
+    return now(fault=Fault(**changes))  # type: ignore[arg-type] # any field of a fault
+
+
+def in_environment(**changes: object) -> tuple[Night]:
+    return now(environment=changes, fault=Fault(computing=1.1))
+
+
+def published_baseline() -> Baseline:
+    return read_baseline(ROOT / "baselines" / "arc4.json")
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "ok": Scenario(nights=now()),
+    "ok_two_cases": Scenario(
+        nights=now(configurations=(CNN, RESNET)),
+        baseline=lambda: baseline_of(replace(THEN, configurations=(CNN, RESNET))),
+    ),
+    "single_gpu_clocks": Scenario(nights=with_fault(computing=1.22, clock=0.82)),
+    "single_gpu_compute": Scenario(nights=with_fault(computing=1.12)),
+    "late_data": Scenario(nights=with_fault(data_s=0.020)),
+    "late_data_one_rank": Scenario(nights=with_fault(data_s=0.020, ranks=frozenset({1}))),
+    "slow_rank": Scenario(nights=with_fault(computing=1.22, ranks=frozenset({1}))),
+    "slow_rank_without_telemetry": Scenario(
+        nights=now(fault=Fault(computing=1.22, ranks=frozenset({1})), telemetry=False),
+    ),
+    "communication": Scenario(nights=with_fault(communication_s=0.020)),
+    "communication_on_4": Scenario(
+        nights=with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5, xids=(74,))
+    ),
+    "pcie": Scenario(nights=with_fault(communication_s=0.020, pcie_width=8)),
+    "fault_without_loss": Scenario(nights=with_fault(xids=(48,), pcie_width=8)),
+    "bad_device": Scenario(nights=with_fault(computing=1.22, clock=0.82, device=2)),
+    "bad_device_without_telemetry": Scenario(
+        nights=now(fault=Fault(computing=1.22, device=2), telemetry=False),
+    ),
+    "memory_errors": Scenario(
+        nights=with_fault(communication_s=0.020, ecc_uncorrected=2, xids=(48, 13), device=3)
+    ),
+    "environment": Scenario(
+        nights=in_environment(
+            host="node7",
+            torch_version="2.12.0",
+            driver_version="580.95.05",
+            variables={"OMP_NUM_THREADS": "8", "NCCL_P2P_DISABLE": "1"},
+        )
+    ),
+    "no_evidence": Scenario(
+        nights=now(fault=Fault(computing=1.1), phases=False, telemetry=False),
+        baseline=lambda: baseline_of(replace(THEN, phases=False, telemetry=False)),
+    ),
+    "only_reference_faster": Scenario(
+        nights=with_fault(computing=0.9, gpus=frozenset({1})),
+    ),
+    "improved": Scenario(nights=now(faster=1.1)),
+    "noisy_tonight": Scenario(nights=now(deviations={4: 0.08})),
+    "noisy_baseline": Scenario(
+        nights=now(), baseline=lambda: baseline_of(replace(THEN, deviations={2: 0.08, 4: 0.12}))
+    ),
+    "single_run": Scenario(nights=now(runs=1)),
+    "single_runs_on_both_sides": Scenario(
+        nights=now(runs=1), baseline=lambda: baseline_of(replace(THEN, runs=1))
+    ),
+    "uncertain_loss": Scenario(
+        nights=now(fault=Fault(computing=1.05), deviation=0.03, runs=2),
+        baseline=lambda: baseline_of(replace(THEN, deviation=0.03)),
+    ),
+    "missing_rows": Scenario(
+        nights=now(gpus=(1, 2), configurations=(CNN, RESNET)),
+        baseline=lambda: baseline_of(THEN),
+    ),
+    "only_some": Scenario(nights=now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
+    "on_cpu": Scenario(
+        nights=now(configurations=(ON_CPU,), telemetry=False, fault=Fault(computing=1.1)),
+        baseline=lambda: baseline_of(replace(THEN, configurations=(ON_CPU,), telemetry=False)),
+    ),
+    "both_strategies": Scenario(
+        nights=now(configurations=(CNN, BY_DP), phases=False, fault=Fault(communication_s=0.01)),
+        baseline=lambda: baseline_of(replace(THEN, configurations=(CNN, BY_DP), phases=False)),
+    ),
+    "two_sizes": Scenario(
+        nights=now(configurations=(CNN, replace(CNN, size="smoke"))),
+        baseline=lambda: baseline_of(
+            replace(THEN, configurations=(CNN, replace(CNN, size="smoke")))
+        ),
+    ),
+    "nothing_in_common": Scenario(nights=now(configurations=(RESNET,))),
+    "other_size": Scenario(nights=now(configurations=(replace(CNN, size="smoke"),))),
+    "other_batch": Scenario(nights=now(batch=64)),
+    "other_machine": Scenario(nights=now(configurations=(ON_CPU,), telemetry=False)),
+    "other_host_cpu": Scenario(nights=now(environment={"cpu_model": "AMD EPYC 7543"})),
+    "other_placement": Scenario(nights=now(gpus_per_node=2)),
+    "two_nodes": Scenario(
+        nights=now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
+        baseline=lambda: baseline_of(replace(THEN, gpus=(1, 4, 8))),
+    ),
+    "published_consistent": Scenario(nights=now(gpus=(1, 2)), baseline=published_baseline),
+    "published_inconsistent": Scenario(
+        nights=now(gpus=(1, 2), fault=Fault(communication_s=0.080)),
+        baseline=published_baseline,
+    ),
+    "published_incomparable": Scenario(
+        nights=now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)),
+        baseline=published_baseline,
+    ),
+    "too_few_valid_runs": Scenario(
+        nights=now(failures={(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED})
+    ),
+    "failed_runs": Scenario(nights=now(failures={(4, run): KILLED for run in (1, 2, 3)})),
+    "all_failed": Scenario(
+        nights=now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)})
+    ),
+    "all_unsteady": Scenario(nights=now(failures={(2, run): UNSTEADY for run in (1, 2, 3)})),
+    "injected": Scenario(
+        nights=now(fault=Fault(data_s=0.020), injections=("data=20ms",)),
+    ),
+    "more_exposed_communication": Scenario(
+        nights=with_fault(communication_s=0.0045, gpus=frozenset({4}), computing=0.96)
+    ),
+    "more_memory": Scenario(nights=with_fault(memory=1.5)),
+    "more_energy": Scenario(nights=with_fault(energy=1.2, gpus=frozenset({4}))),
+    "expired": Scenario(nights=now(), baseline=lambda: baseline_of(THEN, expires_on="2020-01-31")),
+    "many_nights": Scenario(
+        nights=with_fault(communication_s=0.010),
+        baseline=lambda: baseline_of(*ALLOCATIONS),
+    ),
+    "wide_tolerances": Scenario(
+        nights=with_fault(computing=1.08),
+        baseline=lambda: baseline_of(
+            THEN,
+            tolerances=Tolerances(
+                margin=0.1, ok_bound=0.15, overrides=(ToleranceOverride(gpus=4, margin=0.02),)
+            ),
+        ),
+    ),
+    "noise_between_rows": Scenario(
+        nights=now(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET), runs=4),
+        baseline=lambda: baseline_of(
+            replace(THEN, deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET))
+        ),
+    ),
+    "several_files": Scenario(
+        nights=(NOW, replace(NOW, job="2002", day=31, fault=Fault(computing=1.1))),
+    ),
+    "lost_metric_beside_inconclusive_time": Scenario(
+        nights=now(fault=Fault(memory=1.5), deviations={4: 0.08}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_comparison_is_said_in_every_format_as_before(name: str, folder: Path) -> None:
+    scenario = SCENARIOS[name]
+    write_baseline(folder / "nightly.json", scenario.baseline())
+    files = [f"night{night.day}.jsonl" for night in scenario.nights]
+    for file, night in zip(files, scenario.nights, strict=True):
+        write_night(folder / file, night)
+    formats = [f"--format={name}=out.{suffix}" for name, suffix in FORMATS.items()]
+    text = given("compare", "nightly.json", *files, *scenario.options, *formats)
+    for suffix in FORMATS.values():
+        text += f"\n---- out.{suffix}\n{(folder / f'out.{suffix}').read_text()}"
+    check(f"compare/{name}.txt", _shortened(text))
+
+
+def _shortened(text: str) -> str:
+    """The formats without what the text above them says already, numbers to nine digits."""
+    said = text[text.index("\n") : text.index("exit code", text.index("(exit code") + 10)].strip()
+    text = re.sub(r"<system-out>(.*?)\n</system-out>", partial(_system_out, said), text, flags=re.S)
+    text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
+    return re.sub(
+        r"(?<=: )-?\d+\.\d+(e-\d+)?(?=,| \}|\n)", lambda found: f"{_rounded(float(found[0]))}", text
+    )
+
+
+def _system_out(said: str, found: re.Match[str]) -> str:
+    return "<system-out>$TEXT</system-out>" if unescape(found[1]) == said else found[0]
+
+
+def _rounded(number: float) -> float:
+    return 0.0 if abs(number) < 1e-12 else float(f"{number:.9g}")
+
+
+def test_a_comparison_on_a_terminal_keeps_to_its_columns(folder: Path) -> None:
+    write_baseline(folder / "nightly.json", baseline_of(THEN))
+    write_night(folder / "now.jsonl", with_fault(communication_s=0.020, pcie_width=8)[0])
+    shown = [given("compare", "nightly.json", "now.jsonl", columns=n) for n in (60, 80, 140)]
+    check("compare_on_terminals.txt", "\n".join(shown))
+
+
+# ---- show, the closing table of a session ----
+
+NIGHTS = {
+    "healthy": NOW,
+    "two_cases": replace(NOW, configurations=(CNN, RESNET)),
+    "slow_rank": with_fault(computing=1.22, ranks=frozenset({1}), clock=0.82)[0],
+    "without_1_gpu": replace(NOW, gpus=(2, 4)),
+    "single_runs": replace(NOW, runs=1),
+    "two_nodes": replace(NOW, gpus=(1, 4, 8)),
+    "on_cpu": replace(NOW, configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)),
+    "without_phases": replace(NOW, phases=False, telemetry=False),
+    "failures": replace(NOW, failures={(4, 1): KILLED, (4, 2): UNSTEADY, (1, 2): KILLED}),
+    "nothing_valid": replace(NOW, gpus=(2,), failures={(2, run): KILLED for run in (1, 2, 3)}),
+    "injected": now(fault=Fault(data_s=0.02), injections=("data=20ms", "rank=1:slow=1.5"))[0],
+    "noisy": replace(NOW, deviations={2: 0.05, 4: 0.2}),
+    "empty": replace(NOW, runs=0),
+}
+
+
+@pytest.mark.parametrize("name", NIGHTS)
+def test_results_are_shown_as_before(name: str, folder: Path) -> None:
+    write_night(folder / "night.jsonl", NIGHTS[name])
+    shown = [
+        given("show", "night.jsonl"),
+        given("show", "night.jsonl", columns=80),
+        given("show", "night.jsonl", "--phases"),
+        given("show", "night.jsonl", "--phases", columns=80),
+    ]
+    check(f"show/{name}.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize("name", ["healthy", "failures", "injected", "noisy"])
+def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> None:
+    results = results_of_night(NIGHTS[name])
+    options = {"gpus": "1,2,4", "runs": "3:8", "target_ci": "1%", "device": "auto"}
+    options |= {"precision": "fp32", "threads_per_rank": "1", "launcher": "local"}
+    recorder = Recorder(
+        results.environment, results=None, folder=folder, injections=results.injections
+    )
+    recorder.runs = list(results.runs)
+    recorder.path = folder / "night.jsonl"
+    with redirect_stdout(io.StringIO()):
+        lines = summary_lines(recorder, parse_options(options), interrupted=name == "failures")
+        text = "".join(f"{line}\n" for line in lines)
+    check(f"session/{name}.txt", text)
+
+
+# ---- baselines ----
+
+
+def with_history() -> Baseline:
+    baseline = baseline_of(THEN, expires_on="2096-12-31")
+    results = [results_of_night(replace(NOW, runs=6, faster=1.1))]
+    return revised(
+        baseline,
+        proposals(baseline, results),
+        results,
+        reason="new driver",
+        at=f"{EPOCH.date()}T09:00:00+00:00",
+        by="operator",
+    )
+
+
+BASELINES: Mapping[str, Callable[[], Baseline]] = {
+    "measured": lambda: baseline_of(THEN),
+    "two_cases": lambda: baseline_of(replace(THEN, configurations=(CNN, RESNET))),
+    "several_nights": lambda: baseline_of(*ALLOCATIONS),
+    "two_nodes": lambda: baseline_of(replace(THEN, gpus=(1, 4, 8))),
+    "with_history": with_history,
+    "expired": lambda: baseline_of(THEN, expires_on="2020-01-31"),
+    "with_tolerances": lambda: baseline_of(
+        THEN,
+        tolerances=Tolerances(
+            margin=0.03, overrides=(ToleranceOverride(gpus=4, metric="peak_memory", margin=0.1),)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_shown_as_before(name: str, folder: Path) -> None:
+    write_baseline(folder / "nightly.json", BASELINES[name]())
+    shown = [given("show", "nightly.json"), given("baseline", "show", "nightly.json", columns=80)]
+    check(f"baseline/{name}.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize("name", ["arc4", "cte-power", "juwels-booster"])
+def test_a_published_baseline_is_shown_as_before(name: str, folder: Path) -> None:
+    shutil.copy(ROOT / "baselines" / f"{name}.json", folder)
+    check(f"baseline/{name}.txt", given("show", f"{name}.json"))
+
+
+def test_baselines_differ_in_the_words_as_before(folder: Path) -> None:
+    write_baseline(folder / "a.json", baseline_of(THEN))
+    write_baseline(folder / "same.json", baseline_of(THEN))
+    write_baseline(folder / "b.json", with_history())
+    other = baseline_of(
+        replace(
+            THEN,
+            job="1002",
+            gpus=(1, 2, 8),
+            fault=Fault(computing=1.1),
+            environment={"torch_version": "2.12.0", "host": "node9"},
+        ),
+        name="other",
+        tolerances=Tolerances(margin=0.03),
+    )
+    write_baseline(folder / "c.json", other)
+    shutil.copy(ROOT / "baselines" / "arc4.json", folder)
+    others = ("same.json", "b.json", "c.json", "arc4.json")
+    check("baseline_diff.txt", "\n".join(given("baseline", "diff", "a.json", b) for b in others))
+
+
+def test_a_baseline_is_updated_in_the_words_as_before(folder: Path) -> None:
+    write_baseline(folder / "a.json", baseline_of(THEN))
+    write_night(folder / "same.jsonl", THEN)
+    write_night(folder / "faster.jsonl", replace(NOW, runs=6, gpus=(1, 2, 4, 8), faster=1.1))
+    write_night(folder / "short.jsonl", replace(NOW, runs=4, faster=1.1))
+    write_night(folder / "cpu.jsonl", replace(NOW, configurations=(ON_CPU,), telemetry=False))
+    update = ("baseline", "update", "a.json")
+    why = ("--reason", "new driver")
+    shown = [
+        given(*update, "faster.jsonl"),
+        given(*update, "same.jsonl"),
+        given(*update, "short.jsonl"),
+        given(*update, "short.jsonl", "--accept", "all", *why),
+        given(*update, "cpu.jsonl", "--accept", "all", *why),
+        given(*update, "faster.jsonl", "--accept", "all"),
+        given(*update, "faster.jsonl", "--accept", "resnet50", *why),
+        given(*update, "faster.jsonl", "--accept", "mnist_cnn/ddp@4", *why),
+        given(*update, "faster.jsonl", "--accept", "all", "--expires-after", "26w", *why),
+        given(*update, "faster.jsonl"),
+    ]
+    check("baseline_update.txt", "\n".join(shown))
+
+
+def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
+    write_night(folder / "night.jsonl", THEN)
+    write_night(folder / "short.jsonl", NOW)
+    write_night(folder / "noisy.jsonl", replace(THEN, deviations={2: 0.15, 4: 0.3}))
+    write_night(folder / "injected.jsonl", replace(THEN, injections=("data=20ms",)))
+    record = ("baseline", "record", "--cluster", "ARC4")
+    shown = [
+        given(*record, "night.jsonl", "-o", "a.json", "--expires-after", "180d"),
+        given(*record, "night.jsonl", "-o", "a.json"),
+        given(*record, "night.jsonl", "-o", "b.json", "--gpus", "1,4", "--case", "mnist_cnn"),
+        given(*record, "night.jsonl", "-o", "c.json", "--case", "resnet50"),
+        given(*record, "noisy.jsonl", "-o", "d.json"),
+        given(*record, "short.jsonl", "-o", "e.json"),
+        given(*record, "injected.jsonl", "-o", "f.json"),
+        given("baseline", "show", "a.json"),
+    ]
+    check("baseline_record.txt", "\n".join(shown))
+
+
+def test_a_table_is_imported_in_the_words_as_before(folder: Path) -> None:
+    Path("table.csv").write_text("gpus,time (s),speedup\n1,145.0,1.0\n2,84.5,1.7\n4,x,3\n")
+    Path("good.csv").write_text("gpus,time (s),speedup\n1,145.0,1.0\n2,84.5,1.7\n")
+    Path("table.md").write_text("| n | images/s |\n|---|---|\n| 1 | 360 |\n| 8 | 2650.5 |\n")
+    start = ("baseline", "import", "--cluster", "ARC4", "--source", "a talk", "--gpu-name", "V100")
+    row = ("--case", "mnist_cnn", "--strategy", "ddp", "--batch-per-gpu", "128")
+    shown = [
+        given(*start, *row, "table.csv", "-o", "a.json", "--timed", "job"),
+        given(*start, *row, "good.csv", "-o", "a.json"),
+        given(*start, *row, "good.csv", "-o", "a.json", "--timed", "job"),
+        given("show", "a.json"),
+        given(*start, *row, "--gpus-per-node", "4", "table.md", "-o", "b.json"),
+        given("show", "b.json"),
+    ]
+    check("baseline_import.txt", "\n".join(shown))
+
+
+# ---- jobs, machines ----
+
+
+@pytest.mark.parametrize("profile", ["arc4", "cte-power", "juwels-booster", "waic"])
+def test_a_job_script_is_as_before(profile: str, folder: Path) -> None:
+    options = ("--gpus", "1,2,4,8", "--runs", "2", "--baseline", "mine.json", "--partition", "p")
+    settings = ("--account", "a", "--time", "01:30:00", "--modules", "cuda/12 python")
+    shown = [
+        given("submit", profile, "--print"),
+        given("submit", profile, "--print", *options, *settings),
+    ]
+    check(f"submit/{profile}.txt", "\n".join(shown))
+
+
+def test_a_job_script_for_any_slurm_cluster_is_as_before(folder: Path) -> None:
+    options = ("--print", "--gpus", "1,2,8", "--gpus-per-node", "4")
+    shown = [
+        given("submit", "generic-slurm", "--print"),
+        given("submit", "generic-slurm", *options),
+    ]
+    check("submit/generic-slurm.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize("fleet", ["0,1", "2,3", "4,5,6,7,8,9", "99", ""])
+def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path) -> None:
+    variables = {"LD_LIBRARY_PATH": str(compile_driver(folder)), "FAKE_NVML_FLEET": fleet}
+    result = subprocess.run(
+        [sys.executable, "-m", "gpuscale", "doctor"],
+        env={**os.environ, **variables, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # What is above the driver is this machine's own.
+    text = result.stdout[result.stdout.index("driver ") :]
+    name = fleet.replace(",", "_") or "none"
+    check(f"doctor/{name}.txt", f"{text}{result.stderr}exit code {result.returncode}\n")
