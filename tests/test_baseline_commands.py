@@ -1,9 +1,7 @@
 """`gpuscale baseline` as a user types it: recorded, shown, compared, changed, imported."""
 
-import json
 import os
 import pty
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -79,34 +77,6 @@ def update(*options: str) -> Sequence[str]:
     return ("baseline", "update", "b.json", "later.jsonl", *options)
 
 
-def test_a_baseline_shows_its_provenance_entries_and_expiry(shell: Shell) -> None:
-    shell.recorded("--expires-after", "1w")
-    shown = shell("baseline", "show", "b.json")
-    assert shown.code == 0
-    assert "baseline  b: Here, 4× Tesla V100-SXM2-16GB per node" in shown.out
-    begun = "measured  latest session begun 2026-11-21T03:00:00+00:00, with gpuscale 0\n"
-    assert begun in shown.out
-    assert "recorded  by " in shown.out
-    assert "updated" not in shown.out
-    assert "expires   2026-11-28" in shown.out
-    assert "software  torch 2.11, Python 3.11\n          in 17 on node1" in shown.out
-    assert "6 (1)" in shown.out
-    assert "1.82 [1.81, 1.82]" in shown.out
-    assert shell("show", "b.json").out == shown.out
-
-
-def test_only_the_chosen_entries_are_recorded(shell: Shell) -> None:
-    path = shell.recorded("--gpus", "2", "--case", "mnist_cnn/ddp")
-    assert [entry.gpus for entry in read_baseline(path).measured] == [2]
-    command = ("baseline", "record", "night.jsonl", "--cluster", "Here", "-o", "c.json")
-    answer = shell(*command, "--case", "resnet50")
-    assert answer.code == 2
-    held = "they hold mnist_cnn/ddp on 1 GPU, mnist_cnn/ddp on 2 GPUs"
-    assert f"the results hold no 'resnet50'; {held}" in answer.err
-    assert f"the results hold nothing on 4 GPUs; {held}" in shell(*command, "--gpus", "2,4").err
-    assert not (shell.folder / "c.json").exists()
-
-
 def test_an_expired_baseline_says_so_wherever_it_is_used(shell: Shell) -> None:
     shell.recorded("--expires", "2020-01-31")
     for command in (("baseline", "show", "b.json"), ("compare", "b.json", "later.jsonl")):
@@ -115,37 +85,6 @@ def test_an_expired_baseline_says_so_wherever_it_is_used(shell: Shell) -> None:
     shell.folder.joinpath("b.json").unlink()
     shell.recorded()
     assert plain.code == shell("compare", "b.json", "later.jsonl").code == 1
-
-
-def test_two_baselines_are_set_side_by_side(shell: Shell) -> None:
-    shell.recorded()
-    where = replace(environment(job_id="18"), torch_version="2.12", host="node2")
-    slower = shell.write("slower", replace(measured(SLOWER, job_id="18"), environment=where))
-    record = ("baseline", "record", str(slower), "--cluster", "Here", "--name", "b")
-    assert shell(*record, "-o", "other.json").code == 0
-    answer = shell("baseline", "diff", "b.json", "other.json")
-    assert answer.code == 0
-    assert "torch 2.11 → 2.12\nhosts: node1 → node2\n\n" in answer.out
-    two = answer.out.split("mnist_cnn/ddp on 2 GPUs\n")[1]
-    assert "  step time   1.10 s ±0.2 % → 1.30 s ±0.2 %" in two
-    assert "  judged      REGRESSED: E(2) fell by 15." in two
-    assert "measured" not in two
-    assert shell("baseline", "diff", "b.json", "b.json").out == "no difference\n"
-
-
-def test_entries_that_only_one_baseline_has_are_named(shell: Shell) -> None:
-    shell.recorded()
-    record = ("baseline", "record", "night.jsonl", "--cluster", "There", "--name", "b")
-    assert shell(*record, "--gpus", "1", "-o", "one.json").code == 0
-    answer = shell("baseline", "diff", "b.json", "one.json")
-    assert answer.out.startswith("cluster: Here → There\n\nmnist_cnn/ddp on 2 GPUs: only in b.json")
-    assert "mnist_cnn/ddp on 1 GPU" not in answer.out
-    tolerant = json.loads((shell.folder / "one.json").read_text())
-    tolerant["tolerances"]["margin"] = 0.05
-    (shell.folder / "two.json").write_text(json.dumps(tolerant))
-    assert shell("baseline", "diff", "one.json", "two.json").out == (
-        "tolerances.margin: 0.02 → 0.05\n"
-    )
 
 
 def test_nothing_is_written_that_was_not_approved(shell: Shell) -> None:
@@ -207,13 +146,6 @@ def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None
     assert path.read_bytes() == before
 
 
-def test_an_update_may_set_a_new_expiry(shell: Shell) -> None:
-    path = shell.recorded("--expires", "2020-01-31")
-    approved = ("--accept", "all", "--reason", "r")
-    assert shell(*update(*approved, "--expires-after", "52w")).code == 0
-    assert read_baseline(path).expires_on == "2027-11-20"
-
-
 def test_an_expiry_is_set_where_nothing_else_would_change(shell: Shell) -> None:
     path = shell.recorded()
     before = read_baseline(path)
@@ -222,20 +154,6 @@ def test_an_expiry_is_set_where_nothing_else_would_change(shell: Shell) -> None:
     assert answer == Answer(0, "b.json: valid until 2030-01-01; nothing else would change\n", "")
     assert read_baseline(path) == replace(before, expires_on="2030-01-01")
     assert shell(*same, "--expires", "2030-01-01").out == "nothing would change\n"
-
-
-def test_a_baseline_of_little_use_is_recorded_with_a_warning(shell: Shell) -> None:
-    shell.write("noisy", measured({1: ONE_AND_TWO[1], 2: (1.1, 1.6, 0.9, 1.4, 1.2, 1.0)}))
-    command = ("baseline", "record", "--cluster", "Here")
-    noisy = shell(*command, "noisy.jsonl", "-o", "noisy.json")
-    assert noisy.code == 0
-    (line,) = noisy.err.splitlines()
-    assert line.startswith(
-        "gpuscale: warning: against this baseline only large losses can be found: mnist_cnn/ddp on "
-    )
-    assert re.search(r"mnist_cnn/ddp on 2 GPUs from 4\d % \(step time 1\.1\d s ×\[", line)
-    assert "measure those with wide intervals again" in line
-    assert shell(*command, "night.jsonl", "-o", "quiet.json").err == ""
 
 
 def in_a_terminal(
@@ -304,29 +222,6 @@ def test_who_leaves_the_question_open_changes_nothing(shell: Shell) -> None:
     assert code == 3, shown
     assert "nothing was written" in shown
     assert path.read_bytes() == before
-
-
-def test_a_table_becomes_published_figures(shell: Shell) -> None:
-    table = shell.folder / "wiki.csv"
-    table.write_text("n,time (min),speedup\n1,342.2,1\n16,24.8,13.8\n")
-    options = ["--cluster", "JUWELS", "--gpu-name", "A100", "--gpus-per-node", "4"]
-    options += ("--source", "our wiki", "--case", "resnet50", "--strategy", "ddp")
-    options += ("--batch-per-gpu", "128", "--timed", "job")
-    command = ("baseline", "import", "wiki.csv", "-o", "wiki.json", *options)
-    answer = shell(*command)
-    assert answer.out.splitlines() == [
-        "wiki.json: 2 published figures",
-        "note: left out, since it follows from the figures: 'speedup'",
-    ]
-    baseline = read_baseline(shell.folder / "wiki.json")
-    assert [(f.gpus, f.nodes, f.times_s) for f in baseline.published] == [
-        (1, 1, (342.2 * 60,)),
-        (16, 4, (24.8 * 60,)),
-    ]
-    assert baseline.source is not None
-    assert baseline.source.title == "our wiki"
-    assert "13.80" in shell("show", "wiki.json").out
-    assert "exists already" in shell(*command).err
 
 
 def test_a_wrong_cell_is_named_by_file_line_and_column(shell: Shell) -> None:

@@ -3,17 +3,14 @@
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pytest
 from measuring import REPOSITORY
 from phase_records import phased_run, phases
-from scaling_records import CNN, results, run
+from scaling_records import results, run
 
-from gpuscale.formats import encode_header, encode_run
-from gpuscale.records import Results, Run
+from gpuscale.records import Run
 from gpuscale.report.phases_text import phases_text
 
 WORKSHOP = phases(
@@ -110,19 +107,6 @@ def test_phases_that_miss_the_window_by_more_than_three_percent_are_named() -> N
     assert table_row(with_time(1.05), "mnist_cnn/ddp", 1)["sum"] == "95.2 %"
 
 
-def test_dp_says_that_its_communication_cannot_be_told_apart() -> None:
-    dp = replace(CNN, strategy="dp")
-    text = shown(phased_run([WORKSHOP], gpus=2, configuration=dp))
-    assert table_row(text, "mnist_cnn/dp", 2)["communication"] == "–"
-    assert "dp: scatter, replicate and gather are inside forward and backward" in text
-    assert "was not measured" not in text
-
-
-def test_communication_that_could_have_been_measured_and_was_not_is_named() -> None:
-    text = shown(phased_run([WORKSHOP] * 2))
-    assert "mnist_cnn/ddp on 2 GPUs: exposed communication was not measured" in text
-
-
 def test_the_slowest_rank_of_every_run_is_named_with_its_place_and_lag() -> None:
     slowed = phased_run([WORKSHOP, WORKSHOP, WORKSHOP.scaled(1.2)], communication_s=0.001, index=3)
     last = " ".join(shown(slowed).splitlines()[-1].split())
@@ -133,22 +117,6 @@ def test_results_without_phases_say_so() -> None:
     assert shown(run(1, 0.1), run(2, None)).endswith("\n\nno phases were recorded")
 
 
-def test_injected_faults_are_named_above_the_table() -> None:
-    injected = replace(results(phased_run([WORKSHOP])), injections=("data=5ms",))
-    assert phases_text(injected).startswith("INJECTED data=5ms")
-
-
-def written(path: Path, content: Results) -> Path:
-    header = encode_header(
-        created_at=content.created_at,
-        gpuscale_version=content.gpuscale_version,
-        environment=content.environment,
-    )
-    lines = [header, *map(encode_run, content.runs)]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "gpuscale", *map(str, arguments)],
@@ -157,20 +125,6 @@ def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
         timeout=60,
         check=False,
     )
-
-
-def test_show_phases_prints_them_from_a_file(tmp_path: Path) -> None:
-    content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
-    path = written(tmp_path / "results.jsonl", content)
-    answer = gpuscale("show", path, "--phases")
-    assert answer.returncode == 0, answer.stderr
-    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    assert answer.stdout.split("software")[1] in f"{phases_text(content, path=path, now=now)}\n"
-    # Where from, as above the scaling table.
-    head = gpuscale("show", path).stdout.split("\n\n")[0]
-    assert head.startswith(f"results   {path}\nmeasured  2026-11-21T03:00:00+00:00 by gpuscale 0")
-    assert answer.stdout.split("\n\n")[0] == head
-    assert "full, fp32, synthetic data; per step" in answer.stdout
 
 
 def test_exposed_communication_is_the_mean_over_runs_as_in_the_budget() -> None:
@@ -200,15 +154,6 @@ def test_a_narrow_terminal_gets_the_phases_in_tables_that_fit(columns: int) -> N
     assert max(map(len, text.splitlines())) <= columns
     for name in ("data", "h2d", "forward", "backward", "communication", "optimizer"):
         assert name in text
-
-
-def test_show_prints_the_budget_below_the_table(tmp_path: Path) -> None:
-    content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
-    answer = gpuscale("show", written(tmp_path / "results.jsonl", content))
-    assert answer.returncode == 0, answer.stderr
-    assert (
-        "mnist_cnn/ddp 2 GPUs  E 0.80 = 1 − communication 0.20 − data 0.00 − skew 0.00 − rest 0.00"
-    ) in answer.stdout
 
 
 def test_a_baseline_has_no_phases_to_show() -> None:
