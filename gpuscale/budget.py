@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpuscale.distributions import f_tail
 from gpuscale.records import Configuration, EntryKey, RankReport, Run
-from gpuscale.scaling import PointKey, ScalingPoint, reference_key, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.statistics import SIGNIFICANCE, exponential, grouped_log_sample
 
 _DECLARED_DEVIATION = 0.01
@@ -94,8 +94,9 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
 def _budgets(
     points: Iterable[ScalingPoint], valid: Mapping[PointKey, Sequence[Run]]
 ) -> Iterator[EfficiencyBudget]:
+    references = References(valid)
     for point in points:
-        reference = reference_key(point.point_key, valid)
+        reference = references.of(point.point_key)
         if point.key.gpus == 1 or reference is None or point.efficiency is None:
             continue
         yield _budget(point, point.efficiency.value, valid[point.point_key], valid[reference])
@@ -109,7 +110,7 @@ def _budget(
     # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
     ideal = point.batch_per_gpu / reference[0].batch_per_gpu
     data_s, reference_data_s = _mean(map(_data_s, runs)), _mean(map(_data_s, reference))
-    exposed_s = _mean(run.exposed_communication_s for run in runs)
+    exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
     # DDP handles gradients on one rank too, and so does the ideal step.
     alone_s = _mean(run.synchronization_s for run in reference) or 0.0
     communication = None if exposed_s is None else (exposed_s - ideal * alone_s) / step_time_s

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-    from gpuscale.records.configuration import ScalingMode, Strategy
+    from gpuscale.records.configuration import ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class TrainingCase:
     `optimizer`. Everything else has a default that suits image classification.
     """
 
-    strategies: ClassVar[tuple["Strategy", ...]] = ("ddp",)
+    strategies: ClassVar[tuple[str, ...]] = ("ddp",)
     scaling: ClassVar["ScalingMode"] = "weak"
     sample_shape: ClassVar[tuple[int, ...]] = ()
     batch: ClassVar[int] = 0
@@ -100,7 +100,7 @@ class TrainingCase:
             f"{type(self).__name__}.real_dataset()"
         )
 
-    def named_size(self, name: str) -> Size:
+    def named_size(self, name: str | None) -> Size:
         """The size of that name.
 
         Raises:
@@ -108,7 +108,7 @@ class TrainingCase:
         """
         if self.sizes:
             try:
-                return self.sizes[name]
+                return self.sizes[name or ""]
             except KeyError:
                 known = ", ".join(sorted(self.sizes))
                 raise CaseError(f"{self.name()} has no size '{name}'; it has {known}") from None

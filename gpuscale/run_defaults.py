@@ -4,15 +4,14 @@ import math
 from collections.abc import Mapping
 
 from gpuscale.records import Environment, Pacing
-from gpuscale.records.configuration import Device
 
 _MOST_DATA_WORKERS = 8
 MOST_WINDOWS = 30
-PACINGS: Mapping[Device, Pacing] = {
+PACINGS: Mapping[str, Pacing] = {
     "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
     "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
-SIZES: Mapping[Device, str] = {"cuda": "full", "cpu": "smoke"}
+SIZES: Mapping[str, str] = {"cuda": "full", "cpu": "smoke"}
 
 
 def data_workers(environment: Environment) -> int:

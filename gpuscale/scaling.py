@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuscale.evidence import energy_per_sample_j
 from gpuscale.records import Configuration, EntryKey, Estimate, Run
 from gpuscale.statistics import Sample, difference, log_sample
 
@@ -13,12 +12,12 @@ UNIT_ERROR_EFFICIENCY = 1.1
 
 
 class PointKey(NamedTuple):
-    """What runs must share to be repetitions of each other."""
+    """The properties that runs share which are repetitions of each other."""
 
     configuration: Configuration
     gpus: int
     batch_per_gpu: int
-    sample_shape: tuple[int, ...]
+    sample_shape: tuple[int, ...] | None
 
     @classmethod
     def of(cls, run: Run) -> "PointKey":
@@ -38,7 +37,7 @@ class ScalingPoint:
     key: EntryKey
     configuration: Configuration
     batch_per_gpu: int
-    sample_shape: tuple[int, ...]
+    sample_shape: tuple[int, ...] | None
     valid_runs: int
     failed_runs: int
     step_time_s: Estimate | None
@@ -78,13 +77,19 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     }
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
     ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
-    return tuple(_point(key, groups[key], samples) for key in ordered)
+    references = References(samples)
+    return tuple(_point(key, groups[key], samples, references.of(key)) for key in ordered)
 
 
-def _point(key: PointKey, runs: Sequence[Run], samples: Mapping[PointKey, Sample]) -> ScalingPoint:
+def _point(
+    key: PointKey,
+    runs: Sequence[Run],
+    samples: Mapping[PointKey, Sample],
+    reference: PointKey | None,
+) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
     step_time = geometric_mean(samples[key]) if key in samples else None
-    speedup = _speedup(key, samples)
+    speedup = _speedup(key, samples, reference)
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
         key=runs[0].key,
@@ -124,29 +129,33 @@ def speedup_estimate(
     return difference(value, [sample.term(), reference.term()]).exponential()
 
 
-def reference_key(key: PointKey, candidates: Iterable[PointKey]) -> PointKey | None:
-    """The 1-GPU point that a speedup is taken over, or None where there is none.
+class References:
+    """The 1-GPU points of a set of points, for the speedups of the others."""
 
-    Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
-    it); of several, the one with the same batch per GPU is taken.
-    """
-    found = [
-        other
-        for other in candidates
-        if other.gpus == 1
-        and other.configuration == key.configuration
-        and other.sample_shape == key.sample_shape
-    ]
-    same_batch = [other for other in found if other.batch_per_gpu == key.batch_per_gpu]
-    return next(iter(same_batch or found), None)
+    def __init__(self, candidates: Iterable[PointKey]) -> None:
+        self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
+        for key in candidates:
+            if key.gpus == 1:
+                self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
+
+    def of(self, key: PointKey) -> PointKey | None:
+        """The 1-GPU point that a speedup is taken over, or None where there is none.
+
+        Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
+        it); of several, the one with the same batch per GPU is taken.
+        """
+        found = self._found.get((key.configuration, key.sample_shape), [])
+        same_batch = (other for other in found if other.batch_per_gpu == key.batch_per_gpu)
+        return next(same_batch, found[0] if found else None)
 
 
-def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | None:
+def _speedup(
+    key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
+) -> Estimate | None:
     if key not in samples:
         return None
     if key.gpus == 1:
         return Estimate(value=1.0)
-    reference = reference_key(key, samples)
     if reference is None:
         return None
     return speedup_estimate(
@@ -155,7 +164,7 @@ def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | No
 
 
 def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
-    energies_j = [energy_per_sample_j(run) for run in runs]
+    energies_j = [run.measured.get("energy_per_sample_j") for run in runs]
     logs = [math.log(energy_j) for energy_j in energies_j if energy_j]
     return geometric_mean(log_sample(logs)).inverse(1) if logs else None
 

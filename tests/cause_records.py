@@ -1,10 +1,11 @@
 """Baselines and results of a training that lost time in one known place, with noise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from changing import replace
 from phase_records import phased_run, phases
 from scaling_records import CNN, environment, gpu_summary, results
 

@@ -1,8 +1,8 @@
 """Comparisons whose every word is known, for the tests of reports."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from changing import replace
 from scaling_records import CNN
 
 from gpuscale.records import (

@@ -1,12 +1,12 @@
 """Runs whose exposed communication, memory and energy are known, and baselines of such runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from scaling_records import BATCH, CNN, SHAPE, V100, environment, gpu_summary, run
+from changing import replace
+from scaling_records import BATCH, V100, environment, gpu_summary, run
 
-from gpuscale.evidence import evidence_of
-from gpuscale.records import Baseline, MeasuredEntry, MeasuredRun, Results, Run, Tolerances, Window
+from gpuscale.records import Baseline, Results, Run, Tolerances, Window, without_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +65,9 @@ def made_baseline(
         cluster="ARC4",
         hardware=V100,
         tolerances=tolerances or Tolerances(),
-        measured=tuple(
-            MeasuredEntry(
-                configuration=CNN,
-                gpus=gpus,
-                batch_per_gpu=BATCH,
-                sample_shape=SHAPE,
-                runs=tuple(
-                    MeasuredRun(
-                        step_time_s=each.step_time_s,
-                        allocation="then",
-                        evidence=evidence_of(made_run(gpus, each)),
-                    )
-                    for each in of_gpus
-                ),
-            )
+        runs=tuple(
+            replace(without_windows(made_run(gpus, each, index)), allocation="then")
             for gpus, of_gpus in runs.items()
+            for index, each in enumerate(of_gpus, start=1)
         ),
     )

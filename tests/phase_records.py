@@ -1,8 +1,8 @@
 """Runs whose phases, paces and exposed communication are known, for budget and phase tests."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from changing import replace
 from scaling_records import CNN, run
 
 from gpuscale.records import Configuration, Phases, Run, Window

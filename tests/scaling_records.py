@@ -1,8 +1,9 @@
 """Runs, results and baselines with known step times, for the tests of judging."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
+
+from changing import replace
 
 from gpuscale.records import (
     Baseline,
@@ -12,15 +13,15 @@ from gpuscale.records import (
     GpuDevice,
     GpuSummary,
     Hardware,
-    MeasuredEntry,
-    MeasuredRun,
     Pacing,
     PublishedFigure,
     RankReport,
     Results,
     Run,
     RunRequest,
+    Source,
     Window,
+    with_measured,
 )
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
@@ -50,7 +51,7 @@ def run(
     utilization: float | None = None,
 ) -> Run:
     """A run of one window with that step time, or a failed one where it is None."""
-    return Run(
+    made = Run(
         configuration=configuration,
         gpus=gpus,
         index=index,
@@ -69,6 +70,7 @@ def run(
         if step_time_s is None
         else None,
     )
+    return made if step_time_s is None else with_measured(made)
 
 
 def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
@@ -182,18 +184,18 @@ def baseline(
         name="nightly",
         cluster="ARC4",
         hardware=V100,
-        measured=tuple(
-            MeasuredEntry(
+        runs=tuple(
+            Run(
                 configuration=configuration,
                 gpus=gpus,
+                index=i + 1,
                 batch_per_gpu=BATCH,
                 sample_shape=SHAPE,
-                runs=tuple(
-                    MeasuredRun(step_time_s=time_s, allocation=allocations[i % len(allocations)])
-                    for i, time_s in enumerate(times)
-                ),
+                allocation=allocations[i % len(allocations)],
+                measured={"step_time_s": time_s},
             )
             for gpus, times in times_s.items()
+            for i, time_s in enumerate(times)
         ),
     )
 
@@ -223,4 +225,10 @@ def figure(
 
 def published(*figures: PublishedFigure) -> Baseline:
     """A baseline of published figures."""
-    return Baseline(name="published", cluster="ARC4", hardware=V100, published=figures)
+    return Baseline(
+        name="published",
+        cluster="ARC4",
+        hardware=V100,
+        published=figures,
+        source=Source(title="a course"),
+    )

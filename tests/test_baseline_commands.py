@@ -5,11 +5,11 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from changing import replace
 from scaling_records import environment, measured
 
 from gpuscale.cli import main

@@ -1,9 +1,8 @@
 """Where the lost efficiency went, on runs that lost it in a known place."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from phase_records import phased_run, phases

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from changing import replace
 from scaling_records import (
     CNN,
     V100,

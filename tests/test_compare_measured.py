@@ -1,8 +1,7 @@
 """Verdicts against measured runs: each word, each finding, each exit code."""
 
-from dataclasses import replace
-
 import pytest
+from changing import replace
 from scaling_records import CNN, baseline, measured, results, run
 
 from gpuscale.compare import compare

@@ -1,10 +1,10 @@
 """Exposed communication, memory and energy: judged beside the step time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from changing import replace
 from metric_records import Made, made_baseline, made_results
 
 from gpuscale.compare import compare
@@ -146,7 +146,7 @@ def test_constant_memory_does_not_alarm_on_one_byte() -> None:
 
 def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_declared() -> None:
     exact = Tolerances(
-        overrides=(ToleranceOverride(metric="peak_memory", margin=0.0, allocation_deviation=0.0),)
+        overrides=(ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0),)
     )
     (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1), tolerances=exact).entries
     assert row.finding is Finding.MORE_MEMORY

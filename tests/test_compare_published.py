@@ -1,8 +1,7 @@
 """Verdicts against published figures: only the shape, only to the worse side."""
 
-from dataclasses import replace
-
 import pytest
+from changing import replace
 from scaling_records import CNN, figure, measured, published, results, run
 
 from gpuscale.compare import compare

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from changing import replace
 from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
 
 from gpuscale.compare.pocock import crossing_probability, nominal_error

@@ -1,8 +1,7 @@
 """Rows most of whose runs gave no number: what is left is no pass."""
 
-from dataclasses import replace
-
 import pytest
+from changing import replace
 from scaling_records import CNN, baseline, figure, measured, published, results, run
 
 from gpuscale.compare import compare

@@ -1,9 +1,9 @@
 """Judging while it is measured: `pytest --baseline FILE` makes the runs that the verdict needs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from measuring import Session, run_pytest, write_case
 from test_options import GIVEN
 

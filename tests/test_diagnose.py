@@ -1,7 +1,6 @@
 """What losses are put down to, where the truth is known."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from cause_records import (
     tally,
     well,
 )
+from changing import replace
 from scaling_records import CNN, environment, figure, published, results
 
 from gpuscale.cli import main

@@ -1,7 +1,6 @@
 """Whatever numbers a file may hold, a diagnosis is given and its shares are shares."""
 
-from dataclasses import replace
-
+from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import baseline, environment, gpu_summary, measured

@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changing import replace
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats import decode_baseline, encode_baseline

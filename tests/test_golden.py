@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from pathlib import Path
 
 import pytest
+from changing import replace
 from golden.inputs import (
     BY_DP,
     CNN,
@@ -372,7 +373,7 @@ BASELINES: Mapping[str, Callable[[], Baseline]] = {
     "with_tolerances": lambda: baseline_of(
         THEN,
         tolerances=Tolerances(
-            margin=0.03, overrides=(ToleranceOverride(gpus=4, metric="peak_memory", margin=0.1),)
+            margin=0.03, overrides=(ToleranceOverride(gpus=4, metric="peak_memory_bytes", margin=0.1),)
         ),
     ),
 }

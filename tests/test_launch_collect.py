@@ -1,12 +1,12 @@
 """From what each rank saw to one run: whose time counts, and whose phases explain it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from scaling_records import request, run
 
-from gpuscale.formats.exchange import to_json
+from gpuscale.encoding import to_json
 from gpuscale.launch.collect import collect_run
 from gpuscale.records import Phases, RankOutcome, RankWindow, Run
 from gpuscale.run_directory import RunDirectory

@@ -1,15 +1,15 @@
 """From what each node says of itself to one environment, or to what is wrong with the job."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from scaling_records import environment
 from test_options import GIVEN
 
 from gpuscale.cases import TrainingCase
+from gpuscale.encoding import to_json
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.formats.exchange import to_json
 from gpuscale.launch.description import job_environment, joined
 from gpuscale.launch.placement import place
 from gpuscale.plugin.items import ItemPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_overhead import request_for_cpu
 
-from gpuscale.formats.exchange import to_json
+from gpuscale.encoding import to_json
 from gpuscale.launch.failures import crash_failure
 from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory

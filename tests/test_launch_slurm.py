@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from measuring import BENCH_CASES, pytest_command, write_case
 from node_cluster import (
     Node,

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from changing import replace
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 from scaling_records import run
 
-from gpuscale.formats.exchange import from_json, to_json
+from gpuscale.encoding import from_json, to_json
 from gpuscale.records import Configuration, Pacing, RankExit, RankOutcome, RunRequest, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.on_nodes import NodeSampling

@@ -16,11 +16,12 @@ LAYERS = {
     "host": 0,
     "scratch": 0,
     "distributions": 0,
+    "printable": 0,
     "records": 1,
     "statistics": 2,
     "scaling": 2,
     "budget": 2,
-    "evidence": 2,
+    "encoding": 1,
     "nodes": 2,
     "validity": 2,
     "steadiness": 2,
@@ -45,39 +46,14 @@ LAYERS = {
 }
 # The ranks stand beside the layers: they see what is below 3, and nothing sees them.
 WORKER_MAY_IMPORT = 2
+# Records are msgspec's everywhere.
+COMMON = {"msgspec"}
 THIRD_PARTY = {
-    "version": set[str](),
-    "errors": set(),
-    "units": set(),
-    "host": set(),
-    "scratch": set(),
-    "distributions": set(),
-    "records": set(),
-    "statistics": set(),
-    "scaling": set(),
-    "budget": set(),
-    "evidence": set(),
-    "nodes": set(),
-    "validity": set(),
-    "steadiness": set(),
-    "formats": set(),
-    "cases": set(),
-    "injections": set(),
-    "run_directory": set(),
-    "run_defaults": set(),
-    "clusters": set(),
-    "submission": set(),
-    "night": set(),
-    "recording": set(),
-    "compare": set(),
-    "diagnose": set(),
-    "store": set(),
     "launch": {"torch"},
     "telemetry": {"pynvml"},
     "report": {"tabulate", "matplotlib"},
     "selftest": {"numpy", "scipy"},
     "plugin": {"pytest"},
-    "cli": set(),
     "worker": {"torch", "torchvision", "PIL"},
 }
 # Imports that only type checkers see, and cases that build torch objects when asked to.
@@ -123,10 +99,10 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
         if part == "worker":
             assert LAYERS[other] <= WORKER_MAY_IMPORT, f"{path} imports {name}"
         elif LAYERS[other] == LAYERS[part] == 2:
-            # scaling stands on statistics and evidence, budget on scaling, profiles are decoded
+            # scaling stands on statistics, budget on scaling, profiles are decoded
             # as records are; the others stand alone.
             stands_on = {
-                "scaling": {"statistics", "evidence"},
+                "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
                 "clusters": {"formats"},
             }
@@ -140,7 +116,7 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_only_the_libraries_of_its_layer(path: Path) -> None:
     part = part_of(path)
-    allowed = THIRD_PARTY[part] | TYPE_ONLY.get(part, set())
+    allowed = COMMON | THIRD_PARTY.get(part, set()) | TYPE_ONLY.get(part, set())
     roots = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
     assert roots - {"gpuscale"} <= allowed
 

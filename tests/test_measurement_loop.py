@@ -1,8 +1,7 @@
 """Warm-up and windows, on made clocks with known truth."""
 
-from dataclasses import replace
-
 import pytest
+from changing import replace
 
 from gpuscale.records import Pacing, Phases
 from gpuscale.worker import measurement

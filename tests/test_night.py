@@ -1,11 +1,11 @@
 """How a night tells faults apart and tries again; its programs are stand-ins, as in test_ci.py."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import scaling_records as make
+from changing import replace
 from ci_checkout import (
     JOB,
     Night,

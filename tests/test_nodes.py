@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from node_cluster import NodeCluster, limit_link, reason_against, start_cluster
 
-from gpuscale.formats.exchange import to_json
+from gpuscale.encoding import to_json
 from gpuscale.launch.description import probes_left
 from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime

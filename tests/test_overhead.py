@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from changing import replace
 from measuring import BENCH_CASES, write_case
 from scaling_records import CNN, request
 

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from changing import replace
 from measuring import REPOSITORY
 from phase_records import phased_run, phases
 from scaling_records import results, run

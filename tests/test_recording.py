@@ -1,11 +1,11 @@
 """Baselines from measured runs: what goes in, and what is refused."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changing import replace
 
 from gpuscale.errors import UsageError
 from gpuscale.formats import decode_baseline, decode_results, encode_baseline

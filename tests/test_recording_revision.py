@@ -1,9 +1,9 @@
 """Changes of a baseline: what is proposed, what may be accepted, and what history keeps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
+from changing import replace
 from scaling_records import CNN, measured, run
 
 from gpuscale.errors import UsageError

@@ -1,9 +1,9 @@
 """A comparison on a terminal: what a tired person reads."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from changing import replace
 from comparison_records import (
     ALL_REDUCE,
     comparison,

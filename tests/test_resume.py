@@ -5,10 +5,10 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from measuring import pytest_command, run_pytest, write_case
 from scaling_records import CNN, environment, measured, request
 from scaling_records import run as made

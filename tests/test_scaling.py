@@ -1,9 +1,9 @@
 """From runs to scaling points."""
 
 import math
-from dataclasses import replace
 
 import pytest
+from changing import replace
 from scaling_records import CNN, run
 from scipy import stats
 

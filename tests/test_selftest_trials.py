@@ -2,10 +2,10 @@
 
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from measuring import write_case
 from phase_records import phased_run, phases
 from scaling_records import CNN, cpu_environment

@@ -1,10 +1,10 @@
 """Simulated nights have the spread that their world states (gpuscale/selftest/worlds.py)."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from changing import replace
 from numpy.typing import NDArray
 
 from gpuscale.records.simulation import BaselineNights, Loss, LossKind, Scenario, World

@@ -10,11 +10,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from changing import replace
 
 from gpuscale.errors import FileError
 from gpuscale.formats import decode_baseline, decode_results

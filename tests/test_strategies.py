@@ -5,11 +5,11 @@ import os
 import socket
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.queues import Queue
 
 import pytest
 import torch
+from changing import replace
 from test_overhead import request_for_cpu
 
 from gpuscale.records import RunRequest

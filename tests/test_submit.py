@@ -4,10 +4,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from changing import replace
 from ci_checkout import REPOSITORY, write_program
 
 from gpuscale.cli.job_end import exit_code_of, verdict_of_both

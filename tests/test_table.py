@@ -1,8 +1,7 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
-from dataclasses import replace
-
 import pytest
+from changing import replace
 from scaling_records import gpu_summary, measured, results, run
 
 from gpuscale.records import Failure, Run

@@ -1,10 +1,10 @@
 """What telemetry adds to a run's line in the results file."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from changing import replace
 from scaling_records import environment, gpu_summary, results, run
 
 from gpuscale.errors import DecodeError

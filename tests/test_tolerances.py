@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changing import replace
 from scaling_records import baseline, figure, measured, published
 
 from gpuscale.compare import compare
@@ -125,7 +125,7 @@ def _document(*overrides: dict[str, object]) -> str:
 def test_overrides_survive_the_file() -> None:
     before = _then(
         ToleranceOverride(case="mnist_cnn", strategy="ddp", gpus=4, metric="speedup", margin=0.05),
-        ToleranceOverride(metric="peak_memory", allocation_deviation=0.0, ok_bound=0.2),
+        ToleranceOverride(metric="peak_memory_bytes", allocation_deviation=0.0, ok_bound=0.2),
     )
     assert decode_baseline(encode_baseline(before)) == before
 

@@ -1,9 +1,9 @@
 """Whether a baseline holds: expiry, and machines that only look alike."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
+from changing import replace
 from scaling_records import baseline, environment, results
 
 from gpuscale.compare import compare

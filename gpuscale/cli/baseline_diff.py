@@ -3,15 +3,17 @@
 import argparse
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from gpuscale.compare import compare
+from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.diagnose.surroundings import environment_changes
 from gpuscale.errors import ExitCode
 from gpuscale.recording import results_of
-from gpuscale.records import Baseline, MeasuredEntry, PublishedFigure
+from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.report.changes_text import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
@@ -35,8 +37,8 @@ def run_baseline_diff(arguments: argparse.Namespace) -> int:
 
 
 def _changes(before: Baseline, after: Baseline, first: str, second: str) -> list[EntryChange]:
-    old: dict[object, MeasuredEntry | PublishedFigure] = {_identity(e): e for e in _entries(before)}
-    new: dict[object, MeasuredEntry | PublishedFigure] = {_identity(e): e for e in _entries(after)}
+    old: dict[object, Entry | PublishedFigure] = {_identity(e): e for e in _entries(before)}
+    new: dict[object, Entry | PublishedFigure] = {_identity(e): e for e in _entries(after)}
     return [
         EntryChange(
             old=old.get(identity),
@@ -48,13 +50,13 @@ def _changes(before: Baseline, after: Baseline, first: str, second: str) -> list
     ]
 
 
-def _entries(baseline: Baseline) -> Sequence[MeasuredEntry | PublishedFigure]:
-    return (*baseline.measured, *baseline.published)
+def _entries(baseline: Baseline) -> Sequence[Entry | PublishedFigure]:
+    return (*side_of_baseline(baseline).entries, *baseline.published)
 
 
-def _identity(entry: MeasuredEntry | PublishedFigure) -> object:
-    if isinstance(entry, MeasuredEntry):
-        return entry.configuration, entry.gpus
+def _identity(entry: Entry | PublishedFigure) -> object:
+    if isinstance(entry, Entry):
+        return entry.point.configuration, entry.point.key.gpus
     return entry.key
 
 
@@ -72,10 +74,9 @@ def _head(before: Baseline, after: Baseline) -> Iterator[str]:
 def _field_changes(name: str, old: object, new: object) -> Iterator[str]:
     if old == new:
         return
-    if is_dataclass(old) and not isinstance(old, type) and type(old) is type(new):
-        for field in fields(old):
-            pair = getattr(old, field.name), getattr(new, field.name)
-            yield from _field_changes(f"{name}.{field.name}", *pair)
+    if isinstance(old, msgspec.Struct) and type(old) is type(new):
+        for field in old.__struct_fields__:
+            yield from _field_changes(f"{name}.{field}", getattr(old, field), getattr(new, field))
     else:
         yield f"{name}: {_shown(old)} → {_shown(new)}"
 
@@ -85,8 +86,8 @@ def _shown(value: object) -> str:
         return _NOTHING
     if isinstance(value, tuple):
         return "; ".join(map(_shown, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        known = ((field.name, getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, msgspec.Struct):
+        known = ((field, getattr(value, field)) for field in value.__struct_fields__)
         return ", ".join(f"{name} {shown}" for name, shown in known if shown is not None)
     text = str(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
@@ -95,7 +96,7 @@ def _shown(value: object) -> str:
 def _surroundings(before: Baseline, after: Baseline) -> Iterator[str]:
     then, now = tuple(before.environments.values()), tuple(after.environments.values())
     yield from environment_changes(then, now)
-    hosts, others = ({each.host for each in side} for side in (then, now))
+    hosts, others = ({each.host for each in side if each.host} for side in (then, now))
     if hosts and others and hosts != others:
         yield f"hosts: {_listed(hosts)} → {_listed(others)}"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpuscale.cli.baseline_record import refuse_existing
 from gpuscale.errors import ExitCode
-from gpuscale.formats.table import tables_in
 from gpuscale.recording import TableDefaults, figures_from_table
+from gpuscale.recording.hand_kept_table import tables_in
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline
 

@@ -9,7 +9,7 @@ from gpuscale.cli.identity import login_name
 from gpuscale.cli.inputs import gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode, FileError
-from gpuscale.recording import baseline_from_results, measured_at, results_of
+from gpuscale.recording import baseline_from_results, entries_of, measured_at, results_of
 from gpuscale.records import Baseline
 from gpuscale.report.entry_text import step_time_text
 from gpuscale.store import write_baseline
@@ -37,9 +37,9 @@ def run_baseline_record(arguments: argparse.Namespace) -> int:
         ),
     )
     write_baseline(output, baseline)
-    runs = sum(len(entry.runs) for entry in baseline.measured)
+    entries = entries_of(baseline.runs)
     until = "" if baseline.expires_on is None else f", valid until {baseline.expires_on}"
-    sys.stdout.write(f"{output}: {len(baseline.measured)} entries from {runs} runs{until}\n")
+    sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
     weak = ", ".join(_weak_entries(baseline))
     if weak:
         sys.stderr.write(
@@ -52,7 +52,7 @@ def run_baseline_record(arguments: argparse.Namespace) -> int:
 
 def _weak_entries(baseline: Baseline) -> Iterator[str]:
     """The entries against which as many runs as they have would find a large loss only."""
-    times = {(e.configuration, e.gpus): step_time_text(e) for e in baseline.measured}
+    times = {tuple(e): step_time_text(runs) for e, runs in entries_of(baseline.runs).items()}
     for entry in compare(baseline, results_of(baseline)).entries:
         loss = entry.minimum_detectable_loss
         if entry.configuration is not None and (loss is None or loss > _WEAK):

@@ -3,15 +3,17 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuscale.cli.identity import login_name, now_text
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
+from gpuscale.compare.matching import side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
-from gpuscale.formats.text import clean
+from gpuscale.printable import clean
 from gpuscale.recording import (
     EVERYTHING,
     Proposal,
@@ -107,9 +109,13 @@ def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> Non
 
 def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
+    old, new = (
+        {(entry.point.configuration, entry.point.key.gpus): entry for entry in side.entries}
+        for side in (side_of_baseline(baseline), side_of_baseline(everything))
+    )
     changes = [
-        EntryChange(old=proposal.old, new=proposal.new, remark=_remark(proposal))
-        for proposal in found
+        EntryChange(old=old.get(each.entry), new=new[each.entry], remark=_remark(each))
+        for each in found
     ]
     return changes_text(changes, baseline, everything, compare(baseline, results))
 
@@ -117,7 +123,7 @@ def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Resu
 def _remark(proposal: Proposal) -> str:
     if proposal.obstacle:
         return f"cannot be accepted, it {proposal.obstacle}"
-    return "new" if proposal.old is None else ""
+    return "" if proposal.old else "new"
 
 
 def _how(found: Sequence[Proposal]) -> str:
@@ -157,11 +163,11 @@ def _answer(question: str) -> str:
 
 def _left_references(chosen: Sequence[Proposal], found: Sequence[Proposal]) -> list[str]:
     """The runs on 1 GPU that were left as they were, though speedups over them changed."""
-    changed = {proposal.new.configuration for proposal in chosen if proposal.new.gpus > 1}
+    changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     return [
         f"{proposal.label} stays as it was: speedups are now over runs of another time"
         for proposal in found
-        if proposal.new.gpus == 1
-        and proposal.new.configuration in changed
+        if proposal.entry.gpus == 1
+        and proposal.entry.configuration in changed
         and proposal not in chosen
     ]

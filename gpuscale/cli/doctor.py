@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
+
+import msgspec
 
 from gpuscale.telemetry.examination import examine
 from gpuscale.telemetry.problems import find_problems
@@ -19,7 +20,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     problems = find_problems(machine)
     if arguments.format == "json":
         head = {"format": "gpuscale-doctor", "version": 1}
-        document = {**head, **asdict(machine), "problems": list(problems)}
+        document = {**head, **msgspec.to_builtins(machine), "problems": list(problems)}
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     else:
         from gpuscale.report.doctor_text import doctor_text

@@ -3,8 +3,9 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from gpuscale.launch.choice import nodes_launcher
 from gpuscale.nodes import find_slow
@@ -29,8 +30,8 @@ def run_doctor_nodes(arguments: argparse.Namespace) -> int:
             "format": "gpuscale-doctor-nodes",
             "version": 1,
             "message_bytes": request.message_bytes,
-            "nodes": [asdict(probe) for probe in probes],
-            "findings": [asdict(finding) for finding in findings],
+            "nodes": [msgspec.to_builtins(probe) for probe in probes],
+            "findings": [msgspec.to_builtins(finding) for finding in findings],
         }
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     else:

@@ -3,8 +3,8 @@
 import getpass
 from datetime import UTC, datetime
 
-from gpuscale.formats.checks import NAME_LIMIT
-from gpuscale.formats.text import clean
+from gpuscale.printable import clean
+from gpuscale.records.record import NAME_LIMIT
 
 
 def login_name() -> str | None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpuscale.errors import FileError, UsageError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 from gpuscale.records import Results
 from gpuscale.report.results_text import age_text
 from gpuscale.store import newest_results, read_results

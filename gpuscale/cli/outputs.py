@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscale.errors import FileError, UsageError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 from gpuscale.records import Comparison, Results
 from gpuscale.report.colour import Palette, wants_colour
 from gpuscale.report.injection_text import injections_of

@@ -4,7 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
+
+import msgspec
 
 from gpuscale.cases import TrainingCase
 from gpuscale.cli.inputs import gpu_counts
@@ -112,7 +114,9 @@ def _write(
 ) -> None:
     if form == "json":
         head = {"format": f"gpuscale-selftest-{kind}", "version": 1}
-        text = json.dumps({**head, **asdict(report)}, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            {**head, **msgspec.to_builtins(report)}, indent=2, ensure_ascii=False, allow_nan=False
+        )
     else:
         text = as_text(report)
     sys.stdout.write(f"{text}\n")

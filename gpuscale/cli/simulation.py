@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from gpuscale.cli.progress import bar
 from gpuscale.errors import ExitCode, FileError, UsageError
@@ -73,13 +74,13 @@ def _exit_code(simulation: Simulation) -> ExitCode:
 
 def _json(simulation: Simulation) -> str:
     figures = [
-        {**asdict(figure), "is_met": figure.is_met, "standing": figure.standing.value}
+        {**msgspec.to_builtins(figure), "is_met": figure.is_met, "standing": figure.standing.value}
         for figure in simulation.figures
     ]
     document = {
         "format": "gpuscale-simulation",
         "version": 1,
-        **asdict(simulation),
+        **msgspec.to_builtins(simulation),
         "figures": figures,
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

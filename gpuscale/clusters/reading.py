@@ -18,7 +18,7 @@ from gpuscale.clusters.profile import (
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.formats.checks import each, gpus, name, positive_count, seconds, within
 from gpuscale.formats.decode import Decoder, Rules
-from gpuscale.formats.text import shown, visible
+from gpuscale.printable import shown, visible
 
 MOST_BYTES = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")

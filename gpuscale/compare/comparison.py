@@ -7,17 +7,18 @@ from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.matching import (
-    Current,
+    Entry,
     Row,
-    currents_of,
+    Side,
     known_keys,
     match,
     names_case,
+    side_of_baseline,
+    side_of_results,
 )
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
-from gpuscale.compare.published import judge_published
-from gpuscale.compare.shapes import baseline_pair, current_pair
+from gpuscale.compare.published import Figures, judge_published, published_speedup
 from gpuscale.compare.survivors import too_few_numbers
 from gpuscale.compare.wording import gpus_label
 from gpuscale.errors import UsageError
@@ -27,7 +28,9 @@ from gpuscale.records import (
     Configuration,
     EntryKey,
     EntryVerdict,
+    Estimate,
     Results,
+    SpeedupPair,
     Verdict,
 )
 
@@ -38,7 +41,8 @@ class Assessment:
 
     rows: tuple[Row, ...]
     judgements: tuple[Judgement, ...]
-    currents: tuple[Current, ...]
+    before: Side
+    after: Side
 
 
 def compare(
@@ -63,7 +67,7 @@ def compare(
         UsageError: a case or number of GPUs was asked for that neither side has.
     """
     assessment = assess(baseline, results, cases=cases, gpus=gpus, rates=rates)
-    _refuse_unknown(known_keys(baseline, assessment.currents), cases, gpus)
+    _refuse_unknown(known_keys(baseline, assessment.before, assessment.after), cases, gpus)
     return comparison_of(assessment, baseline, results, entries_of(assessment, baseline))
 
 
@@ -103,7 +107,7 @@ def comparison_of(
         baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
         current_machine="; ".join(machines) or "no results",
         entries=tuple(entries),
-        notes=notes_of(baseline, assessment.rows, entries, assessment.currents),
+        notes=notes_of(baseline, assessment.rows, entries, assessment.after.entries),
     )
 
 
@@ -116,37 +120,39 @@ def assess(
     rates: ErrorRates,
 ) -> Assessment:
     """The judgement on every row, without the words around it."""
-    currents = currents_of(results)
-    rows = match(baseline, currents, cases=cases, gpus=gpus)
+    before, after = side_of_baseline(baseline), side_of_results(results)
+    rows = match(baseline, before, after, cases=cases, gpus=gpus)
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch:
         rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
-    judgements = _reference_alone_is_no_pass(_judgements(rows, baseline, currents, rates))
+    judgements = _reference_alone_is_no_pass(_judgements(rows, baseline, before, after, rates))
     judgements = [_survivors_do_not_pass(*pair) for pair in zip(rows, judgements, strict=True)]
-    return Assessment(rows=tuple(rows), judgements=tuple(judgements), currents=currents)
+    return Assessment(rows=tuple(rows), judgements=tuple(judgements), before=before, after=after)
 
 
 def entries_of(assessment: Assessment, baseline: Baseline) -> tuple[EntryVerdict, ...]:
     """One entry for each row, in order."""
+    figures = {figure.key: figure for figure in baseline.published}
     return tuple(
-        _entry(row, judgement, baseline)
+        _entry(row, judgement, figures)
         for row, judgement in zip(assessment.rows, assessment.judgements, strict=True)
     )
 
 
 def _judgements(
-    rows: Sequence[Row], baseline: Baseline, currents: Sequence[Current], rates: ErrorRates
+    rows: Sequence[Row], baseline: Baseline, before: Side, after: Side, rates: ErrorRates
 ) -> list[Judgement]:
-    measured = [row for row in rows if row.obstacle is None and row.entry is not None]
-    by_measurement = iter(judge_measured(measured, baseline, currents, rates))
+    measured = [row for row in rows if row.obstacle is None and row.before is not None]
+    by_measurement = iter(judge_measured(measured, baseline.tolerances, before, after, rates))
+    figures = {figure.key: figure for figure in baseline.published}
     judgements = []
     for row in rows:
         if row.obstacle is not None:
             judgements.append(Judgement(verdict=row.obstacle, reason=row.reason))
-        elif row.entry is not None:
+        elif row.before is not None:
             judgements.append(next(by_measurement))
         else:
-            judgements.append(judge_published(row, baseline, currents, rates))
+            judgements.append(judge_published(row, figures, baseline.tolerances, after, rates))
     return judgements
 
 
@@ -164,7 +170,7 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
 
 def _survivors_do_not_pass(row: Row, judgement: Judgement) -> Judgement:
     """What the runs that gave a number say is no pass where most gave none."""
-    few = None if row.current is None else too_few_numbers(row.current)
+    few = None if row.after is None else too_few_numbers(row.after)
     if few is None or not judgement.verdict.is_pass:
         return judgement
     return Judgement(
@@ -176,12 +182,12 @@ def _survivors_do_not_pass(row: Row, judgement: Judgement) -> Judgement:
     )
 
 
-def _entry(row: Row, judgement: Judgement, baseline: Baseline) -> EntryVerdict:
+def _entry(row: Row, judgement: Judgement, figures: Figures) -> EntryVerdict:
     return EntryVerdict(
         key=row.key,
         verdict=judgement.verdict,
-        baseline=baseline_pair(row, baseline),
-        current=current_pair(row),
+        baseline=_pair_before(row, figures),
+        current=_pair(row.after),
         finding=judgement.finding,
         change=judgement.change,
         changed_quantity=judgement.changed_quantity,
@@ -193,7 +199,23 @@ def _entry(row: Row, judgement: Judgement, baseline: Baseline) -> EntryVerdict:
     )
 
 
+def _pair_before(row: Row, figures: Figures) -> SpeedupPair:
+    """Speedup and efficiency that the baseline has for a row, judged or not."""
+    if row.before is not None or row.figure is None:
+        return _pair(row.before)
+    speedup = published_speedup(row.figure, figures)
+    if speedup is None:
+        return _pair(None)
+    known = Estimate(value=speedup)
+    return SpeedupPair(speedup=known, efficiency=known.scaled(1 / row.key.gpus))
+
+
+def _pair(entry: Entry | None) -> SpeedupPair:
+    if entry is None:
+        return SpeedupPair(speedup=None, efficiency=None)
+    return SpeedupPair(speedup=entry.point.speedup, efficiency=entry.point.efficiency)
+
+
 def _configuration(row: Row) -> Configuration | None:
-    if row.current is not None:
-        return row.current.point.configuration
-    return None if row.entry is None else row.entry.configuration
+    entry = row.after or row.before
+    return None if entry is None else entry.point.configuration

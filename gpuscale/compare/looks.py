@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from gpuscale.compare.comparison import Assessment, assess
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.matching import Row
 from gpuscale.records import Baseline, Results, Run
-from gpuscale.scaling import PointKey, reference_key
+from gpuscale.scaling import PointKey, References
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Looks:
         those on 1 GPU all lie before the first position, they serve as the reference still.
         """
         part = [
-            replace(
+            msgspec.structs.replace(
                 result,
                 runs=tuple(
                     run
@@ -91,12 +93,12 @@ class Looks:
 
     def has_reached(self, row: Row, look: int) -> bool:
         """Whether the row's runs, and those on 1 GPU beside them, are made for this look."""
-        if row.current is None:
+        if row.after is None:
             return False
-        key = row.current.point.point_key
+        key = row.after.point.point_key
         if self.valid.get(key, 0) < look:
             return False
-        reference = None if key.gpus == 1 else reference_key(key, self.valid)
+        reference = None if key.gpus == 1 else References(self.valid).of(key)
         if reference is None or not self._measures(1) or self.valid[reference] >= look:
             return True
         return self.attempts[reference] >= self.most_runs

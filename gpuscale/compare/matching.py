@@ -1,23 +1,21 @@
-"""Which rows there are, what stands on each side, and what keeps a row from being judged."""
+"""The rows of a comparison, both sides of each, and what keeps a row from being judged."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.layout import layout_differences
 from gpuscale.records import (
     Baseline,
     Configuration,
     EntryKey,
     Failure,
-    MeasuredEntry,
     PublishedFigure,
     Results,
     Run,
     Verdict,
     differences,
 )
-from gpuscale.scaling import PointKey, ScalingPoint, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 
 PUBLISHED_SIZE = "full"
 NOT_MEASURED = "not measured"
@@ -26,8 +24,8 @@ _LONGEST_MESSAGE = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Current:
-    """What the results hold of one configuration on one number of GPUs."""
+class Entry:
+    """The runs of one configuration on one number of GPUs, on one side of a comparison."""
 
     point: ScalingPoint
     logs: Mapping[str, tuple[float, ...]]
@@ -36,7 +34,40 @@ class Current:
     """The valid runs, by allocation."""
     first_failure: str | None
     failures: Mapping[str, int]
-    """How many runs failed, by the kind of failure."""
+    """The number of failed runs, by the kind of failure."""
+
+    @property
+    def placements(self) -> frozenset[tuple[int, ...]]:
+        """The numbers of ranks on each node, the most first, of each run that tells them."""
+        return frozenset(
+            tuple(sorted(Counter(rank.host for rank in run.ranks).values(), reverse=True))
+            for runs in self.runs.values()
+            for run in runs
+            if run.ranks
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """The entries of one side of a comparison, by row and by point."""
+
+    entries: tuple[Entry, ...]
+    by_row: Mapping[EntryKey, Sequence[Entry]]
+    by_point: Mapping[PointKey, Entry]
+    """Those that have a valid run."""
+    references: References
+
+    @classmethod
+    def of_runs(cls, placed: Sequence[tuple[str, Run]]) -> "Side":
+        """The side that runs make, each given with its allocation."""
+        entries = _entries(placed)
+        by_row: dict[EntryKey, list[Entry]] = {}
+        for entry in entries:
+            by_row.setdefault(entry.point.key, []).append(entry)
+        by_point = {entry.point.point_key: entry for entry in entries if entry.logs}
+        return cls(
+            entries=entries, by_row=by_row, by_point=by_point, references=References(by_point)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,41 +75,52 @@ class Row:
     """One row before it is judged; `obstacle` and `reason` are set where it cannot be."""
 
     key: EntryKey
-    entry: MeasuredEntry | None = None
+    before: Entry | None = None
     figure: PublishedFigure | None = None
-    current: Current | None = None
+    after: Entry | None = None
     obstacle: Verdict | None = None
     reason: str = ""
 
 
-def currents_of(results: Sequence[Results]) -> tuple[Current, ...]:
-    """The points of all results together, with their runs by allocation."""
-    runs: dict[PointKey, dict[str, tuple[Run, ...]]] = {}
+def side_of_baseline(baseline: Baseline) -> Side:
+    """The measured runs of a baseline."""
+    return Side.of_runs([(run.allocation or baseline.name, run) for run in baseline.runs])
+
+
+def side_of_results(results: Sequence[Results]) -> Side:
+    """The runs of all results together."""
+    return Side.of_runs(
+        [(result.allocation_of(run), run) for result in results for run in result.runs]
+    )
+
+
+def _entries(placed: Sequence[tuple[str, Run]]) -> tuple[Entry, ...]:
+    runs: dict[PointKey, dict[str, list[Run]]] = {}
     failures: dict[PointKey, str] = {}
     kinds: dict[PointKey, Counter[str]] = {}
-    for result in results:
-        for run in result.runs:
-            key, allocation = PointKey.of(run), result.allocation_of(run)
-            if run.is_valid:
-                nights = runs.setdefault(key, {})
-                nights[allocation] = (*nights.get(allocation, ()), run)
-            else:
-                failures.setdefault(key, failure_text(run.failure))
-                kind = "" if run.failure is None else run.failure.kind
-                kinds.setdefault(key, Counter())[kind] += 1
-    return tuple(
-        Current(
-            point=point,
-            logs={
-                night: tuple(run.log_step_time for run in made)
-                for night, made in runs.get(point.point_key, {}).items()
-            },
-            runs=runs.get(point.point_key, {}),
-            first_failure=failures.get(point.point_key),
-            failures=kinds.get(point.point_key, {}),
+    for allocation, run in placed:
+        key = PointKey.of(run)
+        if run.is_valid:
+            runs.setdefault(key, {}).setdefault(allocation, []).append(run)
+        else:
+            failures.setdefault(key, failure_text(run.failure))
+            kind = "" if run.failure is None else run.failure.kind
+            kinds.setdefault(key, Counter())[kind] += 1
+    entries = []
+    for point in scaling_points([run for _, run in placed]):
+        made = runs.get(point.point_key, {})
+        entries.append(
+            Entry(
+                point=point,
+                logs={
+                    night: tuple(run.log_step_time for run in its) for night, its in made.items()
+                },
+                runs={night: tuple(its) for night, its in made.items()},
+                first_failure=failures.get(point.point_key),
+                failures=kinds.get(point.point_key, {}),
+            )
         )
-        for point in scaling_points([run for result in results for run in result.runs])
-    )
+    return tuple(entries)
 
 
 def failure_text(failure: Failure | None) -> str:
@@ -92,7 +134,8 @@ def failure_text(failure: Failure | None) -> str:
 
 def match(
     baseline: Baseline,
-    currents: Sequence[Current],
+    before: Side,
+    after: Side,
     *,
     cases: Collection[str] | None,
     gpus: Collection[int] | None,
@@ -102,33 +145,33 @@ def match(
     A case that was asked for and has none of the numbers of GPUs that were has rows as well.
     Rows come case by case, the baseline's first, each with its numbers of GPUs ascending.
     """
-    keys = known_keys(baseline, currents)
+    keys = known_keys(baseline, before, after)
     appearance = {(key.case, key.strategy): i for i, key in reversed(list(enumerate(keys)))}
     chosen = [key for key in keys if _selected(key, cases, gpus)]
     chosen += _absent(keys, chosen, cases, gpus)
     ordered = sorted(chosen, key=lambda key: (appearance[key.case, key.strategy], key.gpus))
+    figures = {figure.key: figure for figure in baseline.published}
     return [
         row
         for key in ordered
-        for row in _rows_of_key(key, baseline, [c for c in currents if c.point.key == key])
+        for row in _rows_of_key(
+            key,
+            before.by_row.get(key, ()),
+            figures.get(key),
+            after.by_row.get(key, ()),
+            baseline.hardware.device,
+        )
     ]
 
 
-def known_keys(baseline: Baseline, currents: Sequence[Current]) -> tuple[EntryKey, ...]:
+def known_keys(baseline: Baseline, before: Side, after: Side) -> tuple[EntryKey, ...]:
     """The rows that any side has, the baseline's first."""
-    return tuple(
-        dict.fromkeys(
-            (
-                *(entry.key for entry in baseline.measured),
-                *(figure.key for figure in baseline.published),
-                *(current.point.key for current in currents),
-            )
-        )
-    )
+    published = (figure.key for figure in baseline.published)
+    return tuple(dict.fromkeys((*before.by_row, *published, *after.by_row)))
 
 
 def names_case(name: str, key: EntryKey) -> bool:
-    """Whether `mnist_cnn` or `mnist_cnn/ddp` means this row."""
+    """True where `mnist_cnn` or `mnist_cnn/ddp` means this row."""
     return name in (key.case, f"{key.case}/{key.strategy}")
 
 
@@ -156,96 +199,96 @@ def _selected(key: EntryKey, cases: Collection[str] | None, gpus: Collection[int
     return cases is None or any(names_case(name, key) for name in cases)
 
 
-def _rows_of_key(key: EntryKey, baseline: Baseline, currents: Sequence[Current]) -> list[Row]:
-    entries = [entry for entry in baseline.measured if entry.key == key]
-    figures = [figure for figure in baseline.published if figure.key == key]
-    if entries:
-        taken = {entry.configuration for entry in entries}
-        free = [current for current in currents if current.point.configuration not in taken]
-        rows = [_measured_row(entry, currents, free) for entry in entries]
-        shown = [row.current for row in rows]
-        return [*rows, *(_new_row(c, entries) for c in currents if c not in shown)]
-    if figures:
-        return [_published_row(figures[0], baseline, currents)]
-    if not currents:
+def _rows_of_key(
+    key: EntryKey,
+    before: Sequence[Entry],
+    figure: PublishedFigure | None,
+    after: Sequence[Entry],
+    device: str,
+) -> list[Row]:
+    if before:
+        taken = {entry.point.configuration for entry in before}
+        free = [entry for entry in after if entry.point.configuration not in taken]
+        rows = [_measured_row(entry, after, free) for entry in before]
+        shown = [row.after for row in rows]
+        return [*rows, *(_new_row(entry, before) for entry in after if entry not in shown)]
+    if figure is not None:
+        return [_published_row(figure, device, after)]
+    if not after:
         return [Row(key=key, obstacle=Verdict.MISSING, reason="asked for, and on neither side")]
-    return [_new_row(current, ()) for current in currents]
+    return [_new_row(entry, ()) for entry in after]
 
 
-def _new_row(current: Current, entries: Sequence[MeasuredEntry]) -> Row:
-    nearest = min((_all_differences(entry, current) for entry in entries), key=len, default=())
+def _new_row(after: Entry, before: Sequence[Entry]) -> Row:
+    nearest = min((_all_differences(entry, after) for entry in before), key=len, default=())
     other = f" of this configuration ({', '.join(nearest)})" if nearest else ""
     return Row(
-        key=current.point.key,
-        current=current,
+        key=after.point.key,
+        after=after,
         obstacle=Verdict.MISSING,
         reason=f"no entry in the baseline{other}; {_RECORD_ONE}",
     )
 
 
-def point_differences(before: MeasuredEntry | ScalingPoint, now: ScalingPoint) -> tuple[str, ...]:
-    """What keeps runs of two points from being repetitions, each as `size: full → smoke`."""
+def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[str, ...]:
+    """The differences that keep runs of two points from being repetitions: `size: full → smoke`."""
     return (
-        *differences(before.configuration, now.configuration),
-        *_number_differences(before.batch_per_gpu, now.batch_per_gpu, name="batch_per_gpu"),
-        *_shape_differences(before.sample_shape, now.sample_shape),
+        *differences(before.configuration, after.configuration),
+        *_number_differences(before.batch_per_gpu, after.batch_per_gpu, name="batch_per_gpu"),
+        *_shape_differences(before.sample_shape, after.sample_shape),
     )
 
 
-def _all_differences(entry: MeasuredEntry, current: Current) -> tuple[str, ...]:
+def _all_differences(before: Entry, after: Entry) -> tuple[str, ...]:
     return (
-        *point_differences(entry, current.point),
-        *layout_differences(entry, [run for runs in current.runs.values() for run in runs]),
+        *point_differences(before.point, after.point),
+        *_placement_differences(before.placements, after.placements),
     )
 
 
-def _measured_row(
-    entry: MeasuredEntry, currents: Sequence[Current], free: Sequence[Current]
-) -> Row:
-    same = [c for c in currents if c.point.configuration == entry.configuration]
-    if not same and not free:
-        return Row(key=entry.key, entry=entry, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
-    by_difference = {
-        current.point.point_key: _all_differences(entry, current) for current in same or free
-    }
-    nearest = min(same or free, key=lambda c: len(by_difference[c.point.point_key]))
-    row = Row(key=entry.key, entry=entry, current=nearest)
-    return _checked(row, nearest, by_difference[nearest.point.point_key])
-
-
-def _published_row(figure: PublishedFigure, baseline: Baseline, currents: Sequence[Current]) -> Row:
-    if not currents:
-        return Row(
-            key=figure.key,
-            figure=figure,
-            obstacle=Verdict.MISSING,
-            reason=NOT_MEASURED,
+def _placement_differences(
+    before: Collection[tuple[int, ...]], after: Collection[tuple[int, ...]]
+) -> Iterable[str]:
+    """Nothing where a side does not know, and where the baseline has runs of each placement."""
+    if before and not set(after) <= set(before):
+        then, now = (
+            " or ".join(" + ".join(map(str, placement)) for placement in sorted(placements))
+            for placements in (before, after)
         )
-    by_difference = {
-        current.point.point_key: published_differences(figure, baseline, current.point)
-        for current in currents
-    }
-    nearest = min(
-        currents,
-        key=lambda c: (
-            len(by_difference[c.point.point_key]),
-            _distance_from_plain(c.point.configuration),
-        ),
+        yield f"ranks per node: {then} → {now}"
+
+
+def _measured_row(before: Entry, after: Sequence[Entry], free: Sequence[Entry]) -> Row:
+    key = before.point.key
+    same = [each for each in after if each.point.configuration == before.point.configuration]
+    if not same and not free:
+        return Row(key=key, before=before, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
+    found = [(_all_differences(before, each), each) for each in same or free]
+    nearest_differences, nearest = min(found, key=lambda each: len(each[0]))
+    return _checked(Row(key=key, before=before, after=nearest), nearest, nearest_differences)
+
+
+def _published_row(figure: PublishedFigure, device: str, after: Sequence[Entry]) -> Row:
+    if not after:
+        return Row(key=figure.key, figure=figure, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
+    found = [(published_differences(figure, device, each.point), each) for each in after]
+    nearest_differences, nearest = min(
+        found,
+        key=lambda each: (len(each[0]), _distance_from_plain(each[1].point.configuration)),
     )
-    row = Row(key=figure.key, figure=figure, current=nearest)
-    return _checked(row, nearest, by_difference[nearest.point.point_key])
+    return _checked(Row(key=figure.key, figure=figure, after=nearest), nearest, nearest_differences)
 
 
-def _checked(row: Row, current: Current, found: Sequence[str]) -> Row:
+def _checked(row: Row, after: Entry, found: Sequence[str]) -> Row:
     if found:
         return replace(
             row,
             obstacle=Verdict.INCOMPARABLE,
             reason=f"not the same measurement ({', '.join(found)})",
         )
-    if not current.point.valid_runs:
-        failed = _all_failed(current.point.failed_runs)
-        return replace(row, obstacle=Verdict.MISSING, reason=f"{failed}: {current.first_failure}")
+    if not after.point.valid_runs:
+        failed = _all_failed(after.point.failed_runs)
+        return replace(row, obstacle=Verdict.MISSING, reason=f"{failed}: {after.first_failure}")
     return row
 
 
@@ -254,7 +297,7 @@ def _all_failed(count: int) -> str:
 
 
 def published_differences(
-    figure: PublishedFigure, baseline: Baseline, point: ScalingPoint
+    figure: PublishedFigure, device: str, point: ScalingPoint
 ) -> tuple[str, ...]:
     """The differences between a published figure and a point, as far as it tells them.
 
@@ -262,8 +305,8 @@ def published_differences(
     """
     configuration = point.configuration
     found = []
-    if configuration.device != baseline.hardware.device:
-        found.append(f"device: {baseline.hardware.device} → {configuration.device}")
+    if configuration.device != device:
+        found.append(f"device: {device} → {configuration.device}")
     if configuration.size != PUBLISHED_SIZE:
         found.append(f"size: {PUBLISHED_SIZE} → {configuration.size}")
     found.extend(
@@ -276,18 +319,20 @@ def _distance_from_plain(configuration: Configuration) -> int:
     # A publication that names no precision and no compiler is taken to have used none.
     return (
         (configuration.precision != "fp32")
-        + configuration.channels_last
-        + configuration.compiled
+        + bool(configuration.channels_last)
+        + bool(configuration.compiled)
         + (configuration.data != "real")
     )
 
 
-def _number_differences(before: int, now: int, *, name: str) -> Iterable[str]:
-    if before != now:
-        yield f"{name}: {before} → {now}"
+def _number_differences(before: int, after: int, *, name: str) -> Iterable[str]:
+    if before != after:
+        yield f"{name}: {before} → {after}"
 
 
-def _shape_differences(before: tuple[int, ...], now: tuple[int, ...]) -> Iterable[str]:
-    if before != now:
-        old, new = ("×".join(map(str, shape)) for shape in (before, now))
+def _shape_differences(
+    before: tuple[int, ...] | None, after: tuple[int, ...] | None
+) -> Iterable[str]:
+    if before is not None and after is not None and before != after:
+        old, new = ("×".join(map(str, shape)) for shape in (before, after))
         yield f"sample_shape: {old} → {new}"

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Decision, Quantities, decide
 from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.judgement import Judgement
-from gpuscale.compare.matching import Current, Row
+from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricPairing, pair_metrics
 from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
 from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
 from gpuscale.compare.wording import hopeless_text, measured_reason, metric_reason
-from gpuscale.records import Baseline, EntryKey, MetricVerdict, Tolerances, Verdict
+from gpuscale.records import EntryKey, Finding, Metric, MetricVerdict, Tolerances, Verdict
 from gpuscale.statistics import (
     Difference,
     benjamini_hochberg,
@@ -62,13 +62,12 @@ class _Rule:
 
 
 def judge_measured(
-    rows: Sequence[Row], baseline: Baseline, currents: Sequence[Current], rates: ErrorRates
+    rows: Sequence[Row], tolerances: Tolerances, before: Side, after: Side, rates: ErrorRates
 ) -> list[Judgement]:
-    """The judgement on each of the rows, all of which have an entry and valid runs.
+    """The judgement on each of the rows, all of which have valid runs on both sides.
 
     The tests of all rows are one family: their p are adjusted after Benjamini and Hochberg.
     """
-    tolerances = baseline.tolerances
     tested = [
         _Tested(
             pairing=pairing,
@@ -77,8 +76,8 @@ def judge_measured(
             metric_gains=tuple(metric.gain(tolerances) for metric in metrics),
         )
         for pairing, metrics in zip(
-            pair_rows(rows, baseline, currents),
-            pair_metrics(rows, baseline, currents),
+            pair_rows(rows, before, after),
+            pair_metrics(rows, before, after),
             strict=True,
         )
     ]
@@ -120,7 +119,7 @@ def _judgement(
     return Judgement(
         verdict=verdict,
         reason=sentence if lost is None else f"{metric_reason(*lost)}; otherwise {sentence}",
-        finding=decision.finding if lost is None else lost[0].kind.finding,
+        finding=decision.finding if lost is None else Finding(lost[0].kind.more),
         change=decision.quantity.gain.relative_change(),
         changed_quantity=decision.quantity.name,
         minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
@@ -167,13 +166,13 @@ def _metric_quantities(
 ) -> list[Quantity]:
     return [
         Quantity(
-            name=metric.kind.metric.value,
+            name=metric.kind.words,
             gain=gain,
             p_worse=p_worse,
             p_better=p_better,
-            limits=rule.tolerances.limits(metric.key, metric.kind.limits_name),
+            limits=rule.tolerances.limits(metric.key, metric.kind.name),
             rates=rule.rates,
-            loss_of=metric.kind.loss_of,
+            loss_of=metric.loss_of,
         )
         for metric, gain, (p_worse, p_better) in zip(
             tested.metrics, tested.metric_gains, ps, strict=True
@@ -197,7 +196,7 @@ def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
     else:
         verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
     return MetricVerdict(
-        metric=metric.kind.metric,
+        metric=Metric(metric.kind.words),
         unit=metric.kind.unit,
         verdict=verdict,
         baseline=metric.estimate(metric.baseline),

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuscale.compare.levels import MINIMUM_ALLOCATIONS
-from gpuscale.compare.matching import Current, Row, point_differences
-from gpuscale.records import Baseline, EntryVerdict, MeasuredEntry
+from gpuscale.compare.matching import Entry, Row, point_differences
+from gpuscale.records import Baseline, EntryVerdict
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics import exponential
 from gpuscale.units import format_percent
@@ -20,10 +20,10 @@ def notes_of(
     baseline: Baseline,
     rows: Sequence[Row],
     entries: Sequence[EntryVerdict],
-    currents: Sequence[Current],
+    currents: Sequence[Entry],
 ) -> tuple[str, ...]:
     """All notes of a comparison, each one line, in order of weight."""
-    judged = [entry for row in rows if row.obstacle is None and (entry := row.entry)]
+    judged = [entry for row in rows if row.obstacle is None and (entry := row.before)]
     return tuple(
         dict.fromkeys(
             (
@@ -42,19 +42,17 @@ def notes_of(
     )
 
 
-def _emptiness(
-    baseline: Baseline, rows: Sequence[Row], currents: Sequence[Current]
-) -> Iterable[str]:
-    if not baseline.measured and not baseline.published:
+def _emptiness(baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[str]:
+    if not baseline.runs and not baseline.published:
         yield "the baseline has no entries; record some with 'gpuscale baseline record'"
     if not any(current.point.valid_runs for current in currents):
         yield "the results have no valid run; nothing was judged"
-    if not rows and (baseline.measured or baseline.published or currents):
+    if not rows and (baseline.runs or baseline.published or currents):
         yield "no row is left after the choice of cases and GPUs"
 
 
 def _idle_overrides(baseline: Baseline) -> Iterable[str]:
-    keys = [*(entry.key for entry in baseline.measured), *(fig.key for fig in baseline.published)]
+    keys = [*(run.key for run in baseline.runs), *(fig.key for fig in baseline.published)]
     for override in baseline.tolerances.overrides:
         if not any(override.fits(key) for key in keys):
             wanted = (
@@ -67,8 +65,8 @@ def _idle_overrides(baseline: Baseline) -> Iterable[str]:
             yield f"an override in 'tolerances' fits no entry of the baseline ({', '.join(wanted)})"
 
 
-def _allocations(baseline: Baseline, judged: Sequence[MeasuredEntry]) -> Iterable[str]:
-    counts = {len({run.allocation for run in entry.runs}) for entry in judged}
+def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[str]:
+    counts = {len(entry.runs) for entry in judged}
     if not counts:
         return
     tolerances = baseline.tolerances
@@ -92,24 +90,24 @@ def _allocations(baseline: Baseline, judged: Sequence[MeasuredEntry]) -> Iterabl
         )
 
 
-def _few_runs(judged: Sequence[MeasuredEntry]) -> Iterable[str]:
-    few = [entry for entry in judged if len(entry.runs) < ENOUGH_RUNS]
+def _few_runs(judged: Sequence[Entry]) -> Iterable[str]:
+    few = [entry for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         others = len(few) - 1
         more = f" and {others} more" if others else ""
         yield (
-            f"fewer than {ENOUGH_RUNS} runs in the baseline: {few[0].key.label} "
-            f"({len(few[0].runs)}){more}; intervals are wide"
+            f"fewer than {ENOUGH_RUNS} runs in the baseline: {few[0].point.key.label} "
+            f"({few[0].point.valid_runs}){more}; intervals are wide"
         )
 
 
 def _same_allocation(rows: Sequence[Row]) -> Iterable[str]:
     shared = {
-        run.allocation
+        allocation
         for row in rows
-        if row.entry is not None and row.current is not None
-        for run in row.entry.runs
-        if run.allocation in row.current.logs
+        if row.before is not None and row.after is not None
+        for allocation in row.before.runs
+        if allocation in row.after.runs
     }
     if shared:
         yield (
@@ -123,8 +121,8 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[str
     found = [
         (apart, night, row)
         for row in rows
-        if row.obstacle is None and row.current is not None
-        for night, apart in _beside_the_others(row.current).items()
+        if row.obstacle is None and row.after is not None
+        for night, apart in _beside_the_others(row.after).items()
         if abs(apart)
         > FAR_APART * baseline.tolerances.limits(row.key, "throughput").allocation_deviation
     ]
@@ -137,7 +135,7 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[str
         )
 
 
-def _beside_the_others(current: Current) -> Mapping[str, float]:
+def _beside_the_others(current: Entry) -> Mapping[str, float]:
     """By how much the logarithm of T of each allocation lies above the mean of the others."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:
@@ -148,9 +146,9 @@ def _beside_the_others(current: Current) -> Mapping[str, float]:
 
 def _published(rows: Sequence[Row]) -> Iterable[str]:
     judged = [
-        row.current.point.configuration
+        row.after.point.configuration
         for row in rows
-        if row.figure is not None and row.obstacle is None and row.current is not None
+        if row.figure is not None and row.obstacle is None and row.after is not None
     ]
     if not judged:
         return
@@ -171,7 +169,7 @@ def _published(rows: Sequence[Row]) -> Iterable[str]:
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[str]:
     for row in rows:
-        current = row.current
+        current = row.after
         if current is None or not current.point.failed_runs:
             continue
         point = current.point
@@ -181,12 +179,12 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[str]:
         )
 
 
-def _left_out(rows: Sequence[Row], currents: Sequence[Current]) -> Iterable[str]:
+def _left_out(rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[str]:
     """A publication names no configuration, so it is held against the plainest only."""
     for row in rows:
-        if row.figure is None or row.current is None:
+        if row.figure is None or row.after is None:
             continue
-        shown = row.current.point
+        shown = row.after.point
         for current in currents:
             point = current.point
             if point.key != row.key or point.point_key == shown.point_key:

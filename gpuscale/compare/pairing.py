@@ -1,13 +1,12 @@
 """Both sides of each row as samples, and the changes of T(n), S(n) and T(1) between them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, moderated_ends
-from gpuscale.compare.matching import Current, Row
-from gpuscale.records import Baseline, EntryKey, MeasuredEntry, Tolerances
-from gpuscale.scaling import PointKey, reference_key
+from gpuscale.compare.matching import Row, Side
+from gpuscale.records import EntryKey, Tolerances
+from gpuscale.scaling import PointKey
 from gpuscale.statistics import FURTHER_RUNS, Difference
 
 
@@ -73,52 +72,42 @@ class Pairing:
         )
 
 
-def entry_point(entry: MeasuredEntry) -> PointKey:
-    """The point of the scaling curve that a baseline entry holds runs of."""
-    return PointKey(entry.configuration, entry.gpus, entry.batch_per_gpu, entry.sample_shape)
-
-
-def entry_logs(entry: MeasuredEntry) -> Mapping[str, tuple[float, ...]]:
-    """Logarithms of an entry's step times, by allocation."""
-    logs: dict[str, tuple[float, ...]] = {}
-    for run in entry.runs:
-        logs[run.allocation] = (*logs.get(run.allocation, ()), math.log(run.step_time_s))
-    return logs
-
-
-def pair_rows(
-    rows: Sequence[Row], baseline: Baseline, currents: Sequence[Current]
-) -> list[Pairing]:
-    """The pairing of each row, all of which have an entry and valid current runs.
+def pair_rows(rows: Sequence[Row], before: Side, after: Side) -> list[Pairing]:
+    """The pairing of each row, all of which have valid runs on both sides.
 
     Every sample is moderated by all the others of the comparison, also by those of rows that
     are not judged: how much runs differ is told by all of them.
     """
-    before = {entry_point(entry): entry_logs(entry) for entry in baseline.measured}
-    configurations = {key.configuration for key in before}
-    now = {
-        current.point.point_key: current.logs
-        for current in currents
-        if current.logs and current.point.configuration in configurations
-    }
-    baseline_ends, current_ends = moderated_ends(before, now)
-    return [_pairing(row, baseline_ends, current_ends) for row in rows]
+    configurations = {entry.point.configuration for entry in before.entries}
+    then, now = moderated_ends(
+        {key: entry.logs for key, entry in before.by_point.items()},
+        {
+            key: entry.logs
+            for key, entry in after.by_point.items()
+            if key.configuration in configurations
+        },
+    )
+    return [_pairing(row, before, after, then, now) for row in rows]
 
 
 def _pairing(
-    row: Row, baseline_ends: Mapping[PointKey, End], current_ends: Mapping[PointKey, End]
+    row: Row,
+    before: Side,
+    after: Side,
+    then: Mapping[PointKey, End],
+    now: Mapping[PointKey, End],
 ) -> Pairing:
-    if row.entry is None:
-        raise ValueError(f"{row.key.label}: a row without a measured entry cannot be paired")
-    key = entry_point(row.entry)
-    alone = Pairing(key=row.key, baseline=baseline_ends[key], current=current_ends[key])
-    if key.gpus == 1:
+    if row.before is None or row.after is None:
+        raise ValueError(f"{row.key.label}: a row with one side cannot be paired")
+    keys = row.before.point.point_key, row.after.point.point_key
+    alone = Pairing(key=row.key, baseline=then[keys[0]], current=now[keys[1]])
+    if row.key.gpus == 1:
         return alone
-    before, now = reference_key(key, baseline_ends), reference_key(key, current_ends)
-    why = _why_without_speedup(before, now)
-    if before is None or now is None or why:
+    reference, reference_now = before.references.of(keys[0]), after.references.of(keys[1])
+    why = _why_without_speedup(reference, reference_now)
+    if reference is None or reference_now is None or why:
         return replace(alone, without_speedup=why)
-    return replace(alone, references=(baseline_ends[before], current_ends[now]))
+    return replace(alone, references=(then[reference], now[reference_now]))
 
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> str:

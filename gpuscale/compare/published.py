@@ -1,17 +1,19 @@
 """Judging against published figures: consistent or not, and only to the worse side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
-from gpuscale.compare.matching import Current, Row
+from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.outlook import Outlook, outlook
-from gpuscale.records import Baseline, EntryKey, PublishedFigure, Verdict
-from gpuscale.scaling import log_speedup, reference_key
+from gpuscale.records import EntryKey, PublishedFigure, Tolerances, Verdict
+from gpuscale.scaling import log_speedup
 from gpuscale.statistics import CONFIDENCE, Difference, Sample, difference, log_sample
 from gpuscale.units import format_percent
+
+Figures = Mapping[EntryKey, PublishedFigure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,28 +44,30 @@ class Ratio:
 
 
 def judge_published(
-    row: Row, baseline: Baseline, currents: Sequence[Current], rates: ErrorRates
+    row: Row, figures: Figures, tolerances: Tolerances, after: Side, rates: ErrorRates
 ) -> Judgement:
     """The judgement on one row that has a published figure and valid runs."""
-    figure, current = row.figure, row.current
-    if figure is None or current is None:
+    figure, entry = row.figure, row.after
+    if figure is None or entry is None:
         raise ValueError(f"{row.key.label}: a row without both sides cannot be judged")
     if figure.gpus == 1 and figure.samples_per_s is None:
         # A wall clock holds start-up and validation: it is no throughput to be held against.
         return Judgement(
             verdict=Verdict.CONSISTENT, reason="the reference of the speedups", is_reference=True
         )
-    ratio = _ratio(figure, baseline, current, currents)
+    ratio = _ratio(figure, figures, tolerances, entry, after)
     return ratio if isinstance(ratio, Judgement) else _judgement(row.key, ratio, rates.confidence)
 
 
-def published_speedup(figure: PublishedFigure, baseline: Baseline) -> float | None:
+def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
     """The speedup that the publication itself reports, over its figure for 1 GPU.
 
     Times are of a fixed amount of training, so their ratio is the speedup under weak and
     strong scaling alike. None where there is no figure for 1 GPU of the same kind.
     """
-    reference = published_reference(figure, baseline)
+    if figure.gpus == 1:
+        return 1.0
+    reference = _published_reference(figure, figures)
     if reference is None:
         return None
     if figure.samples_per_s is not None and reference.samples_per_s is not None:
@@ -74,23 +78,22 @@ def published_speedup(figure: PublishedFigure, baseline: Baseline) -> float | No
     return reference_time / time
 
 
-def published_reference(figure: PublishedFigure, baseline: Baseline) -> PublishedFigure | None:
-    """The publication's figure for 1 GPU of the same case and strategy."""
-    key = EntryKey(figure.case, figure.strategy, 1)
-    return next((other for other in baseline.published if other.key == key), None)
+def _published_reference(figure: PublishedFigure, figures: Figures) -> PublishedFigure | None:
+    return figures.get(figure.key._replace(gpus=1))
 
 
 def _ratio(
-    figure: PublishedFigure, baseline: Baseline, current: Current, currents: Sequence[Current]
+    figure: PublishedFigure, figures: Figures, tolerances: Tolerances, entry: Entry, after: Side
 ) -> Ratio | Judgement:
-    tolerance = baseline.tolerances.published_margin(figure.key, nodes=figure.nodes)
-    published = published_speedup(figure, baseline)
+    tolerance = tolerances.published_margin(figure.key, nodes=figure.nodes)
+    published = published_speedup(figure, figures)
     if figure.gpus > 1 and published is not None:
-        return _speedup_ratio(published, tolerance, figure, baseline, current, currents)
+        published_one = _published_reference(figure, figures)
+        return _speedup_ratio(published, tolerance, published_one, entry, after)
     if figure.samples_per_s is None:
         return _incomparable("the publication has no comparable figure for 1 GPU")
-    sample = _sample(current)
-    batch = current.point.point_key.global_batch
+    sample = _sample(entry)
+    batch = entry.point.point_key.global_batch
     return Ratio(
         quantity="throughput(1)" if figure.gpus == 1 else "throughput(n)",
         value=math.log(batch / figure.samples_per_s) - sample.mean,
@@ -102,23 +105,20 @@ def _ratio(
 def _speedup_ratio(
     published: float,
     tolerance: float,
-    figure: PublishedFigure,
-    baseline: Baseline,
-    current: Current,
-    currents: Sequence[Current],
+    published_one: PublishedFigure | None,
+    entry: Entry,
+    after: Side,
 ) -> Ratio | Judgement:
-    key = current.point.point_key
-    measured = {other.point.point_key: other for other in currents if other.logs}
-    reference = reference_key(key, measured)
+    key = entry.point.point_key
+    reference = after.references.of(key)
     if reference is None:
         return _incomparable("its speedup is unknown: no valid run on 1 GPU was measured")
-    published_one = published_reference(figure, baseline)
     if published_one is not None and published_one.batch_per_gpu != reference.batch_per_gpu:
         return _incomparable(
             f"its speedup is over another measurement on 1 GPU "
             f"(batch_per_gpu: {published_one.batch_per_gpu} → {reference.batch_per_gpu})"
         )
-    sample, reference_sample = _sample(current), _sample(measured[reference])
+    sample, reference_sample = _sample(entry), _sample(after.by_point[reference])
     speedup = log_speedup(sample, key.global_batch, reference_sample, reference.global_batch)
     return Ratio(
         quantity="E(n)",
@@ -128,8 +128,8 @@ def _speedup_ratio(
     )
 
 
-def _sample(current: Current) -> Sample:
-    return log_sample([log for logs in current.logs.values() for log in logs])
+def _sample(entry: Entry) -> Sample:
+    return log_sample([log for logs in entry.logs.values() for log in logs])
 
 
 def _incomparable(reason: str) -> Judgement:

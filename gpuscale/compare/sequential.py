@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import msgspec
+
 from gpuscale.compare.comparison import comparison_of, entries_of
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
@@ -142,13 +144,13 @@ def next_step(
 def _as_measured(baseline: Baseline, configurations: Collection[Configuration] | None) -> Baseline:
     if configurations is None:
         return baseline
-    met = {entry.key for entry in baseline.measured if entry.configuration in configurations}
-    return replace(
+    met = {run.key for run in baseline.runs if run.configuration in configurations}
+    return msgspec.structs.replace(
         baseline,
-        measured=tuple(
-            entry
-            for entry in baseline.measured
-            if entry.key not in met or entry.configuration in configurations
+        runs=tuple(
+            run
+            for run in baseline.runs
+            if run.key not in met or run.configuration in configurations
         ),
     )
 
@@ -214,21 +216,21 @@ class _Session:
 
 
 def _identity(row: Row) -> tuple[EntryKey, Configuration | None]:
-    return row.key, None if row.entry is None else row.entry.configuration
+    return row.key, None if row.before is None else row.before.point.configuration
 
 
 def _cannot_be_judged(row: Row) -> bool:
     """Whether more runs would not help: another machine or measurement, or no baseline."""
-    without_baseline = row.entry is None and row.figure is None
+    without_baseline = row.before is None and row.figure is None
     return row.obstacle is Verdict.INCOMPARABLE or without_baseline
 
 
 def _reported(state: _State, latest: EntryVerdict, row: Row) -> EntryProgress:
     progress = Progress.SETTLED if _cannot_be_judged(row) else state.progress
     entry = state.entry or latest
-    few = None if row.current is None else too_few_numbers(row.current)
+    few = None if row.after is None else too_few_numbers(row.after)
     if state.entry is None and latest.verdict.is_judged:
-        made = 0 if row.current is None else row.current.point.valid_runs
+        made = 0 if row.after is None else row.after.point.valid_runs
         entry = replace(
             latest,
             verdict=Verdict.INCONCLUSIVE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpuscale.compare.matching import Current
+from gpuscale.compare.matching import Entry
 
 FEWEST_NUMBERS = 2
 """So many runs must give a number, and as many as did not, for a pass beside failures."""
@@ -17,18 +17,18 @@ _WORDS = {
 }
 
 
-def too_few_numbers(current: Current) -> str | None:
+def too_few_numbers(entry: Entry) -> str | None:
     """Why the runs cannot carry a pass, such as `1 of 8 runs gave a number: 7 were killed`.
 
     None where they can, and where no run failed.
     """
-    valid, failed = current.point.valid_runs, current.point.failed_runs
+    valid, failed = entry.point.valid_runs, entry.point.failed_runs
     if not failed or valid >= max(failed, FEWEST_NUMBERS):
         return None
-    return f"{valid} of {valid + failed} runs gave a number: {', '.join(_losses(current))}"
+    return f"{valid} of {valid + failed} runs gave a number: {', '.join(_losses(entry))}"
 
 
-def _losses(current: Current) -> Iterable[str]:
-    for kind, count in current.failures.items():
+def _losses(entry: Entry) -> Iterable[str]:
+    for kind, count in entry.failures.items():
         one, several = _WORDS.get(kind, _NO_WINDOWS)
         yield f"{count} {one if count == 1 else several}"

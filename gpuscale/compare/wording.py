@@ -56,7 +56,7 @@ def measured_reason(
 
 def metric_reason(metric: MetricPairing, quantity: Quantity) -> str:
     """Why a metric got its verdict, as a part of a sentence."""
-    name = metric.kind.metric.value
+    name = metric.kind.words
     if quantity.is_worse or quantity.is_better:
         word = "rose" if quantity.loss > 0 else "fell"
         size = _size(metric, abs(quantity.loss))

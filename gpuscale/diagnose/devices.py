@@ -56,7 +56,7 @@ def devices_of(steps: Sequence[Step]) -> Devices:
     """What the runs of one side tell of their devices."""
     summaries: dict[str, list[GpuSummary]] = {}
     for step in steps:
-        for summary in step.evidence.gpu_summaries:
+        for summary in step.run.gpu_summaries:
             if summary.samples:
                 summaries.setdefault(summary.uuid, []).append(summary)
     return Devices(

@@ -1,7 +1,7 @@
 """The causes of every loss in a comparison, the heaviest first."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuscale.diagnose.changes import changes_of
@@ -24,10 +24,10 @@ from gpuscale.records import (
     Comparison,
     Configuration,
     EntryVerdict,
-    MeasuredEntry,
     Results,
     Verdict,
 )
+from gpuscale.scaling import PointKey
 
 _CAUSES = {
     Part.COMMUNICATION: communication_cause,
@@ -49,16 +49,17 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
     """
     diagnosed = [entry for entry in comparison.entries if _is_diagnosed(entry)]
     configurations = dict.fromkeys(entry.configuration for entry in diagnosed)
-    runs = runs_by_point(results) if diagnosed else {}
+    before = runs_by_point(baseline.runs) if diagnosed else {}
+    after = runs_by_point(run for result in results for run in result.runs) if diagnosed else {}
     sides = {
-        configuration: sides_of(baseline, runs, configuration)
+        configuration: sides_of(before, after, configuration)
         for configuration in configurations
         if configuration is not None
     }
     return replace(
         comparison,
         entries=tuple(
-            replace(entry, causes=_causes(entry, baseline, results, sides))
+            replace(entry, causes=_causes(entry, baseline, results, sides, before))
             if _is_diagnosed(entry)
             else entry
             for entry in comparison.entries
@@ -76,16 +77,13 @@ def _causes(
     baseline: Baseline,
     results: Sequence[Results],
     sides: Mapping[Configuration, Mapping[int, Sides]],
+    before: Collection[PointKey],
 ) -> tuple[Cause, ...]:
     configuration = entry.configuration
     if configuration is None:
         return ()
     reference = next(
-        (
-            measured
-            for measured in baseline.measured
-            if (measured.configuration, measured.gpus) == (configuration, entry.key.gpus)
-        ),
+        (key for key in before if (key.configuration, key.gpus) == (configuration, entry.key.gpus)),
         None,
     )
     if reference is None:
@@ -102,7 +100,7 @@ def _causes(
     return (*first, *_established(row, entry, first), *last)
 
 
-def _row(reference: MeasuredEntry, baseline: Baseline, sides: Mapping[int, Sides]) -> Row:
+def _row(reference: PointKey, baseline: Baseline, sides: Mapping[int, Sides]) -> Row:
     own = sides[reference.gpus]
     deviation = baseline.tolerances.allocation_deviation_time
     return Row(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpuscale.records import Phases, RankEvidence, RunEvidence
+from gpuscale.records import Phases, RankReport, Run
 
 
 class Part(Enum):
@@ -53,7 +53,7 @@ class Step:
     """None where there is a single rank, which has nobody to wait for."""
     ranks: tuple[Rank, ...]
     """From fast to slow."""
-    evidence: RunEvidence
+    run: Run
 
     @property
     def median(self) -> Rank:
@@ -83,22 +83,21 @@ class Step:
         }
 
 
-def step_of(time_s: float, evidence: RunEvidence | None) -> Step | None:
-    """The parts of a run's step; None where the evidence does not tell them."""
-    if evidence is None:
-        return None
-    ranks = _ranks(evidence.ranks)
-    if not ranks or (len(ranks) > 1 and evidence.exposed_communication_s is None):
+def step_of(run: Run) -> Step | None:
+    """The parts of a valid run's step; None where its evidence does not tell them."""
+    ranks = _ranks(run.ranks)
+    exposed_s = run.measured.get("exposed_communication_s")
+    if not ranks or (len(ranks) > 1 and exposed_s is None):
         return None
     return Step(
-        time_s=time_s,
-        communication_s=evidence.exposed_communication_s if len(ranks) > 1 else None,
+        time_s=run.step_time_s,
+        communication_s=exposed_s if len(ranks) > 1 else None,
         ranks=ranks,
-        evidence=evidence,
+        run=run,
     )
 
 
-def _ranks(found: Iterable[RankEvidence]) -> tuple[Rank, ...]:
+def _ranks(found: Iterable[RankReport]) -> tuple[Rank, ...]:
     """From fast to slow; none where one of them is not known."""
     ranks = []
     for each in found:

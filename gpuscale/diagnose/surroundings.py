@@ -10,7 +10,6 @@ from gpuscale.records import (
     Cause,
     CauseKind,
     Environment,
-    MeasuredEntry,
     Results,
 )
 from gpuscale.scaling import PointKey
@@ -32,18 +31,15 @@ _MOST_NAMED = 4
 
 
 def surroundings_cause(
-    reference: MeasuredEntry, baseline: Baseline, results: Sequence[Results], sides: Sides
+    reference: PointKey, baseline: Baseline, results: Sequence[Results], sides: Sides
 ) -> Cause | None:
     """What is different around a row's runs; that alone does not make it the cause."""
-    allocations = {run.allocation for run in reference.runs}
+    allocations = {run.allocation for run in baseline.runs if PointKey.of(run) == reference}
     then = [e for name, e in baseline.environments.items() if name in allocations]
-    key = PointKey(
-        reference.configuration, reference.gpus, reference.batch_per_gpu, reference.sample_shape
-    )
     now = [
         result.environment
         for result in results
-        if any(run.is_valid and PointKey.of(run) == key for run in result.runs)
+        if any(run.is_valid and PointKey.of(run) == reference for run in result.runs)
     ]
     found = (
         *environment_changes(then, now),
@@ -74,7 +70,7 @@ def environment_changes(then: Sequence[Environment], now: Sequence[Environment])
 
 def _hosts(environments: Sequence[Environment], steps: Sequence[Step]) -> frozenset[str]:
     ranks = {rank.host for step in steps for rank in step.ranks}
-    return frozenset(ranks or {environment.host for environment in environments})
+    return frozenset(ranks or {each.host for each in environments if each.host is not None})
 
 
 def _host_changes(then: Collection[str], now: Collection[str]) -> Iterator[str]:
@@ -100,7 +96,7 @@ def _values(environments: Sequence[Environment], field: str) -> list[str]:
 
 def _gpus(then: Sequence[Environment], now: Sequence[Environment]) -> Iterator[str]:
     """Devices of the same hosts that were replaced, or are fewer or more."""
-    uuids: dict[str, set[str]] = {}
+    uuids: dict[str | None, set[str]] = {}
     for environment in then:
         uuids.setdefault(environment.host, set()).update(g.uuid for g in environment.gpus if g.uuid)
     for environment in now:

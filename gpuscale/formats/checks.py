@@ -1,13 +1,10 @@
 """The bounds that type hints do not carry, as small checks for the tables of both formats."""
 
-from collections.abc import Mapping
-from datetime import date, datetime
 from typing import Any
 
 from gpuscale.errors import DecodeError
 from gpuscale.formats.decode import Bounds, Check, inside
-from gpuscale.formats.text import shown
-from gpuscale.records import Configuration, Run
+from gpuscale.printable import shown
 
 NAME_LIMIT = 200
 MOST_GPUS = 1_000_000
@@ -40,30 +37,6 @@ def name(value: str) -> None:
         raise DecodeError("", f"a name of {len(value)} characters; keep it below {NAME_LIMIT}")
 
 
-def moment(value: str) -> None:
-    """Checks a date and time with its offset from UTC."""
-    try:
-        offset = datetime.fromisoformat(value).utcoffset()
-    except ValueError:
-        offset = None
-    if offset is None:
-        example = "such as 2026-11-21T03:30:15+00:00"
-        raise DecodeError(
-            "", f"expected a date and time with offset {example}, found {shown(value)}"
-        )
-
-
-def day(value: str) -> None:
-    """Checks a date of the calendar, written as `2027-05-01`."""
-    try:
-        found = date.fromisoformat(value).isoformat()
-    except ValueError:
-        found = None
-    # Python also reads 20270501 and 2027-W17-6, which people do not.
-    if found != value:
-        raise DecodeError("", f"expected a date such as 2027-05-01, found {shown(value)}")
-
-
 def sentence(value: str) -> None:
     """Checks a text that says something."""
     if not value.strip():
@@ -90,36 +63,3 @@ count = within(0, 1e9, "a count")
 samples_per_s = within(1e-9, 1e15, "samples per second")
 size_bytes = within(0, 2**60, "a number of bytes")
 number_of_device = within(0, MOST_GPUS, "a number")
-
-CONFIGURATION: Mapping[str, Check] = {
-    "case": name,
-    "size": name,
-    "threads_per_rank": positive_count,
-    "data_workers": count,
-}
-
-
-def expected_ranks(run: Run) -> int:
-    """How many processes a run has: `dp` is one process with all devices."""
-    return 1 if run.configuration.strategy == "dp" else run.gpus
-
-
-def no_duplicates(place: str, labels: list[object], remedy: str) -> None:
-    """Checks that no two items of a list stand for the same thing.
-
-    Raises:
-        DecodeError: naming the first item that repeats an earlier one, by position.
-    """
-    first: dict[object, int] = {}
-    for position, label in enumerate(labels):
-        if label in first:
-            problem = f"the same entry as {place}[{first[label]}]"
-            raise DecodeError(f"{place}[{position}]", f"{problem}; {remedy}")
-        first[label] = position
-
-
-def check_device(place: str, configuration: Configuration, device: str, owner: str) -> None:
-    """Checks that a configuration was measured on the device that its file declares."""
-    if configuration.device != device:
-        problem = f"measured on '{configuration.device}', but {owner} says '{device}'"
-        raise DecodeError(f"{place}configuration.device", f"{problem}; correct one of the two")

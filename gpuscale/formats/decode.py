@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gpuscale.errors import DecodeError
-from gpuscale.formats.text import shown, text_problem
+from gpuscale.printable import shown, text_problem
 
 T = TypeVar("T")
 Check = Callable[[Any], None]

@@ -2,10 +2,11 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from gpuscale.encoding import from_json
 from gpuscale.errors import DecodeError
-from gpuscale.formats.exchange import from_json
 from gpuscale.launch.failures import crash_failure, lost_failure, timeout_failure
 from gpuscale.records import (
     Failure,
@@ -17,6 +18,7 @@ from gpuscale.records import (
     Run,
     RunRequest,
     Window,
+    with_measured,
 )
 from gpuscale.run_directory import RunDirectory
 from gpuscale.steadiness import steadiness
@@ -55,13 +57,8 @@ def collect_run(
         started_at_s=started_at_s,
         batch_per_gpu=request.batch_per_gpu,
         sample_shape=request.sample_shape,
-        steps_per_window=None,
-        windows=(),
-        ranks=(),
-        warmup_steps=None,
-        warmup_s=None,
-        startup_s=None,
         wall_s=wall_s,
+        failure=Failure(kind="launch", message="the run has not ended"),
     )
     if timed_out:
         return replace(empty, failure=timeout_failure(request, directory))
@@ -77,7 +74,12 @@ def collect_run(
     except (OSError, DecodeError) as error:
         return replace(empty, failure=_no_outcome(error))
     run = _join(empty, outcomes)
-    return replace(run, failure=invalidity(run) or unsteadiness(run))
+    failure = invalidity(run) or unsteadiness(run)
+    return (
+        with_measured(replace(run, failure=None))
+        if failure is None
+        else replace(run, failure=failure)
+    )
 
 
 def collect_overhead(
@@ -125,7 +127,9 @@ def invalidity(run: Run) -> Failure | None:
             )
     digests = {rank.parameter_digest for rank in run.ranks}
     if len(digests) > 1:
-        groups = "\n".join(f"rank {r.rank}: {r.parameter_digest[:16]}" for r in run.ranks)
+        groups = "\n".join(
+            f"rank {r.rank}: {(r.parameter_digest or 'none')[:16]}" for r in run.ranks
+        )
         return Failure(
             kind="invalid",
             message=(
@@ -189,6 +193,6 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
 
 
 def _startup_s(run: Run, outcomes: list[RankOutcome]) -> float | None:
-    startup_s = max(outcome.joined_at_s for outcome in outcomes) - run.started_at_s
+    startup_s = max(outcome.joined_at_s for outcome in outcomes) - (run.started_at_s or 0.0)
     # The wall clock was set back meanwhile: nobody knows how long it took.
     return startup_s if startup_s >= 0 else None

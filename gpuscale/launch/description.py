@@ -1,10 +1,11 @@
 """From what each node of a job says of itself to the environment of the job."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from gpuscale.encoding import from_json
 from gpuscale.errors import DecodeError, GpuscaleError, UsageError
-from gpuscale.formats.exchange import from_json
 from gpuscale.records import Environment, Node, NodeProbe
 from gpuscale.run_directory import RunDirectory
 
@@ -63,12 +64,12 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
         first,
         nodes=tuple(
             Node(
-                host=environment.host,
+                host=environment.host or name,
                 cpu_model=environment.cpu_model,
                 cpu_count=environment.cpu_count,
                 gpus=environment.gpus,
             )
-            for environment in found.values()
+            for name, environment in found.items()
         ),
     )
 

@@ -3,10 +3,11 @@
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from gpuscale.formats.exchange import from_json
+from msgspec.structs import replace
+
+from gpuscale.encoding import from_json
 from gpuscale.records import Failure, RankFailure, RunRequest
 from gpuscale.run_directory import RunDirectory
 

@@ -5,8 +5,8 @@ import signal
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
+from gpuscale.encoding import from_json
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.formats.exchange import from_json
 from gpuscale.launch.trampoline import describe_machine
 from gpuscale.records import Environment
 from gpuscale.scratch import scratch_folder

@@ -6,10 +6,11 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
-from gpuscale.formats.exchange import to_json
+from msgspec.structs import replace
+
+from gpuscale.encoding import to_json
 from gpuscale.launch.collect import collect_overhead, collect_run
 from gpuscale.launch.forkserver import describe_machine_in_child, fork_server
 from gpuscale.launch.supervision import Supervisor

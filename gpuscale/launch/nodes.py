@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 import gpuscale
-from gpuscale.formats.exchange import to_json
+from gpuscale.encoding import to_json
 from gpuscale.launch import tied
 from gpuscale.launch.collect import collect_run
 from gpuscale.launch.description import job_environment, probes_left

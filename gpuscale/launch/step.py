@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from gpuscale.encoding import from_json
 from gpuscale.errors import DecodeError
-from gpuscale.formats.exchange import from_json
 from gpuscale.records import RankExit
 from gpuscale.run_directory import RunDirectory
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpuscale.formats.exchange import to_json
+from gpuscale.encoding import to_json
 from gpuscale.launch.interfaces import gloo_variables
 from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
 from gpuscale.launch.slurm import hostnames

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from gpuscale.night.attempt import Attempt, Fault
-from gpuscale.records import Environment
+from gpuscale.records import Environment, Node
 
 
 def failed_attempt_json(
@@ -41,10 +41,9 @@ def failed_attempt_json(
 
 
 def _gpus(environment: Environment) -> list[dict[str, object]]:
-    nodes = [(node.host, node.gpus) for node in environment.nodes]
-    places = nodes or [(environment.host, environment.gpus)]
+    places: tuple[Node | Environment, ...] = environment.nodes or (environment,)
     return [
-        {"host": host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
-        for host, gpus in places
-        for gpu in gpus
+        {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
+        for place in places
+        for gpu in place.gpus
     ]

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 from gpuscale.errors import FileError, UsageError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpuscale.formats.text import clean
 from gpuscale.night.outcome import NightExit
 from gpuscale.night.places import NightFolder
+from gpuscale.printable import clean
 
 _RETRIED = "retried as"
 _EXIT = "exit"

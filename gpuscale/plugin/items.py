@@ -11,7 +11,6 @@ from gpuscale.cases import TrainingCase
 from gpuscale.plugin.clock import WindowClock
 from gpuscale.plugin.options import SCALING_MODES, STRATEGIES, MeasureOptions
 from gpuscale.records import EntryKey
-from gpuscale.records.configuration import Strategy
 
 PLAN_KEY = pytest.StashKey["ItemPlan"]()
 CLOCK_KEY = pytest.StashKey[WindowClock]()
@@ -22,7 +21,7 @@ class ItemPlan:
     """What one item measures."""
 
     case: type[TrainingCase]
-    strategy: Strategy
+    strategy: str
     gpus: int
     run: int
 

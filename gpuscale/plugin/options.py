@@ -11,9 +11,9 @@ from gpuscale.compare.sequential import SequentialPlan
 from gpuscale.errors import UsageError
 from gpuscale.injections import parse_injections
 from gpuscale.plugin.stopping import DEFAULT_TARGET, FEWEST_RUNS, StoppingRule
-from gpuscale.records.configuration import Precision, ScalingMode, Strategy
+from gpuscale.records.configuration import Precision, ScalingMode
 
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+STRATEGIES = ("dp", "ddp")
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES = ("auto", "cuda", "cpu")
@@ -35,7 +35,7 @@ class MeasureOptions:
     baseline: Path | None
     judging: SequentialPlan | None
     """How many runs `baseline` may ask for; given whenever it is."""
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[str, ...]
     device: str
     size: str | None
     precision: Precision
@@ -214,7 +214,7 @@ def _timeout(value: object) -> float:
     return _seconds("--timeout", str(value))
 
 
-def _strategies(value: object) -> tuple[Strategy, ...]:
+def _strategies(value: object) -> tuple[str, ...]:
     if value is None:
         return STRATEGIES
     names = [_one_of("--strategy", part.strip(), STRATEGIES) for part in str(value).split(",")]

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuscale.records import Environment, Results, Run, RunRequest
 from gpuscale.run_directory import NodeSamples
@@ -75,7 +76,7 @@ class Recorder:
             run,
             gpu_summaries=telemetry.gpu_summaries,
             telemetry_absent=telemetry.absent,
-            job_id=self.environment.job_id,
+            allocation=self.environment.job_id,
         )
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)

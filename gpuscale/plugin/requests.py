@@ -3,8 +3,9 @@
 import subprocess
 import sys
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError, UsageError

@@ -1,9 +1,9 @@
 """From the command line to a session that measures, or to the reason why there is none."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.launch.choice import launcher_by_name

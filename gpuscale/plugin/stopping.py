@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import Estimate, Run
-from gpuscale.scaling import PointKey, ScalingPoint, reference_key, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 
 FEWEST_RUNS = 3
 """With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
@@ -43,11 +43,11 @@ def settled_after(
     if key.gpus > 1:
         speedups = [point.speedup]
     else:
-        measured = [other for other, its in points.items() if its.step_time_s is not None]
+        references = References(key for key, its in points.items() if its.step_time_s is not None)
         speedups = [
             its.speedup
             for other, its in points.items()
-            if other.gpus > 1 and other.gpus in gpus and reference_key(other, measured) == key
+            if other.gpus > 1 and other.gpus in gpus and references.of(other) == key
         ]
     needed = [estimate for estimate in (point.step_time_s, *speedups) if estimate is not None]
     return point.valid_runs if all(_is_narrow(estimate, rule) for estimate in needed) else None

@@ -63,7 +63,7 @@ def _machine_line(version: str, environment: Environment, options: MeasureOption
 
 def run_word(run: Run) -> str:
     """A run in a word: `41.2 ms/step`."""
-    return f"{format_seconds(run.median_step_time_s)}/step"
+    return f"{format_seconds(run.step_time_s)}/step"
 
 
 def summary_lines(

@@ -1,9 +1,14 @@
 """Baselines from what was measured or published, and their changes: values in, values out."""
 
-from gpuscale.recording.measured import baseline_from_results, how_to_measure_more, measured_at
+from gpuscale.recording.from_results import (
+    baseline_from_results,
+    entries_of,
+    how_to_measure_more,
+    measured_at,
+    results_of,
+)
 from gpuscale.recording.published import TableDefaults, figures_from_table
-from gpuscale.recording.replay import results_of
-from gpuscale.recording.revision import EVERYTHING, Proposal, accepted, proposals, revised
+from gpuscale.recording.update import EVERYTHING, Proposal, accepted, proposals, revised
 
 __all__ = [
     "EVERYTHING",
@@ -11,6 +16,7 @@ __all__ = [
     "TableDefaults",
     "accepted",
     "baseline_from_results",
+    "entries_of",
     "figures_from_table",
     "how_to_measure_more",
     "measured_at",

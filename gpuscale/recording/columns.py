@@ -1,13 +1,14 @@
 """What the columns of a table kept by hand mean, and what their cells say."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from gpuscale.encoding import converted
 from gpuscale.errors import DecodeError
-from gpuscale.formats import checks
-from gpuscale.formats.text import shown
+from gpuscale.printable import shown
+from gpuscale.records.record import SamplesPerSecond, Seconds
 
 Meaning = Literal[
     "gpus",
@@ -100,17 +101,15 @@ def column_of(position: int, header: str) -> Column | None:
     return None
 
 
-def whole(text: str, check: Callable[[int], None]) -> int:
-    """The whole number in a cell, checked.
+def whole(text: str, bounds: Any) -> int:
+    """The whole number in a cell, within the bounds of an annotated type.
 
     Raises:
         DecodeError: it is none, or out of bounds.
     """
     if _WHOLE.fullmatch(text) is None:
         raise DecodeError("", f"expected a whole number, found {shown(text)}")
-    number = int(text)
-    check(number)
-    return number
+    return int(converted(bounds, int(text)))
 
 
 def rate(text: str) -> float:
@@ -121,8 +120,7 @@ def rate(text: str) -> float:
     """
     if _PLAIN.fullmatch(text.lower()) is None:
         raise DecodeError("", f"expected a number such as 1520.5, found {shown(text)}")
-    checks.samples_per_s(float(text))
-    return float(text)
+    return float(converted(SamplesPerSecond, float(text)))
 
 
 def times_s(text: str, seconds: float) -> tuple[float, ...]:
@@ -136,9 +134,7 @@ def times_s(text: str, seconds: float) -> tuple[float, ...]:
         DecodeError: something else, or a time out of bounds.
     """
     found = tuple(_time_s(part.strip().lower(), seconds) for part in _SEVERAL.split(text))
-    for time_s in found:
-        checks.seconds(time_s)
-    return found
+    return converted(tuple[Seconds, ...], found)
 
 
 def _time_s(text: str, seconds: float) -> float:

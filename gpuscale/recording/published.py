@@ -1,15 +1,18 @@
 """Published figures from a table that people keep by hand."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from gpuscale.encoding import converted
 from gpuscale.errors import DecodeError
-from gpuscale.formats import checks
-from gpuscale.formats.table import Table, TableRow
 from gpuscale.recording.columns import Column, Meaning, column_of, rate, times_s, whole
+from gpuscale.recording.hand_kept_table import Table, TableRow
 from gpuscale.records import EntryKey, Hardware, PublishedFigure
 from gpuscale.records.baseline import Timed
+from gpuscale.records.record import Gpus, Name, PositiveCount
 
 _T = TypeVar("_T")
 
@@ -163,6 +166,7 @@ def _figure(read: _Row, defaults: TableDefaults, hardware: Hardware) -> Publishe
         ),
         runs=read.cell("runs", _count, _repetitions(times, defaults)),
         times_s=times,
+        timed=defaults.timed if times else None,
         samples_per_s=throughput,
         note=read.cell("note", str, None),
     )
@@ -211,26 +215,25 @@ def _joined(earlier: PublishedFigure, later: PublishedFigure, read: _Row) -> Pub
 
 
 def _complete(figure: PublishedFigure, defaults: TableDefaults, line: int) -> PublishedFigure:
-    """The figure with what the table does not say of its times."""
+    """The figure without the first times that the source leaves out."""
     if defaults.discard_first >= len(figure.times_s):
         times = f"{len(figure.times_s)} time{'' if len(figure.times_s) == 1 else 's'}"
         problem = f"{figure.key.label} has {times}, and --discard-first takes"
         raise DecodeError("", f"{problem} {defaults.discard_first}", line=line)
-    return replace(figure, timed=defaults.timed, discard_first=defaults.discard_first)
+    return replace(figure, discard_first=defaults.discard_first)
 
 
 def _gpus(text: str) -> int:
-    return whole(text, checks.gpus)
+    return whole(text, Gpus)
 
 
 def _batch(text: str) -> int:
-    return whole(text, checks.batch)
+    return whole(text, PositiveCount)
 
 
 def _count(text: str) -> int:
-    return whole(text, checks.positive_count)
+    return whole(text, PositiveCount)
 
 
 def _name(text: str) -> str:
-    checks.name(text)
-    return text
+    return converted(Name, text)

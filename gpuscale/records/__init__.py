@@ -7,8 +7,6 @@ from gpuscale.records.baseline import (
     Baseline,
     BaselineChange,
     Hardware,
-    MeasuredEntry,
-    MeasuredRun,
     PublishedFigure,
     Source,
 )
@@ -16,8 +14,8 @@ from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice, Node
 from gpuscale.records.estimate import Estimate
-from gpuscale.records.evidence import RankEvidence, RunEvidence
 from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
+from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.records.overhead import (
     OverheadOutcome,
@@ -37,11 +35,16 @@ from gpuscale.records.request import (
     RunRequest,
 )
 from gpuscale.records.results import Results
-from gpuscale.records.run import Failure, FailureKind, RankReport, Run, Window
+from gpuscale.records.run import (
+    Failure,
+    FailureKind,
+    RankReport,
+    Run,
+    Window,
+    with_measured,
+    without_windows,
+)
 from gpuscale.records.tolerances import (
-    METRIC_LIMITS,
-    JudgedMetric,
-    Limits,
     ToleranceOverride,
     Tolerances,
 )
@@ -57,7 +60,8 @@ from gpuscale.records.verdict import (
 )
 
 __all__ = [
-    "METRIC_LIMITS",
+    "METRICS",
+    "METRICS_BY_NAME",
     "Baseline",
     "BaselineChange",
     "Cause",
@@ -78,11 +82,9 @@ __all__ = [
     "GpuSummary",
     "GpuWindow",
     "Hardware",
-    "JudgedMetric",
     "Limits",
-    "MeasuredEntry",
-    "MeasuredRun",
     "Metric",
+    "MetricSpec",
     "MetricVerdict",
     "Node",
     "NodeFinding",
@@ -98,7 +100,6 @@ __all__ = [
     "PcieLink",
     "Phases",
     "PublishedFigure",
-    "RankEvidence",
     "RankExit",
     "RankFailure",
     "RankOutcome",
@@ -106,7 +107,6 @@ __all__ = [
     "RankWindow",
     "Results",
     "Run",
-    "RunEvidence",
     "RunRequest",
     "SendTime",
     "Source",
@@ -117,4 +117,6 @@ __all__ = [
     "Verdict",
     "Window",
     "differences",
+    "with_measured",
+    "without_windows",
 ]

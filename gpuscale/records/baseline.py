@@ -1,61 +1,92 @@
 """Reference results of one cluster: measured runs, or published numbers with their source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuscale.records.configuration import Configuration, Device, EntryKey
+import msgspec
+
+from gpuscale.records.configuration import EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.evidence import RunEvidence
+from gpuscale.records.record import (
+    Count,
+    Day,
+    Gpus,
+    Line,
+    Moment,
+    Name,
+    PositiveCount,
+    Record,
+    SamplesPerSecond,
+    Seconds,
+)
+from gpuscale.records.run import Run
 from gpuscale.records.tolerances import Tolerances
 
 Timed = Literal["job", "training_loop", "epoch"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Record, frozen=True, kw_only=True):
     """The machine that a baseline speaks of; what is None was not recorded."""
 
-    device: Device
-    gpu_name: str | None = None
+    device: Name
+    gpu_name: Name | None = None
     """As published or as CUDA reports it; matched by the model in it (`V100`, `A100`)."""
-    gpus_per_node: int | None = None
-    cpu_model: str | None = None
+    gpus_per_node: Gpus | None = None
+    cpu_model: Line | None = None
+
+    def __post_init__(self) -> None:
+        if self.device == "cpu" and self.gpu_name is not None:
+            raise ValueError(
+                "gpu_name: a machine of device 'cpu' has no GPU; remove it or say 'cuda'"
+            )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Record, frozen=True, kw_only=True):
     """Where published figures come from."""
 
-    title: str
-    url: str | None = None
-    published: str | None = None
-    note: str | None = None
+    title: Name
+    url: Line | None = None
+    published: Line | None = None
+    note: Line | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedFigure:
+class PublishedFigure(Record, frozen=True, kw_only=True):
     """One published result: either times for a fixed amount of training, or a throughput.
 
     A wall clock holds start-up and validation, a throughput does not, so the two are
     separate fields and exactly one of them is given.
     """
 
-    case: str
-    strategy: str
-    gpus: int
-    batch_per_gpu: int
-    runs: int
-    """How many repetitions stand behind the figure."""
-    nodes: int = 1
-    times_s: tuple[float, ...] = ()
+    case: Name
+    strategy: Name
+    gpus: Gpus
+    batch_per_gpu: PositiveCount
+    runs: PositiveCount
+    """Repetitions behind the figure."""
+    nodes: Gpus = 1
+    times_s: tuple[Seconds, ...] = ()
     """Wall-clock seconds; several are repetitions, such as the epochs of one job."""
     timed: Timed | None = None
-    """What `times_s` spans."""
-    discard_first: int = 0
-    """How many of the first `times_s` the source itself leaves out."""
-    samples_per_s: float | None = None
-    note: str | None = None
+    """The span of `times_s`."""
+    discard_first: Count = 0
+    """The number of first `times_s` that the source itself leaves out."""
+    samples_per_s: SamplesPerSecond | None = None
+    note: Line | None = None
+
+    def __post_init__(self) -> None:
+        times = len(self.times_s)
+        if (times > 0) == (self.samples_per_s is not None):
+            raise ValueError("expected exactly one of 'times_s' and 'samples_per_s'")
+        if (times > 0) != (self.timed is not None):
+            problem = "'timed' says what 'times_s' spans: give it with times, and only with them"
+            raise ValueError(problem)
+        if self.discard_first and self.discard_first >= times:
+            raise ValueError(
+                f"discard_first: {self.discard_first} of {times} times are discarded; at least one "
+                "must be left"
+            )
+        if self.nodes > self.gpus:
+            raise ValueError(f"nodes: {self.gpus} GPUs cannot lie on {self.nodes} nodes")
 
     @property
     def key(self) -> EntryKey:
@@ -69,69 +100,81 @@ class PublishedFigure:
         return sum(counted) / len(counted) if counted else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """What a baseline keeps of one run."""
-
-    step_time_s: float
-    allocation: str
-    """Which job on which nodes: runs of one allocation share what that night was like."""
-    evidence: RunEvidence | None = None
-    """None in baselines that kept only the step time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredEntry:
-    """The measured runs of one (configuration, gpus)."""
-
-    configuration: Configuration
-    gpus: int
-    batch_per_gpu: int
-    sample_shape: tuple[int, ...]
-    runs: tuple[MeasuredRun, ...]
-
-    @property
-    def key(self) -> EntryKey:
-        """The table row that this entry belongs to."""
-        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineChange:
+class BaselineChange(Record, frozen=True, kw_only=True):
     """One approved change of a baseline: what was there before, and why it went."""
 
-    at: str
-    """ISO 8601 with offset."""
-    reason: str
-    by: str | None = None
+    at: Moment
+    reason: Line
+    by: Name | None = None
     """Login name."""
-    replaced: tuple[MeasuredEntry, ...] = ()
-    """The entries as they were, without the evidence of their runs."""
-    added: tuple[str, ...] = ()
-    """Rows that had no measured entry before, in words."""
-    environments: Mapping[str, Environment] = field(default_factory=dict)
-    """Of the replaced runs, by allocation, as far as no other entry has runs of it."""
+    replaced: tuple[Run, ...] = ()
+    """The runs that were there, without their evidence."""
+    added: tuple[Line, ...] = ()
+    """Rows that had no measured run before, in words."""
+    environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
+    """Of the replaced runs, by allocation, as far as no other run is of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """A baseline file in memory."""
+class Baseline(Record, frozen=True, kw_only=True):
+    """A baseline file in memory: runs without their windows, and figures that were published."""
 
-    name: str
-    cluster: str
+    name: Name
+    cluster: Name
     hardware: Hardware
-    published: tuple[PublishedFigure, ...] = ()
-    measured: tuple[MeasuredEntry, ...] = ()
     source: Source | None = None
-    recorded_at: str | None = None
-    tolerances: Tolerances = field(default_factory=Tolerances)
-    environments: Mapping[str, Environment] = field(default_factory=dict)
-    """Machine and software of the measured runs, by allocation."""
-    recorded_by: str | None = None
+    recorded_at: Moment | None = None
+    recorded_by: Name | None = None
     """Login name."""
-    gpuscale_version: str | None = None
+    gpuscale_version: Name | None = None
     """The gpuscale that measured; several where the results came from several."""
-    expires_on: str | None = None
+    expires_on: Day | None = None
     """The last day on which it is valid, as `2027-05-01`; None is never."""
+    tolerances: Tolerances = Tolerances()
+    published: tuple[PublishedFigure, ...] = ()
+    environments: Mapping[Line, Environment] = msgspec.field(default_factory=dict)
+    """Machine and software of the runs, by allocation."""
     history: tuple[BaselineChange, ...] = ()
     """Its changes since it was recorded, the oldest first."""
+    runs: tuple[Run, ...] = ()
+    """The measured runs, each with its allocation."""
+
+    def __post_init__(self) -> None:
+        problem = _figures_problem(self) or _runs_problem(self)
+        if problem is not None:
+            raise ValueError(problem)
+
+
+def _figures_problem(baseline: Baseline) -> str | None:
+    if baseline.published and baseline.source is None:
+        return "published figures need a 'source'; name where they come from"
+    per_node = baseline.hardware.gpus_per_node
+    seen: set[EntryKey] = set()
+    for position, figure in enumerate(baseline.published):
+        place = f"published[{position}]"
+        if per_node is not None and figure.gpus > figure.nodes * per_node:
+            nodes = f"{figure.nodes} node{'' if figure.nodes == 1 else 's'}"
+            return f"{place}.nodes: {figure.gpus} GPUs do not fit on {nodes} of {per_node}"
+        if figure.key in seen:
+            return f"{place}: {figure.key.label} stands twice; keep one, or name the cases apart"
+        seen.add(figure.key)
+    return None
+
+
+def _runs_problem(baseline: Baseline) -> str | None:
+    workloads: dict[object, object] = {}
+    for position, run in enumerate(baseline.runs):
+        place = f"runs[{position}]"
+        if not run.is_valid or run.allocation is None:
+            return f"{place}: a baseline keeps valid runs with their 'allocation' only"
+        if run.configuration.device != baseline.hardware.device:
+            return (
+                f"{place}.configuration.device: measured on '{run.configuration.device}', but "
+                f"hardware says '{baseline.hardware.device}'; correct one of the two"
+            )
+        workload = (run.batch_per_gpu, run.sample_shape)
+        if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
+            return (
+                f"{place}: {run.key.label} has another batch or sample shape before; make one "
+                "baseline for each"
+            )
+    return None

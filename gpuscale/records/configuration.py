@@ -1,35 +1,35 @@
 """What was trained and how: the fields in which two results must agree to be compared."""
 
-from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-Device = Literal["cuda", "cpu"]
-Strategy = Literal["dp", "ddp"]
+from gpuscale.records.record import Count, Name, PositiveCount, Record
+
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
 DataKind = Literal["synthetic", "real"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(Record, frozen=True, kw_only=True):
     """A training workload and the way it was run, apart from the number of GPUs.
 
-    Results that differ in any field are never compared silently.
+    Results that differ in any field are never compared silently; None is what nobody recorded.
     """
 
-    case: str
-    strategy: Strategy
-    device: Device
-    size: str
-    precision: Precision
-    channels_last: bool
-    compiled: bool
-    scaling: ScalingMode
-    data: DataKind
-    threads_per_rank: int | None = None
+    case: Name
+    strategy: Name
+    """Such as `ddp`; what this gpuscale cannot measure can be written down and compared too."""
+    device: Name
+    """`cuda`, `cpu`, or what else the ranks trained on."""
+    size: Name | None = None
+    precision: Name | None = None
+    channels_last: bool | None = None
+    compiled: bool | None = None
+    scaling: ScalingMode | None = None
+    data: DataKind | None = None
+    threads_per_rank: PositiveCount | None = None
     """CPU threads of each rank; None where the library's own default was left alone."""
-    data_workers: int | None = None
-    """Loader processes of each rank; None where it was not recorded."""
+    data_workers: Count | None = None
+    """Loader processes of each rank."""
 
     @property
     def label(self) -> str:
@@ -50,11 +50,10 @@ class EntryKey(NamedTuple):
         return f"{self.case}/{self.strategy} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
 
 
-def differences(baseline: Configuration, current: Configuration) -> tuple[str, ...]:
+def differences(before: Configuration, after: Configuration) -> tuple[str, ...]:
     """The fields in which two configurations differ, each as `size: full → smoke`."""
-    found = []
-    for field in fields(Configuration):
-        before, now = getattr(baseline, field.name), getattr(current, field.name)
-        if before != now:
-            found.append(f"{field.name}: {before} → {now}")
-    return tuple(found)
+    pairs = (
+        (name, getattr(before, name), getattr(after, name))
+        for name in Configuration.__struct_fields__
+    )
+    return tuple(f"{name}: {then} → {now}" for name, then, now in pairs if then != now)

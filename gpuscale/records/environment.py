@@ -1,55 +1,53 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from gpuscale.records.configuration import Device
+import msgspec
+
+from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDevice:
+class GpuDevice(Record, frozen=True, kw_only=True):
     """One device that the ranks can use, numbered as CUDA numbers it in this job."""
 
-    index: int
-    name: str
-    uuid: str | None = None
-    memory_bytes: int | None = None
+    index: Number
+    name: Name
+    uuid: Line | None = None
+    memory_bytes: Bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Record, frozen=True, kw_only=True):
     """One node of a job whose runs go across nodes, as the ranks on it see it."""
 
-    host: str
-    cpu_model: str | None
-    cpu_count: int | None
-    gpus: tuple[GpuDevice, ...]
+    host: Name
+    cpu_model: Line | None = None
+    cpu_count: PositiveCount | None = None
+    gpus: tuple[GpuDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """The machine and the software stack of one invocation."""
+class Environment(Record, frozen=True, kw_only=True):
+    """The machine and the software stack of one invocation; None is what is not known."""
 
-    device: Device
-    host: str
-    cpu_model: str | None
-    cpu_count: int | None
-    gpus: tuple[GpuDevice, ...]
-    python_version: str
-    torch_version: str
-    torchvision_version: str | None = None
-    cuda_version: str | None = None
-    cudnn_version: str | None = None
-    nccl_version: str | None = None
-    driver_version: str | None = None
-    kernel: str | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    device: Name
+    host: Name | None = None
+    cpu_model: Line | None = None
+    cpu_count: PositiveCount | None = None
+    gpus: tuple[GpuDevice, ...] = ()
+    python_version: Line | None = None
+    torch_version: Line | None = None
+    torchvision_version: Line | None = None
+    cuda_version: Line | None = None
+    cudnn_version: Line | None = None
+    nccl_version: Line | None = None
+    driver_version: Line | None = None
+    kernel: Line | None = None
+    variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)
     """`NCCL_*`, `OMP_NUM_THREADS`, `CUDA_VISIBLE_DEVICES` and the like, where they are set."""
-    cases_revision: str | None = None
+    cases_revision: Line | None = None
     """Git revision of the repository of the cases, with `-dirty` for uncommitted changes."""
-    scheduler: str | None = None
-    job_id: str | None = None
-    launcher: str | None = None
+    scheduler: Line | None = None
+    job_id: Line | None = None
+    launcher: Line | None = None
     """What started the ranks: `local`, `slurm` or `mpirun`."""
     nodes: tuple[Node, ...] = ()
     """All nodes of the job, where the launcher reaches more than its own; `host`, the CPU fields

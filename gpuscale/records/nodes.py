@@ -1,11 +1,11 @@
 """What a look at the nodes of a job sees: how fast each computes, and each pair communicates."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProbeRequest:
+
+class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the one rank on each node."""
 
     message_bytes: int
@@ -14,8 +14,7 @@ class NodeProbeRequest:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTime:
+class SendTime(msgspec.Struct, frozen=True, kw_only=True):
     """How long a message took to another node and its receipt back."""
 
     to: int
@@ -24,8 +23,7 @@ class SendTime:
     """The shortest of several, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeProbe:
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
     """What the rank on one node saw."""
 
     host: str
@@ -35,8 +33,7 @@ class NodeProbe:
     sends: tuple[SendTime, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFinding:
+class NodeFinding(msgspec.Struct, frozen=True, kw_only=True):
     """Something slow, as far as it can be told where."""
 
     kind: Literal["computation", "node links", "link", "direction"]

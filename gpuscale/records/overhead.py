@@ -1,7 +1,8 @@
 """What measuring costs: gpuscale's windows in turn with a bare training loop."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gpuscale.records.configuration import Configuration
 from gpuscale.records.environment import Environment
@@ -9,8 +10,7 @@ from gpuscale.records.estimate import Estimate
 from gpuscale.records.run import Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadPlan:
+class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher asks of the ranks beside a run's request."""
 
     pairs: int
@@ -19,8 +19,7 @@ class OverheadPlan:
     """The sampling process, which pauses while the bare loop runs; None without one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadPair:
+class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
     """The same number of steps made twice; seconds from a common start until they were done."""
 
     measured_s: float
@@ -29,8 +28,7 @@ class OverheadPair:
     """By a bare loop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadOutcome:
+class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's clock saw."""
 
     rank: int
@@ -38,8 +36,7 @@ class OverheadOutcome:
     pairs: tuple[OverheadPair, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadRun:
+class OverheadRun(msgspec.Struct, frozen=True, kw_only=True):
     """One fresh start of all ranks; each pair has the times of the slowest rank."""
 
     configuration: Configuration
@@ -50,8 +47,7 @@ class OverheadRun:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadResult:
+class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     """The overhead on one number of GPUs."""
 
     gpus: int
@@ -69,8 +65,7 @@ class OverheadResult:
     """Why it is not decided; empty where it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadReport:
+class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
     """One trial of the overhead."""
 
     configuration: Configuration

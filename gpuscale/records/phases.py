@@ -1,10 +1,9 @@
 """Where the time of training steps goes."""
 
-from dataclasses import dataclass
+from gpuscale.records.record import Duration, Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class Phases(Record, frozen=True, kw_only=True):
     """Seconds by phase: of one rank's window, or of its step, as the field that holds it says.
 
     They follow each other without a gap, so together they are the time itself. On CUDA a phase
@@ -13,14 +12,14 @@ class Phases:
     steps, which no event can tell from it.
     """
 
-    data_s: float
+    data_s: Duration
     """Waiting for the next batch."""
-    h2d_s: float
+    h2d_s: Duration
     """Copying the batch to the device."""
-    forward_s: float
+    forward_s: Duration
     """The model's output and the loss."""
-    backward_s: float
-    optimizer_s: float
+    backward_s: Duration
+    optimizer_s: Duration
     """Clearing gradients, the optimiser's step, and the loss scaler's."""
 
     @property

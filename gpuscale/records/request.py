@@ -1,6 +1,6 @@
 """What the launcher asks of the ranks, and what each rank answers."""
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.phases import Phases
@@ -10,8 +10,7 @@ _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pacing:
+class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """How long a run warms up and measures."""
 
     warmup_steps: int
@@ -30,8 +29,7 @@ class Pacing:
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One run to be made: everything that a rank needs to know, on any node."""
 
     configuration: Configuration
@@ -64,8 +62,7 @@ class RunRequest:
         return 1 if self.configuration.strategy == "dp" else self.gpus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """What ended a rank, as it says itself."""
 
     failure: Failure
@@ -73,8 +70,7 @@ class RankFailure:
     """Whether it failed in talking to another rank, which most likely ended before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExit:
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     """How the process of a rank ended, as seen beside it on its node."""
 
     rank: int
@@ -83,8 +79,7 @@ class RankExit:
     """The exit code; the number of the signal with a minus where one ended it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWindow:
+class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One window as one rank's clock saw it."""
 
     started_at_s: float
@@ -96,8 +91,7 @@ class RankWindow:
     phases: Phases
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankOutcome:
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured, before the launcher joins the ranks into a run."""
 
     report: RankReport

@@ -2,96 +2,125 @@
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.gpu import GpuSummary
+from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
 from gpuscale.records.phases import Phases
+from gpuscale.records.record import (
+    Bytes,
+    Count,
+    Duration,
+    Gpus,
+    Line,
+    Lines,
+    Name,
+    Number,
+    PositiveCount,
+    Record,
+    Seconds,
+    Shape,
+    UnixTime,
+)
 
 FailureKind = Literal["raised", "killed", "timeout", "launch", "invalid", "unsteady"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Record, frozen=True, kw_only=True):
     """A group of consecutive steps timed as one, from barrier to barrier."""
 
-    time_s: float
-    """Seconds of the slowest rank, from the opening barrier to the closing synchronisation."""
-    started_at_s: float
-    """Unix time at which rank 0 opened the window."""
-    busy_s: tuple[float, ...]
-    """Seconds of each rank without its wait at the closing barrier, by rank."""
+    time_s: Seconds
+    """Of the slowest rank, from the opening barrier to the closing synchronisation."""
+    started_at_s: UnixTime
+    """When rank 0 opened the window."""
+    busy_s: tuple[Seconds, ...]
+    """Of each rank without its wait at the closing barrier, by rank."""
     phases: Phases | None = None
-    """Phases of the run's slowest rank by its own pace, in seconds of the whole window."""
+    """Of the run's slowest rank by its own pace, in seconds of the whole window."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """What one rank says of itself after the windows."""
+class RankReport(Record, frozen=True, kw_only=True):
+    """Evidence of one rank; None is what is not known of it."""
 
-    rank: int
-    local_rank: int
-    host: str
-    devices: tuple[int, ...]
+    rank: Number
+    host: Name
+    local_rank: Number | None = None
+    devices: tuple[Number, ...] = ()
     """CUDA device numbers in this job; empty on CPU."""
-    device_uuids: tuple[str, ...]
-    parameter_digest: str
+    device_uuids: tuple[Line, ...] = ()
+    parameter_digest: Name | None = None
     """SHA-256 of all parameters: data-parallel ranks that train together agree."""
-    final_loss: float | None
-    """The last step's loss; None where it was not a finite number."""
-    peak_memory_bytes: int | None
+    final_loss: Annotated[float, Meta(ge=-1e300, le=1e300)] | None = None
+    """The last step's loss; None also where it was not a finite number."""
+    peak_memory_bytes: Bytes | None = None
     """Peak of the CUDA allocator over the rank's devices; None on CPU."""
-    peak_host_memory_bytes: int | None
+    peak_host_memory_bytes: Bytes | None = None
     """Peak resident set of the process."""
-    pace_s: float | None = None
+    pace_s: Seconds | None = None
     """Median seconds per step of this rank alone, without waiting for the others: from the
     unsynchronised windows, or from the others where there is one rank."""
     phases: Phases | None = None
     """Median over the synchronised windows of each phase, in seconds per step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Record, frozen=True, kw_only=True):
     """Why a run has no result."""
 
     kind: FailureKind
-    message: str
-    rank: int | None = None
-    host: str | None = None
-    detail: str = ""
+    message: Lines
+    rank: Number | None = None
+    host: Line | None = None
+    detail: Lines = ""
     """The rank's traceback or last state; empty where it left none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The sampling unit of every statistic here: one fresh start of all ranks."""
+class Run(Record, frozen=True, kw_only=True):
+    """The sampling unit of every statistic: one fresh start of all ranks.
+
+    `measured` is what it measured; the fields below `failure` are evidence beside it, each of
+    which may be absent.
+    """
 
     configuration: Configuration
-    gpus: int
-    index: int
+    gpus: Gpus
+    index: PositiveCount = 1
     """1 for the first run of its (case, strategy, gpus)."""
-    started_at_s: float
-    batch_per_gpu: int
-    sample_shape: tuple[int, ...]
-    steps_per_window: int | None
-    """None, like the fields below, where the run failed before it was known."""
-    windows: tuple[Window, ...]
-    """Of synchronised training: the ones that count."""
-    ranks: tuple[RankReport, ...]
-    warmup_steps: int | None
-    warmup_s: float | None
-    startup_s: float | None
-    """Seconds from the launch until every rank had joined the process group."""
-    wall_s: float
-    gpu_summaries: tuple[GpuSummary, ...] = ()
-    telemetry_absent: str | None = None
-    """Why there are no GPU summaries; None where there are."""
+    batch_per_gpu: PositiveCount
+    sample_shape: Shape | None = None
+    allocation: Name | None = None
+    """The job that made it and its nodes, whose state all runs in it share; None is the job of
+    the results file that holds it."""
+    measured: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Values by the names of `METRICS`; empty for a run that failed."""
     failure: Failure | None = None
+    started_at_s: UnixTime | None = None
+    wall_s: Duration | None = None
+    startup_s: Duration | None = None
+    """Seconds from the launch until every rank had joined the process group."""
+    warmup_steps: Count | None = None
+    warmup_s: Duration | None = None
+    steps_per_window: PositiveCount | None = None
+    windows: tuple[Window, ...] = ()
+    """Of synchronised training: the ones that count."""
     unsynced_windows: tuple[Window, ...] = ()
     """The same steps without gradient synchronisation, measured in turn with `windows`."""
-    job_id: str | None = None
-    """The scheduler's job that made it, which a resumed file has several of; None without one."""
+    ranks: tuple[RankReport, ...] = ()
+    gpu_summaries: tuple[GpuSummary, ...] = ()
+    telemetry_absent: Line | None = None
+    """Why there are no GPU summaries; None where there are."""
+
+    def __post_init__(self) -> None:
+        problem = measured_problem(self.measured) or _evidence_problem(self)
+        if problem is None and self.failure is None and self.ranks:
+            problem = _training_problem(self)
+        if problem is not None:
+            raise ValueError(problem)
 
     @property
     def key(self) -> EntryKey:
@@ -100,24 +129,24 @@ class Run:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the run ended with windows and passed the checks after them."""
-        return self.failure is None and bool(self.windows) and bool(self.steps_per_window)
+        """True for a run that ended with a step time and passed the checks after it."""
+        return self.failure is None and STEP_TIME in self.measured
 
     @property
-    def median_step_time_s(self) -> float:
-        """Median over the windows of seconds per step.
+    def step_time_s(self) -> float:
+        """Seconds per step.
 
         Raises:
             ValueError: the run is not valid and has no step time.
         """
-        if not self.is_valid or not self.steps_per_window:
-            raise ValueError(f"{self.key.label}, run {self.index} has no valid windows")
-        return statistics.median(w.time_s for w in self.windows) / self.steps_per_window
+        if not self.is_valid:
+            raise ValueError(f"{self.key.label}, run {self.index} has no step time")
+        return self.measured[STEP_TIME]
 
     @property
-    def exposed_communication_s(self) -> float | None:
-        """What synchronisation adds to a step of several ranks, in seconds."""
-        return self.synchronization_s if len(self.ranks) > 1 else None
+    def log_step_time(self) -> float:
+        """Natural logarithm of the step time: the one number that judging uses."""
+        return math.log(self.step_time_s)
 
     @property
     def synchronization_s(self) -> float | None:
@@ -126,12 +155,62 @@ class Run:
         On one rank that is DDP's own handling of the gradients. May be slightly negative: it is
         the difference of two medians.
         """
-        if not self.is_valid or not self.unsynced_windows or not self.steps_per_window:
+        if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
-        without_s = statistics.median(w.time_s for w in self.unsynced_windows)
-        return self.median_step_time_s - without_s / self.steps_per_window
+        with_s, without_s = (
+            statistics.median(w.time_s for w in windows)
+            for windows in (self.windows, self.unsynced_windows)
+        )
+        return (with_s - without_s) / self.steps_per_window
 
-    @property
-    def log_step_time(self) -> float:
-        """Natural logarithm of the median step time: the one number that judging uses."""
-        return math.log(self.median_step_time_s)
+
+def with_measured(run: Run) -> Run:
+    """The run with every metric that its evidence tells."""
+    values = ((metric.name, metric.of(run)) for metric in METRICS)
+    return msgspec.structs.replace(
+        run, measured={name: float(value) for name, value in values if value is not None}
+    )
+
+
+def without_windows(run: Run) -> Run:
+    """The run as a baseline keeps it: all but its windows."""
+    return msgspec.structs.replace(
+        run,
+        steps_per_window=None,
+        windows=(),
+        unsynced_windows=(),
+        gpu_summaries=tuple(msgspec.structs.replace(s, windows=()) for s in run.gpu_summaries),
+    )
+
+
+def _evidence_problem(run: Run) -> str | None:
+    numbers = Counter(report.rank for report in run.ranks)
+    if numbers and numbers.most_common(1)[0][1] > 1:
+        return f"ranks: each rank is expected once, found {[r.rank for r in run.ranks][:20]}"
+    if run.windows and run.steps_per_window is None:
+        return "steps_per_window: a run with windows says how many steps each had"
+    for position, summary in enumerate(run.gpu_summaries):
+        if len(summary.windows) not in (0, len(run.windows)):
+            return (
+                f"gpu_summaries[{position}].windows: expected one for each of the run's "
+                f"{len(run.windows)} windows, or none; found {len(summary.windows)}"
+            )
+    return None
+
+
+def _training_problem(run: Run) -> str | None:
+    """Says why ranks that ended well did not train together."""
+    for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
+        for position, window in enumerate(windows):
+            if len(window.busy_s) != len(run.ranks):
+                return (
+                    f"{name}[{position}].busy_s: expected a number for each of "
+                    f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
+                )
+    digests = {report.parameter_digest for report in run.ranks} - {None}
+    if len(digests) > 1:
+        return (
+            "ranks: their parameter_digest differ, so the ranks did not train together; such a "
+            "run has a 'failure' of kind 'invalid'"
+        )
+    return None

@@ -1,51 +1,47 @@
 """The limits of judgement, and where a site sets its own."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from typing import Annotated
 
-from gpuscale.records.configuration import EntryKey, Strategy
+from msgspec import Meta
 
-JudgedMetric = Literal[
-    "throughput", "speedup", "exposed_communication", "peak_memory", "energy_per_sample"
-]
+from gpuscale.records.configuration import EntryKey
+from gpuscale.records.metrics import METRICS_BY_NAME, Limits
+from gpuscale.records.record import Gpus, Name, Record
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of one metric of one row, as fractions.
-
-    Of exposed communication they are fractions of the baseline's step time, of the others
-    fractions of the metric itself.
-    """
-
-    margin: float
-    """A change to the worse up to this is never called a regression."""
-    ok_bound: float
-    """ok means that the 95% upper bound of the change to the worse lies below this."""
-    allocation_deviation: float
-    """Declared standard deviation between allocations."""
+THROUGHPUT = "throughput"
+SPEEDUP = "speedup"
+JUDGED = (THROUGHPUT, SPEEDUP, *(name for name, metric in METRICS_BY_NAME.items() if metric.limits))
+"""The names of what is judged, as overrides give them."""
+Fraction = Annotated[float, Meta(ge=0, le=0.99)]
+OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToleranceOverride:
+class ToleranceOverride(Record, frozen=True, kw_only=True):
     """Other limits for some rows and one metric; None is any, or the limit that holds without.
 
     Without a metric it holds for throughput and speedup.
     """
 
-    case: str | None = None
-    strategy: Strategy | None = None
-    gpus: int | None = None
-    metric: JudgedMetric | None = None
-    margin: float | None = None
-    ok_bound: float | None = None
-    allocation_deviation: float | None = None
+    case: Name | None = None
+    strategy: Name | None = None
+    gpus: Gpus | None = None
+    metric: Name | None = None
+    margin: Fraction | None = None
+    ok_bound: OkBound | None = None
+    allocation_deviation: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric is not None and self.metric not in JUDGED:
+            raise ValueError(f"metric: expected one of {', '.join(JUDGED)}, found '{self.metric}'")
+        if not any(condition is not None for condition in self.conditions):
+            raise ValueError("an override for everything; set the limits in 'tolerances' itself")
+        if (self.margin, self.ok_bound, self.allocation_deviation) == (None, None, None):
+            names = "'margin', 'ok_bound' or 'allocation_deviation'"
+            raise ValueError(f"an override that sets no limit; give {names}, or remove it")
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """What a row must be for the override to hold, in order of weight."""
+        """The properties that a row must have for the override to hold, in order of weight."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
     @property
@@ -55,35 +51,40 @@ class ToleranceOverride:
         return (sum(given), *given)
 
     def fits(self, key: EntryKey) -> bool:
-        """Whether the row is one of those meant, whatever the metric."""
+        """True for a row that is meant, whatever the metric."""
         wanted = (self.case, self.strategy, self.gpus)
         return all(want in (None, has) for want, has in zip(wanted, key, strict=True))
 
-    def fits_metric(self, metric: JudgedMetric) -> bool:
-        """Whether the metric is meant."""
-        return metric == self.metric or (
-            self.metric is None and metric in ("throughput", "speedup")
-        )
+    def fits_metric(self, metric: str) -> bool:
+        """True for a metric that is meant."""
+        return metric == self.metric or (self.metric is None and metric in (THROUGHPUT, SPEEDUP))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerances:
+class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The limits of judgement; a site sets its own in its baseline file."""
 
-    margin: float = 0.02
+    margin: Fraction = 0.02
     """A loss of throughput or speedup up to this fraction is never called a regression."""
-    ok_bound: float = 0.05
+    ok_bound: OkBound = 0.05
     """ok means that the 95% upper bound of the loss lies below this fraction."""
-    allocation_deviation_time: float = 0.01
+    allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of T between allocations."""
-    allocation_deviation_speedup: float = 0.005
+    allocation_deviation_speedup: Fraction = 0.005
     """The same for S and E, whose two ends were measured on the same nodes."""
-    published_within_node: float = 0.10
-    published_across_nodes: float = 0.20
+    published_within_node: Fraction = 0.10
+    published_across_nodes: Fraction = 0.20
     overrides: tuple[ToleranceOverride, ...] = ()
     """Other limits for some rows; the most specific one that gives a limit wins."""
 
-    def limits(self, key: EntryKey, metric: JudgedMetric) -> Limits:
+    def __post_init__(self) -> None:
+        conditions = [override.conditions for override in self.overrides]
+        if len(set(conditions)) < len(conditions):
+            twice = next(i for i, each in enumerate(conditions) if each in conditions[:i])
+            raise ValueError(
+                f"overrides[{twice}]: the same rows as an earlier one; put their limits into one"
+            )
+
+    def limits(self, key: EntryKey, metric: str) -> Limits:
         """The limits of one metric of one row, with all overrides that fit."""
         given = self._defaults(metric)
         return Limits(
@@ -97,22 +98,21 @@ class Tolerances:
     def published_margin(self, key: EntryKey, *, nodes: int) -> float:
         """How far the row may lie below a published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
-        return self._overridden(
-            key, "throughput" if key.gpus == 1 else "speedup", "margin", default
-        )
+        return self._overridden(key, THROUGHPUT if key.gpus == 1 else SPEEDUP, "margin", default)
 
-    def _defaults(self, metric: JudgedMetric) -> Limits:
-        if metric in METRIC_LIMITS:
-            return METRIC_LIMITS[metric]
+    def _defaults(self, metric: str) -> Limits:
+        metric_limits = METRICS_BY_NAME[metric].limits if metric in METRICS_BY_NAME else None
+        if metric_limits is not None:
+            return metric_limits
         return Limits(
             margin=self.margin,
             ok_bound=self.ok_bound,
             allocation_deviation=self.allocation_deviation_time
-            if metric == "throughput"
+            if metric == THROUGHPUT
             else self.allocation_deviation_speedup,
         )
 
-    def _overridden(self, key: EntryKey, metric: JudgedMetric, name: str, default: float) -> float:
+    def _overridden(self, key: EntryKey, metric: str, name: str, default: float) -> float:
         fitting = [
             each
             for each in self.overrides
@@ -122,16 +122,3 @@ class Tolerances:
             return default
         value: float = getattr(max(fitting, key=lambda each: each.specificity), name)
         return value
-
-
-METRIC_LIMITS: Mapping[str, Limits] = MappingProxyType(
-    {
-        # Both halves of a run share its nodes, as both ends of a speedup do.
-        "exposed_communication": Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
-        # A library's choice of algorithm moves it a little from one start to another.
-        "peak_memory": Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005),
-        # GPUs of one model draw several percent more or less for the same work.
-        "energy_per_sample": Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02),
-    }
-)
-"""What holds for the metrics beside throughput and speedup unless a site overrides it."""

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 from datetime import date
 
 from gpuscale.compare.hardware import hardware_label
-from gpuscale.compare.matching import Row
-from gpuscale.compare.shapes import baseline_pair
-from gpuscale.records import Baseline, BaselineChange, SpeedupPair
+from gpuscale.compare.matching import side_of_baseline
+from gpuscale.compare.published import published_speedup
+from gpuscale.recording import entries_of
+from gpuscale.records import Baseline, BaselineChange, Estimate
 from gpuscale.report.configurations import configuration_text, set_apart
 from gpuscale.report.entry_text import (
-    allocation_count,
+    counted_runs,
     published_text,
-    runs_text,
     step_time_text,
     timed_text,
 )
 from gpuscale.report.results_text import software_text
 from gpuscale.report.stacking import stacked_table
-from gpuscale.report.table import interval_text
+from gpuscale.report.table import interval_text, time_text
 from gpuscale.report.wrapping import fitted
 from gpuscale.validity import expiry_note
 
@@ -80,21 +80,23 @@ def _provenance(baseline: Baseline) -> Iterator[str]:
         yield f"          in {', '.join(allocations)}"
 
 
-def _allocation(allocation: str, host: str) -> str:
+def _allocation(allocation: str, host: str | None) -> str:
     # Without a scheduler an allocation is named by its host already.
-    return allocation if host in allocation else f"{allocation} on {host}"
+    return allocation if host is None or host in allocation else f"{allocation} on {host}"
 
 
 def _change_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
     yield f"changed   {change.at}{by}: {change.reason}"
-    for entry in change.replaced:
-        yield f"          {entry.key.label} was {step_time_text(entry)} ({runs_text(entry)})"
+    for entry, runs in entries_of(change.replaced).items():
+        counted = counted_runs(len(runs), len({run.allocation for run in runs}))
+        yield f"          {entry.key.label} was {step_time_text(runs)} ({counted})"
     if change.added:
         yield f"          new: {', '.join(change.added)}"
 
 
 def _published_table(baseline: Baseline, columns: int | None) -> str:
+    figures = {figure.key: figure for figure in baseline.published}
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
@@ -104,7 +106,7 @@ def _published_table(baseline: Baseline, columns: int | None) -> str:
             str(figure.runs),
             published_text(figure),
             timed_text(figure),
-            *_pair_cells(baseline_pair(Row(key=figure.key, figure=figure), baseline)),
+            *_pair_cells(published_speedup(figure, figures), figure.gpus),
         ]
         for figure in baseline.published
     ]
@@ -115,26 +117,30 @@ def _published_table(baseline: Baseline, columns: int | None) -> str:
 
 
 def _measured_table(baseline: Baseline, columns: int | None) -> str:
-    names = set_apart([entry.configuration for entry in baseline.measured])
+    side = side_of_baseline(baseline)
+    points = [(entry.point, len(entry.runs)) for entry in side.entries]
+    names = set_apart([point.configuration for point, _ in points])
     rows = [
         [
-            names[entry.configuration],
-            str(entry.gpus),
-            str(entry.batch_per_gpu),
-            f"{len(entry.runs)} ({allocation_count(entry)})",
-            step_time_text(entry),
-            *_pair_cells(baseline_pair(Row(key=entry.key, entry=entry), baseline)),
+            names[point.configuration],
+            str(point.key.gpus),
+            str(point.batch_per_gpu),
+            f"{point.valid_runs} ({nights})",
+            time_text(point.step_time_s),
+            interval_text(point.speedup),
+            interval_text(point.efficiency),
         ]
-        for entry in baseline.measured
+        for point, nights in points
     ]
     if not rows:
         return ""
     headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    texts = dict.fromkeys(configuration_text(entry.configuration) for entry in baseline.measured)
+    texts = dict.fromkeys(configuration_text(point.configuration) for point, _ in points)
     table = stacked_table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
     note = fitted([f"{'; '.join(texts)}; intervals: 95%, over runs"], columns)
     return "\n".join([table, "", *note])
 
 
-def _pair_cells(pair: SpeedupPair) -> tuple[str, str]:
-    return interval_text(pair.speedup), interval_text(pair.efficiency)
+def _pair_cells(speedup: float | None, gpus: int) -> tuple[str, str]:
+    known = None if speedup is None else Estimate(value=speedup)
+    return interval_text(known), interval_text(known and known.scaled(1 / gpus))

@@ -3,29 +3,29 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.compare.matching import Row
-from gpuscale.compare.shapes import baseline_pair
+from gpuscale.compare.matching import Entry, side_of_baseline
+from gpuscale.compare.published import Figures, published_speedup
 from gpuscale.records import (
     Baseline,
     Comparison,
     Configuration,
     EntryKey,
     EntryVerdict,
-    MeasuredEntry,
+    Estimate,
     PublishedFigure,
 )
 from gpuscale.report.comparison_words import gpus_text, verdict_word
 from gpuscale.report.configurations import set_apart
-from gpuscale.report.entry_text import published_text, runs_text, step_time_text, timed_text
-from gpuscale.report.table import interval_text
+from gpuscale.report.entry_text import published_text, runs_text, timed_text
+from gpuscale.report.table import interval_text, time_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
     """One row on both sides; None on a side that lacks it, but never on both."""
 
-    old: MeasuredEntry | PublishedFigure | None
-    new: MeasuredEntry | PublishedFigure | None
+    old: Entry | PublishedFigure | None
+    new: Entry | PublishedFigure | None
     remark: str = ""
     """What is said beside its name: why one side lacks it, or why it cannot be accepted."""
 
@@ -41,22 +41,19 @@ def changes_text(
         after: That of all new ones.
         comparison: The measured entries of `after`, judged against `before`.
     """
-    measured = [*before.measured, *after.measured]
-    names = set_apart([entry.configuration for entry in measured])
+    names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
     verdicts = _verdicts(before, comparison)
-    return "\n\n".join(
-        "\n".join(_block(change, before, after, names, verdicts)) for change in changes
-    )
+    figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
+    return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
 
 
 def _block(
     change: EntryChange,
-    before: Baseline,
-    after: Baseline,
+    figures: tuple[Figures, ...],
     names: Mapping[Configuration, str],
     verdicts: Mapping[tuple[Configuration, int], EntryVerdict],
 ) -> Iterator[str]:
-    old, new = _values(change.old, before), _values(change.new, after)
+    old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
     entry = change.new if change.old is None else change.old
     remark = f": {change.remark}" if change.remark else ""
     yield f"{_name(entry, names)}{remark}"
@@ -64,33 +61,37 @@ def _block(
         sides = [side[what] for side in (old, new) if what in side]
         if len(sides) == 1 or sides[0] != sides[1]:
             yield f"  {what:<11} {' → '.join(sides)}"
-    if isinstance(change.old, MeasuredEntry) and isinstance(change.new, MeasuredEntry):
-        verdict = verdicts.get((change.old.configuration, change.old.gpus))
+    if isinstance(change.old, Entry) and isinstance(change.new, Entry):
+        verdict = verdicts.get((change.old.point.configuration, change.old.point.key.gpus))
         if verdict is not None:
             yield f"  {'judged':<11} {verdict_word(verdict.verdict)}: {verdict.reason}"
 
 
-def _name(entry: MeasuredEntry | PublishedFigure | None, names: Mapping[Configuration, str]) -> str:
-    if isinstance(entry, MeasuredEntry):
-        return f"{names[entry.configuration]} on {gpus_text(str(entry.gpus))}"
+def _name(entry: Entry | PublishedFigure | None, names: Mapping[Configuration, str]) -> str:
+    if isinstance(entry, Entry):
+        point = entry.point
+        return f"{names[point.configuration]} on {gpus_text(str(point.key.gpus))}"
     return "" if entry is None else f"{entry.key.label}, published"
 
 
-def _values(entry: MeasuredEntry | PublishedFigure | None, baseline: Baseline) -> dict[str, str]:
-    """What one side has, by the word for it."""
+def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:
+    """The values of one side, by the words for them."""
     if entry is None:
         return {}
-    if isinstance(entry, MeasuredEntry):
-        values = {"step time": step_time_text(entry)}
-        pair = baseline_pair(Row(key=entry.key, entry=entry), baseline)
-        counted = {"measured": runs_text(entry), "batch/gpu": str(entry.batch_per_gpu)}
+    if isinstance(entry, Entry):
+        point = entry.point
+        gpus, speedup, efficiency = point.key.gpus, point.speedup, point.efficiency
+        values = {"step time": time_text(point.step_time_s)}
+        counted = {"measured": runs_text(entry), "batch/gpu": str(point.batch_per_gpu)}
     else:
         values = {"figure": f"{published_text(entry)} ({timed_text(entry)})"}
-        pair = baseline_pair(Row(key=entry.key, figure=entry), baseline)
+        gpus, published = entry.gpus, published_speedup(entry, figures)
+        speedup = None if published is None else Estimate(value=published)
+        efficiency = None if speedup is None else speedup.scaled(1 / gpus)
         counted = {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}
-    if entry.gpus > 1:
-        values["speedup"] = interval_text(pair.speedup)
-        values["efficiency"] = interval_text(pair.efficiency)
+    if gpus > 1:
+        values["speedup"] = interval_text(speedup)
+        values["efficiency"] = interval_text(efficiency)
     return {**values, **counted}
 
 
@@ -102,7 +103,7 @@ def _verdicts(
     for verdict in comparison.entries:
         by_key.setdefault(verdict.key, []).append(verdict)
     return {
-        (entry.configuration, entry.gpus): by_key[entry.key].pop(0)
-        for entry in before.measured
-        if by_key.get(entry.key)
+        (entry.point.configuration, entry.point.key.gpus): by_key[entry.point.key].pop(0)
+        for entry in side_of_baseline(before).entries
+        if by_key.get(entry.point.key)
     }

@@ -61,8 +61,8 @@ def _configuration(configuration: Configuration | None) -> dict[str, object] | N
     """All fields but those that the row itself has."""
     if configuration is None:
         return None
-    fields = asdict(configuration)
-    return {name: fields[name] for name in fields if name not in ("case", "strategy")}
+    names = (name for name in Configuration.__struct_fields__ if name not in ("case", "strategy"))
+    return {name: getattr(configuration, name) for name in names}
 
 
 def _metric(metric: MetricVerdict) -> dict[str, object]:

@@ -145,7 +145,7 @@ def _wall_s(results: Sequence[Results]) -> dict[_Measured, float]:
     for result in results:
         for run in result.runs:
             measured = (run.key, run.configuration)
-            total[measured] = total.get(measured, 0.0) + run.wall_s
+            total[measured] = total.get(measured, 0.0) + (run.wall_s or 0.0)
     return total
 
 
@@ -156,7 +156,7 @@ def _measured_at(results: Sequence[Results]) -> str:
 
 
 def _hosts(results: Iterable[Results]) -> dict[str, None]:
-    return dict.fromkeys(result.environment.host for result in results)
+    return dict.fromkeys(result.environment.host or "" for result in results)
 
 
 def _keep_to_xml(element: Element) -> None:

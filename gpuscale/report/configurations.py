@@ -20,10 +20,11 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
 def configuration_text(configuration: Configuration) -> str:
     """What identifies a result beside case, strategy and gpus, in words."""
     words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
-    words += [configuration.size, configuration.precision]
+    words += filter(None, (configuration.size, configuration.precision))
     if configuration.channels_last:
         words.append("channels-last")
     if configuration.compiled:
         words.append("compiled")
-    words.append(f"{configuration.data} data")
+    if configuration.data is not None:
+        words.append(f"{configuration.data} data")
     return ", ".join(words)

@@ -1,8 +1,9 @@
 """One entry of a baseline in words: its step time or figure, and how many runs are behind it."""
 
-import math
+from collections.abc import Sequence
 
-from gpuscale.records import MeasuredEntry, PublishedFigure
+from gpuscale.compare.matching import Entry
+from gpuscale.records import PublishedFigure, Run
 from gpuscale.report.table import UNKNOWN, spread_text
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics import log_sample
@@ -11,20 +12,19 @@ from gpuscale.units import format_seconds, significant
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
 
 
-def step_time_text(entry: MeasuredEntry) -> str:
-    """`4.12 ms ±0.3 %`; the spread is the 95% interval over runs."""
-    estimate = geometric_mean(log_sample([math.log(run.step_time_s) for run in entry.runs]))
+def step_time_text(runs: Sequence[Run]) -> str:
+    """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
+    estimate = geometric_mean(log_sample([run.log_step_time for run in runs]))
     return format_seconds(estimate.value) + spread_text(estimate)
 
 
-def allocation_count(entry: MeasuredEntry) -> int:
-    """How many allocations the runs come from."""
-    return len({run.allocation for run in entry.runs})
-
-
-def runs_text(entry: MeasuredEntry) -> str:
+def runs_text(entry: Entry) -> str:
     """`6 runs in 2 allocations`."""
-    runs, nights = len(entry.runs), allocation_count(entry)
+    return counted_runs(entry.point.valid_runs, len(entry.runs))
+
+
+def counted_runs(runs: int, nights: int) -> str:
+    """The same of these numbers."""
     return (
         f"{runs} run{'' if runs == 1 else 's'} in {nights} allocation{'' if nights == 1 else 's'}"
     )

@@ -80,8 +80,8 @@ def _step(runs: Sequence[Run]) -> _Step | None:
     exposed_s: list[float] = []
     for run in runs:
         described += _steps_of_windows(run)
-        if run.exposed_communication_s is not None:
-            exposed_s.append(run.exposed_communication_s)
+        if "exposed_communication_s" in run.measured:
+            exposed_s.append(run.measured["exposed_communication_s"])
     if not described:
         return None
     # Unlike medians of each phase, means over the same windows add up to the time.

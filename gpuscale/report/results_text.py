@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 from gpuscale.records import Environment, Results
 from gpuscale.report.budget_text import budget_lines
 from gpuscale.report.injection_text import injection_warning
@@ -57,7 +57,7 @@ def provenance_lines(
 def age_text(results: Results, now: datetime) -> str:
     """`3 days ago`, by the last of the runs; empty where that is less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
-    last_s = max([begun_s, *(run.started_at_s + run.wall_s for run in results.runs)])
+    last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = (now.timestamp() - last_s) // _DAY_S
     return "" if days < 1 else f"{days:.0f} day{'' if days == 1 else 's'} ago"
 

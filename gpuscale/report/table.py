@@ -78,16 +78,21 @@ def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
     return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
+def time_text(time_s: Estimate | None) -> str:
+    """`4.12 ms ±0.3 %`; the spread is the 95% interval over runs."""
+    return UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s)
+
+
 def _cells(point: ScalingPoint, unsteady: int) -> list[str]:
     time_s, rate = point.step_time_s, point.samples_per_s
     counts = {"unsteady": unsteady, "failed": point.failed_runs - unsteady}
     without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return [
         str(point.key.gpus),
-        point.configuration.scaling,
+        point.configuration.scaling or UNKNOWN,
         str(point.batch_per_gpu),
         f"{point.valid_runs} ({without})" if without else str(point.valid_runs),
-        UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s),
+        time_text(time_s),
         _rate_text(rate),
         interval_text(point.speedup),
         interval_text(point.efficiency),

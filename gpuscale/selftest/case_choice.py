@@ -8,17 +8,16 @@ from pathlib import Path
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import UsageError
 from gpuscale.records import Configuration, Environment, Pacing, RunRequest
-from gpuscale.records.configuration import Device
 from gpuscale.run_defaults import PACINGS, SIZES, data_workers, devices_of_run
 
-DEFAULT_CASES: Mapping[Device, str] = {
+DEFAULT_CASES: Mapping[str, str] = {
     "cuda": "bench_cases/test_resnet50.py::Resnet50",
     "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
 }
 TIMEOUT_S = 600.0
 
 
-def load_case_class(text: str | None, device: Device) -> type[TrainingCase]:
+def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
     """The case that `FILE::Class` names, or the default one of the device.
 
     Raises:

@@ -3,9 +3,11 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
@@ -25,7 +27,6 @@ from gpuscale.records import (
     TrialsReport,
     Verdict,
 )
-from gpuscale.records.configuration import Device
 from gpuscale.records.simulation import Rate
 from gpuscale.run_defaults import PACINGS
 from gpuscale.selftest.case_choice import case_request
@@ -52,7 +53,7 @@ class Judged:
     comparison: Comparison
 
 
-def expected_s(device: Device, *, blocks: int, gpus: int) -> float:
+def expected_s(device: str, *, blocks: int, gpus: int) -> float:
     """About how long so many blocks take, where steps are short."""
     pacing = PACINGS[device]
     run_s = _START_S + pacing.warmup_s + min(pacing.run_seconds, pacing.most_windows_s)
@@ -162,7 +163,7 @@ class Trials:
     def _step_time_s(self) -> float:
         """Of the clean runs so far on one GPU, or on the fewest that there are."""
         times_s = [
-            run.median_step_time_s
+            run.step_time_s
             for results in self._clean
             for run in results.runs
             if run.is_valid and run.gpus == min(self._gpus)

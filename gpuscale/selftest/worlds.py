@@ -8,9 +8,9 @@ one that is stated.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpuscale.recording import baseline_from_results

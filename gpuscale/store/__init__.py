@@ -4,16 +4,23 @@ Whatever a file holds and whatever a file system does, only `FileError` is raise
 of text: path, place, problem and remedy.
 """
 
-from gpuscale.store.baselines import write_baseline
-from gpuscale.store.names import (
+from gpuscale.store.files import (
+    MOST_BYTES,
+    read_any,
+    read_baseline,
+    read_results,
+    read_with,
+    write_baseline,
+    write_report,
+)
+from gpuscale.store.results import (
     RESULTS_FOLDER,
+    ResultsWriter,
+    ResumedResults,
     default_results_path,
     newest_results,
     refuse_unwritable,
 )
-from gpuscale.store.reading import MOST_BYTES, read_any, read_baseline, read_results, read_with
-from gpuscale.store.reports import write_report
-from gpuscale.store.writing import ResultsWriter, ResumedResults
 
 __all__ = [
     "MOST_BYTES",

@@ -10,7 +10,7 @@ from textwrap import indent
 
 from gpuscale.clusters import Scheduler
 from gpuscale.errors import SchedulerError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 from gpuscale.submission.schedulers import (
     JobState,
     cancel_command,

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from gpuscale.clusters import Scheduler
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 from gpuscale.submission.directives import directives
 from gpuscale.submission.request import JobRequest
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from gpuscale.encoding import to_json
 from gpuscale.errors import GpuscaleError
-from gpuscale.formats.exchange import to_json
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.run_directory import write_atomically

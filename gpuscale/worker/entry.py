@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from gpuscale.formats.exchange import from_json
+from gpuscale.encoding import from_json
 from gpuscale.injections import parse_injection
 from gpuscale.records import RankOutcome, RankReport, RunRequest
 from gpuscale.run_directory import RunDirectory
@@ -44,7 +45,7 @@ def main(directory: str) -> None:
     be_rank(directory, _run)
 
 
-def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], object]) -> None:
+def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], msgspec.Struct]) -> None:
     """Do some work as a rank, and leave its outcome or what ended it in the run's directory."""
     die_with_parent()
     end_at_interrupt()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gpuscale.formats.exchange import from_json, to_json
+from gpuscale.encoding import from_json, to_json
 from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.worker.lifeline import die_with_parent

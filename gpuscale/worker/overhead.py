@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuscale.formats.exchange import from_json
+from gpuscale.encoding import from_json
 from gpuscale.records import OverheadOutcome, OverheadPair, OverheadPlan, RunRequest
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker.bare_loop import BareLoop

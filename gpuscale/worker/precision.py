@@ -4,12 +4,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from gpuscale.records.configuration import Precision
-
-_AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def set_fp32_mode(precision: Precision) -> None:
+def set_fp32_mode(precision: str | None) -> None:
     """Let fp32 be fp32: torch allows TF32 in convolutions unless it is told otherwise."""
     # These setters write what torch's newer `fp32_precision` settings hold too. Those write only
     # themselves, and torch.compile, which asks in the older way, then fails over the difference.
@@ -17,17 +15,17 @@ def set_fp32_mode(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def autocast_dtype(precision: Precision) -> torch.dtype | None:
+def autocast_dtype(precision: str | None) -> torch.dtype | None:
     """What autocast computes in; None where there is no autocast."""
-    return _AUTOCAST.get(precision)
+    return _AUTOCAST.get(precision or "")
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
     """The context of forward and loss."""
     dtype = autocast_dtype(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+def grad_scaler(precision: str | None, device: torch.device) -> torch.amp.GradScaler:
     """The loss scaler of fp16, which passes everything through for other precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -5,7 +5,9 @@ import os
 import socket
 import traceback
 
-from gpuscale.formats.exchange import to_json
+import msgspec
+
+from gpuscale.encoding import to_json
 from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
 
@@ -41,7 +43,7 @@ class RankFiles:
         # more on a shared file system, and all ranks wait for it at the window's barrier.
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
-    def write_outcome(self, outcome: object) -> None:
+    def write_outcome(self, outcome: msgspec.Struct) -> None:
         """Leave what this rank measured."""
         faulthandler.cancel_dump_traceback_later()
         write_atomically(self._directory.outcome(self._rank), to_json(outcome))

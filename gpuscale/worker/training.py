@@ -9,7 +9,6 @@ import torch
 
 from gpuscale.cases import TrainingCase
 from gpuscale.records import Phases, RunRequest
-from gpuscale.records.configuration import Precision
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phase_clock import Phase, phase_clock
@@ -60,7 +59,7 @@ class Training:
     """The training of one rank, step by step, with what measuring needs around it."""
 
     def __init__(
-        self, parts: Parts, precision: Precision, strategy: Strategy, faults: Faults
+        self, parts: Parts, precision: str | None, strategy: Strategy, faults: Faults
     ) -> None:
         self.model = parts.model
         self._memory_format = parts.memory_format

@@ -6,9 +6,11 @@ noise whose seed is the job's id, so that the same files come out every time.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from changing import replace
 
 from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
@@ -25,6 +27,7 @@ from gpuscale.records import (
     Results,
     Run,
     Window,
+    with_measured,
 )
 from gpuscale.store import ResultsWriter
 
@@ -243,7 +246,7 @@ def _run(
         _rank(night, configuration, phases, rank, index, step_s, gpus // processes)
         for rank, phases in enumerate(own)
     )
-    return Run(
+    made = Run(
         configuration=configuration,
         gpus=gpus,
         index=index,
@@ -272,6 +275,7 @@ def _run(
         if night.phases and is_timed
         else (),
     )
+    return made if failure is not None else with_measured(made)
 
 
 def _device_of(night: Night, rank: int, index: int) -> int:

@@ -9,14 +9,17 @@ DETAIL_LIMIT = 200_000
 
 # Control characters (terminal escapes among them), line and paragraph separators,
 # bidirectional overrides, and lone surrogates, which no terminal or file can encode.
-_UNSAFE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSAFE_IN_A_LINE = re.compile(f"[{_UNSAFE}]")
-_UNSAFE_IN_LINES = re.compile(rf"(?![\n\t])[{_UNSAFE}]")
+_UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
+UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
+"""As character classes of a regular expression; text of several lines has breaks and tabs."""
+_UNSAFE_IN_A_LINE = re.compile(f"[{UNPRINTABLE}]")
+_UNSAFE_IN_LINES = re.compile(f"[{UNPRINTABLE_IN_LINES}]")
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
 def text_problem(text: str, *, multiline: bool = False) -> str | None:
-    """Why a string may not stand in a file, with the remedy; None where it may."""
+    """The reason why a string may not stand in a file, with the remedy; None where it may."""
     limit = DETAIL_LIMIT if multiline else LINE_LIMIT
     if len(text) > limit:
         return f"text of {len(text)} characters is too long; keep it below {limit}"

@@ -2,19 +2,25 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from gpuscale.errors import UsageError
-from gpuscale.recording.entries import Entry, entry_label, measured_entry, runs_by_entry
-from gpuscale.recording.measured import (
+from gpuscale.recording.from_results import (
     MINIMUM_RUNS,
+    Entry,
+    entries_of,
+    entry_label,
     environments_of,
     measured_at,
     refuse_injections,
+    refuse_mixed_workloads,
+    valid_runs,
     versions_of,
 )
-from gpuscale.records import Baseline, BaselineChange, MeasuredEntry, Results
+from gpuscale.records import Baseline, BaselineChange, Results, Run
 
 EVERYTHING = "all"
 """The selector of every proposal that can be accepted."""
@@ -22,20 +28,22 @@ EVERYTHING = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What the results would put in the place of one entry."""
+    """The runs that would take the place of those of one entry."""
 
     label: str
     """Of the row, with what tells it from others of the same name."""
-    old: MeasuredEntry | None
-    """None where the baseline has no such entry."""
-    new: MeasuredEntry
+    entry: Entry
+    old: tuple[Run, ...]
+    """Empty where the baseline has no such entry."""
+    new: tuple[Run, ...]
     obstacle: str = ""
     """Why it cannot be accepted; empty where it can."""
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """What a user may call it, the shortest that names its row first."""
-        case, label, gpus = self.new.key.case, self.new.configuration.label, self.new.gpus
+        """The names that a user may give it, the shortest that names its row first."""
+        (configuration, gpus), case = self.entry, self.entry.configuration.case
+        label = configuration.label
         return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
 
 
@@ -50,18 +58,16 @@ def proposals(
         UsageError: faults made on purpose, or runs of one entry that differ in batch or shape.
     """
     refuse_injections(results)
-    entries = runs_by_entry(results)
-    known = {_entry_of(entry): entry for entry in baseline.measured}
+    entries, known = entries_of(valid_runs(results)), entries_of(baseline.runs)
     ordered = [*(e for e in known if e in entries), *(e for e in entries if e not in known)]
     found = []
     for entry in ordered:
-        if not entries[entry]:
-            continue
-        old, new = known.get(entry), measured_entry(entry, entries[entry], entries)
-        if old is None or not _same_runs(old, new):
-            obstacle = _obstacle(len(new.runs), minimum_runs)
-            label = entry_label(entry, {*entries, *known})
-            found.append(Proposal(label=label, old=old, new=new, obstacle=obstacle))
+        old, new = tuple(known.get(entry, ())), tuple(entries[entry])
+        refuse_mixed_workloads(entry, new, entries)
+        if not _same_runs(old, new):
+            label = entry_label(entry, {**entries, **known})
+            obstacle = _obstacle(len(new), minimum_runs)
+            found.append(Proposal(label=label, entry=entry, old=old, new=new, obstacle=obstacle))
     return tuple(found)
 
 
@@ -108,30 +114,30 @@ def revised(
         by: Login name.
         expires_on: A new last day of validity; None keeps the one that there is.
     """
-    new = {_entry_of(change.old): change.new for change in changes if change.old is not None}
-    measured = (
-        *(new.get(_entry_of(entry), entry) for entry in baseline.measured),
-        *(change.new for change in changes if change.old is None),
-    )
-    replaced = tuple(change.old for change in changes if change.old is not None)
-    used, gone = _allocations(measured), _allocations(replaced)
+    new = {change.entry: change.new for change in changes}
+    kept = entries_of(baseline.runs)
+    runs = tuple(run for entry in {**kept, **new} for run in new.get(entry) or kept[entry])
+    replaced = tuple(run for change in changes for run in change.old)
+    used, gone = _allocations(runs), _allocations(replaced)
     fresh = {name: its for name, its in environments_of(results).items() if name in used}
     change = BaselineChange(
         at=at,
         reason=reason,
         by=by,
-        replaced=tuple(_without_evidence(entry) for entry in replaced),
-        added=tuple(change.label for change in changes if change.old is None),
+        replaced=tuple(_without_evidence(run) for run in replaced),
+        added=tuple(change.label for change in changes if not change.old),
         environments={
             name: its for name, its in baseline.environments.items() if name in gone - used
         },
     )
-    kept = {name: its for name, its in baseline.environments.items() if name not in gone - used}
+    environments = {
+        name: its for name, its in baseline.environments.items() if name not in gone - used
+    }
     versions = (baseline.gpuscale_version or "").split(", ")
     return replace(
         baseline,
-        measured=measured,
-        environments={**kept, **fresh},
+        runs=runs,
+        environments={**environments, **fresh},
         gpuscale_version=", ".join(dict.fromkeys(filter(None, [*versions, versions_of(results)]))),
         recorded_at=max(
             filter(None, [baseline.recorded_at, measured_at(results)]), key=datetime.fromisoformat
@@ -141,25 +147,31 @@ def revised(
     )
 
 
-def _entry_of(measured: MeasuredEntry) -> Entry:
-    return Entry(measured.configuration, measured.gpus)
-
-
 def _obstacle(runs: int, minimum_runs: int) -> str:
     if runs >= minimum_runs:
         return ""
     return f"has {runs} valid run{'' if runs == 1 else 's'}, and an entry needs {minimum_runs}"
 
 
-def _same_runs(one: MeasuredEntry, other: MeasuredEntry) -> bool:
-    sides = (Counter((r.step_time_s, r.allocation) for r in entry.runs) for entry in (one, other))
-    workloads = ((e.batch_per_gpu, e.sample_shape) for e in (one, other))
-    return len(set(workloads)) == 1 and next(sides) == next(sides)
+def _same_runs(one: Sequence[Run], other: Sequence[Run]) -> bool:
+    sides = (
+        Counter((r.step_time_s, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)
+        for runs in (one, other)
+    )
+    return next(sides) == next(sides)
 
 
-def _allocations(entries: Sequence[MeasuredEntry]) -> set[str]:
-    return {run.allocation for entry in entries for run in entry.runs}
+def _allocations(runs: Sequence[Run]) -> set[str]:
+    return {run.allocation for run in runs if run.allocation is not None}
 
 
-def _without_evidence(entry: MeasuredEntry) -> MeasuredEntry:
-    return replace(entry, runs=tuple(replace(run, evidence=None) for run in entry.runs))
+def _without_evidence(run: Run) -> Run:
+    return Run(
+        configuration=run.configuration,
+        gpus=run.gpus,
+        index=run.index,
+        batch_per_gpu=run.batch_per_gpu,
+        sample_shape=run.sample_shape,
+        allocation=run.allocation,
+        measured=run.measured,
+    )

@@ -1,21 +1,63 @@
-"""A baseline from measured runs."""
+"""Baselines from measured runs: what runs of one entry share, and what a baseline keeps."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from gpuscale.errors import UsageError
-from gpuscale.recording.entries import (
-    Entry,
-    Measured,
-    entry_label,
-    measured_entry,
-    runs_by_entry,
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    EntryKey,
+    Environment,
+    GpuDevice,
+    Hardware,
+    Results,
+    Run,
+    without_windows,
 )
-from gpuscale.records import Baseline, Environment, Hardware, Results
 
 MINIMUM_RUNS = 6
 """Valid runs that an entry needs to be judged against."""
+_NO_TIME = "1970-01-01T00:00:00+00:00"
+
+
+class Entry(NamedTuple):
+    """The properties that the runs of one entry of a baseline share."""
+
+    configuration: Configuration
+    gpus: int
+
+    @classmethod
+    def of(cls, run: Run) -> "Entry":
+        """The entry that a run belongs to."""
+        return cls(run.configuration, run.gpus)
+
+    @property
+    def key(self) -> EntryKey:
+        """The table row that it belongs to."""
+        return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+
+
+def entries_of(runs: Iterable[Run]) -> dict[Entry, list[Run]]:
+    """The runs of each entry, in their order."""
+    entries: dict[Entry, list[Run]] = {}
+    for run in runs:
+        entries.setdefault(Entry.of(run), []).append(run)
+    return entries
+
+
+def valid_runs(results: Sequence[Results]) -> list[Run]:
+    """The valid runs of all results as a baseline keeps them, each with its allocation."""
+    return [
+        replace(without_windows(run), allocation=result.allocation_of(run))
+        for result in results
+        for run in result.runs
+        if run.is_valid
+    ]
 
 
 def baseline_from_results(
@@ -52,14 +94,19 @@ def baseline_from_results(
     if not any(run.is_valid for result in results for run in result.runs):
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])
-    entries = _chosen(runs_by_entry(results), cases, gpus)
+    entries: dict[Entry, list[Run]] = {
+        Entry.of(run): [] for result in results for run in result.runs
+    } | entries_of(valid_runs(results))
+    entries = _chosen(entries, cases, gpus)
     _refuse_short(entries, minimum_runs)
-    used = {measured.allocation for runs in entries.values() for measured in runs}
+    for entry, runs in entries.items():
+        refuse_mixed_workloads(entry, runs, entries)
+    used = {run.allocation for runs in entries.values() for run in runs}
     return Baseline(
         name=name,
         cluster=cluster,
         hardware=hardware,
-        measured=tuple(measured_entry(entry, runs, entries) for entry, runs in entries.items()),
+        runs=tuple(run for runs in entries.values() for run in runs),
         environments={
             allocation: environment
             for allocation, environment in environments_of(results).items()
@@ -110,9 +157,69 @@ def environments_of(results: Sequence[Results]) -> dict[str, Environment]:
     for result in results:
         for run in result.runs:
             host = run.ranks[0].host if run.ranks else result.environment.host
-            resumed = replace(result.environment, job_id=run.job_id, host=host)
+            resumed = replace(result.environment, job_id=run.allocation, host=host)
             found.setdefault(result.allocation_of(run), resumed)
     return found
+
+
+def refuse_mixed_workloads(entry: Entry, runs: Sequence[Run], entries: Collection[Entry]) -> None:
+    """Checks that the runs of an entry have one batch size and sample shape.
+
+    Raises:
+        UsageError: they differ.
+    """
+    workloads = Counter((run.batch_per_gpu, run.sample_shape) for run in runs)
+    if len(workloads) > 1:
+        found = ", ".join(f"batch {batch} of shape {shape}" for batch, shape in workloads)
+        raise UsageError(
+            f"{entry_label(entry, entries)} was measured with different samples ({found}); "
+            "make one baseline for each"
+        )
+
+
+def entry_label(entry: Entry, entries: Iterable[Entry]) -> str:
+    """The entry's name; where other configurations share it, also what tells it apart."""
+    configuration, gpus = entry
+    label = entry.key.label
+    namesakes = [
+        other.configuration
+        for other in entries
+        if other.gpus == gpus and other.configuration.label == configuration.label
+    ]
+    apart = [
+        f"{name} {getattr(configuration, name)}"
+        for name in Configuration.__struct_fields__
+        if len({getattr(namesake, name) for namesake in namesakes}) > 1
+    ]
+    return f"{label} ({', '.join(apart)})" if apart else label
+
+
+def results_of(baseline: Baseline) -> tuple[Results, ...]:
+    """The measured runs of a baseline as results, one for each allocation."""
+    runs: dict[str, list[Run]] = {}
+    for run in baseline.runs:
+        runs.setdefault(run.allocation or baseline.name, []).append(run)
+    return tuple(
+        Results(
+            created_at=baseline.recorded_at or _NO_TIME,
+            gpuscale_version=baseline.gpuscale_version or "unknown",
+            environment=replace(
+                baseline.environments.get(allocation) or _bare_environment(baseline.hardware),
+                job_id=allocation,
+            ),
+            runs=tuple(its),
+        )
+        for allocation, its in runs.items()
+    )
+
+
+def _bare_environment(hardware: Hardware) -> Environment:
+    name, count = hardware.gpu_name, hardware.gpus_per_node or 1
+    return Environment(
+        device=hardware.device,
+        cpu_model=hardware.cpu_model,
+        gpus=tuple(GpuDevice(index=i, name=name) for i in range(count)) if name else (),
+    )
 
 
 def _common_hardware(environments: Sequence[Environment]) -> Hardware:
@@ -140,10 +247,10 @@ def _gpus_per_node(environments: Sequence[Environment]) -> int | None:
 
 
 def _chosen(
-    entries: dict[Entry, list[Measured]],
+    entries: dict[Entry, list[Run]],
     cases: Collection[str] | None,
     gpus: Collection[int] | None,
-) -> dict[Entry, list[Measured]]:
+) -> dict[Entry, list[Run]]:
     chosen = {
         entry: runs
         for entry, runs in entries.items()
@@ -164,7 +271,7 @@ def _held(entries: Iterable[Entry]) -> str:
     return f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
 
 
-def _refuse_short(entries: dict[Entry, list[Measured]], minimum_runs: int) -> None:
+def _refuse_short(entries: dict[Entry, list[Run]], minimum_runs: int) -> None:
     short = [
         f"{entry_label(entry, entries)} has {len(runs)}"
         for entry, runs in entries.items()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscale.errors import DecodeError
-from gpuscale.formats.text import text_problem
+from gpuscale.printable import text_problem
 
 _DELIMITERS = (",", ";", "\t")
 _RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpuscale.formats.text import shown
+from gpuscale.printable import shown
 
 _LONGEST_WHOLE_NUMBER = 30
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -1,0 +1,125 @@
+"""The table of what a run measures by name: a new metric is one entry of `METRICS`."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuscale.records.run import Run
+
+STEP_TIME = "step_time_s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one metric of one row, as fractions.
+
+    Of a metric `in_points` they are fractions of the baseline's step time, of the others
+    fractions of the metric itself.
+    """
+
+    margin: float
+    """A change to the worse up to this is never called a regression."""
+    ok_bound: float
+    """ok means that the 95% upper bound of the change to the worse lies below this."""
+    allocation_deviation: float
+    """Declared standard deviation between allocations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSpec:
+    """One number that a run measures; less of each is better."""
+
+    name: str
+    """Its key in `Run.measured` and in tolerances, with its unit."""
+    unit: str
+    words: str
+    more: str
+    """The finding of a row that has too much of it, in words."""
+    bounds: tuple[float, float]
+    of: Callable[["Run"], float | None]
+    """Takes it from the evidence of a run; None where that does not tell it."""
+    limits: Limits | None = None
+    """What holds unless a site overrides it; None for the step time, whose limits a site sets."""
+    in_points: bool = False
+    """It is judged as a part of the baseline's step time, since it may be 0."""
+
+
+def _median_step_time_s(run: "Run") -> float | None:
+    if not run.windows or not run.steps_per_window:
+        return None
+    return statistics.median(w.time_s for w in run.windows) / run.steps_per_window
+
+
+def _exposed_communication_s(run: "Run") -> float | None:
+    return run.synchronization_s if len(run.ranks) > 1 else None
+
+
+def _peak_memory_bytes(run: "Run") -> float | None:
+    peaks = [rank.peak_memory_bytes for rank in run.ranks if rank.peak_memory_bytes is not None]
+    return max(peaks, default=None)
+
+
+def _energy_per_sample_j(run: "Run") -> float | None:
+    known = [s.energy_j for s in run.gpu_summaries if s.energy_j is not None]
+    if not known or len(known) < len(run.gpu_summaries) or not run.steps_per_window:
+        return None
+    samples = len(run.windows) * run.steps_per_window * run.batch_per_gpu * run.gpus
+    return sum(known) / samples if samples else None
+
+
+METRICS = (
+    MetricSpec(
+        name=STEP_TIME,
+        unit="s",
+        words="step time",
+        more="slower training",
+        bounds=(1e-18, 1e9),
+        of=_median_step_time_s,
+    ),
+    MetricSpec(
+        name="exposed_communication_s",
+        unit="s",
+        words="exposed communication",
+        more="more exposed communication",
+        bounds=(-1e9, 1e9),
+        of=_exposed_communication_s,
+        # Both halves of a run share its nodes, as both ends of a speedup do.
+        limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
+        in_points=True,
+    ),
+    MetricSpec(
+        name="peak_memory_bytes",
+        unit="bytes",
+        words="peak memory",
+        more="more memory",
+        bounds=(0, 2**60),
+        of=_peak_memory_bytes,
+        # A library's choice of algorithm moves it a little from one start to another.
+        limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005),
+    ),
+    MetricSpec(
+        name="energy_per_sample_j",
+        unit="J",
+        words="energy per sample",
+        more="more energy per sample",
+        bounds=(0, 1e15),
+        of=_energy_per_sample_j,
+        # GPUs of one model draw several percent more or less for the same work.
+        limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02),
+    ),
+)
+METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def measured_problem(measured: Mapping[str, float]) -> str | None:
+    """Says what is wrong with measured values by name; None where nothing is."""
+    for name, value in measured.items():
+        metric = METRICS_BY_NAME.get(name)
+        if metric is None:
+            return f"unknown metric '{name}'; known are {', '.join(METRICS_BY_NAME)}"
+        low, high = metric.bounds
+        if not low <= value <= high:
+            return f"{name} is expected between {low:.12g} and {high:.12g}, found {value:.12g}"
+    return None

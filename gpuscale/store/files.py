@@ -1,0 +1,277 @@
+"""Reading and writing whole files: what is damaged or special is refused, nothing is half there."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from gpuscale.errors import DecodeError, FileError
+from gpuscale.printable import visible
+from gpuscale.records import Baseline, Results
+from gpuscale.store.codec import (
+    RESULTS_FORMAT,
+    decode_baseline,
+    decode_results,
+    encode_baseline,
+    format_of,
+)
+
+MOST_BYTES = 256 * 1024 * 1024
+"""The largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
+
+_T = TypeVar("_T")
+
+READ_PROBLEMS = {
+    errno.ENOENT: "there is no such file; check the path",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
+    errno.EACCES: "permission denied; make it readable for this user",
+    errno.ELOOP: "its symbolic links lead in a circle; give the file itself",
+    errno.ENAMETOOLONG: "the path is too long for this system; check it",
+}
+WRITE_PROBLEMS = {
+    errno.ENOENT: "its folder does not exist; create the folder first",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
+    errno.EISDIR: "this is a folder; name a file",
+    errno.EEXIST: "exists already and is not overwritten; choose another name, or delete it",
+    errno.EACCES: "permission denied; choose a folder that this user may write to",
+    errno.EPERM: "not permitted; choose a folder that this user may write to",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOSPC: "the disk is full; free some space, or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space, or choose another folder",
+    errno.EFBIG: "the file may not grow further (a limit of this system or shell, ulimit -f)",
+    errno.ELOOP: "its symbolic links lead in a circle; give the file itself",
+    errno.ENAMETOOLONG: "the path is too long for this system; choose a shorter one",
+}
+RESUME_PROBLEMS = {
+    **WRITE_PROBLEMS,
+    errno.ENOENT: "there is no such file; check the path, or begin it with --results",
+    errno.EACCES: "permission denied; make it readable and writable for this user",
+}
+
+
+def path_problem(error: OSError | ValueError, known: dict[int, str]) -> str:
+    """The problem with a path and its remedy, from one of the tables above."""
+    if isinstance(error, OSError) and error.errno is not None:
+        default = f"{os.strerror(error.errno)}; check the path and its file system"
+        return known.get(error.errno, default)
+    return f"{error}; check the path"
+
+
+def file_error(
+    path: Path, problem: str, *, place: str | None = None, line: int | None = None
+) -> FileError:
+    """The error that the user sees, safe to print whatever the path holds."""
+    return FileError(
+        visible(str(path)), visible(problem), place=place and visible(place), line=line
+    )
+
+
+def read_results(path: Path) -> Results:
+    """The results in a file.
+
+    Raises:
+        FileError: it cannot be read, or is not a results file that this gpuscale understands.
+    """
+    return decoded(path, _read(path), decode_results)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in a file.
+
+    Raises:
+        FileError: it cannot be read, or is not a baseline that this gpuscale understands.
+    """
+    return decoded(path, _read(path), decode_baseline)
+
+
+def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
+    """The value that `decode` makes of a text file of another format.
+
+    Raises:
+        FileError: it cannot be read, or `decode` refuses it.
+    """
+    return decoded(path, _read(path), decode)
+
+
+def read_any(path: Path) -> Results | Baseline:
+    """The results or the baseline in a file, told by its content and not by its name.
+
+    Raises:
+        FileError: it cannot be read, or is neither of the two formats.
+    """
+    return decoded(path, _read(path), _decode_either)
+
+
+def _decode_either(text: str) -> Results | Baseline:
+    if not text.strip():
+        raise DecodeError("", "the file is empty; give a results file or a baseline")
+    return decode_results(text) if format_of(text) == RESULTS_FORMAT else decode_baseline(text)
+
+
+def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
+    """The value that the content of a file stands for.
+
+    Raises:
+        FileError: it is not text, or not what `decode` reads.
+    """
+    try:
+        return decode(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        place, line = f"byte {error.start + 1}", content.count(b"\n", 0, error.start) + 1
+        problem = "is not UTF-8 text; save it as UTF-8"
+        raise file_error(path, problem, place=place, line=line) from None
+    except DecodeError as error:
+        raise file_error(path, error.problem, place=error.place or None, line=error.line) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        # Told before it is opened: opening a device can already do something.
+        refuse_unreadable(path, path.stat())
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            return read_descriptor(path, descriptor)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise file_error(path, path_problem(error, READ_PROBLEMS)) from None
+
+
+def read_descriptor(path: Path, descriptor: int) -> bytes:
+    """All of an open file, from where it stands.
+
+    Raises:
+        FileError: it is no regular file, or too large.
+    """
+    refuse_unreadable(path, os.fstat(descriptor))
+    content = read_at_most(descriptor, MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise _too_large(path, len(content))
+    return content
+
+
+def read_at_most(descriptor: int, count: int) -> bytes:
+    """So many bytes of an open file, or all that there are."""
+    chunks = []
+    while count > 0 and (chunk := os.read(descriptor, min(count, 1024 * 1024))):
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)
+
+
+def refuse_unreadable(path: Path, status: os.stat_result) -> None:
+    """Checks that it is a regular file that is not too large.
+
+    Raises:
+        FileError: it is not.
+    """
+    if stat.S_ISDIR(status.st_mode):
+        raise file_error(path, "is a folder; give one of the files in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise file_error(path, "is not a regular file (a device, pipe or socket); save it first")
+    if status.st_size > MOST_BYTES:
+        raise _too_large(path, status.st_size)
+
+
+def _too_large(path: Path, size: int) -> FileError:
+    limit = f"{MOST_BYTES // (1024 * 1024)} MiB"
+    problem = f"has at least {size} bytes, more than the {limit} that are read"
+    return file_error(path, f"{problem}; give fewer runs in one file")
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """Writes a baseline file whole or not at all, in place of an earlier one.
+
+    A symbolic link stays one: the file that it leads to is replaced.
+
+    Raises:
+        FileError: the file cannot be written, or the baseline breaks the format's rules.
+    """
+    try:
+        text = encode_baseline(baseline)
+    except DecodeError as error:
+        raise file_error(path, f"cannot record this baseline: {error}") from None
+    try:
+        target = Path(os.path.realpath(path))
+        _refuse_special_target(path)
+        replace_file(target, text.encode())
+    except (OSError, ValueError) as error:
+        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
+
+
+def _refuse_special_target(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise file_error(path, "is a folder; give the name of a file in it")
+    # Replacing a device such as /dev/null by a file would break the machine.
+    if not stat.S_ISREG(mode):
+        raise file_error(path, "is not a regular file; choose another path")
+
+
+def write_report(path: Path, text: str) -> None:
+    """Writes a report, in place of an earlier one; a reader never sees half of it.
+
+    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is; of a
+    symbolic link, the file that it leads to is replaced.
+
+    Raises:
+        FileError: it could not be written; an earlier file is as it was.
+    """
+    content = text.encode("utf-8", errors="replace")
+    try:
+        if _is_stream(path):
+            with path.open("wb") as stream:
+                stream.write(content)
+        else:
+            replace_file(Path(os.path.realpath(path)), content)
+    except (OSError, ValueError) as error:
+        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; raises OSError.
+
+    An earlier one is replaced, and who may read and write it stays as it was.
+    """
+    beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(FileNotFoundError):
+            os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
+        with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable, where the file system can."""
+    # Some network file systems refuse it, and a file that is written but perhaps not yet named
+    # after a power cut is no reason to stop measuring.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,20 @@
+"""Copies of values with other fields, whether they are records or dataclasses."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuscale.records import Run, with_measured
+
+_T = TypeVar("_T")
+
+
+def replace(value: _T, **changes: Any) -> _T:
+    """The value with these changes; a run is measured by its windows again."""
+    if not isinstance(value, msgspec.Struct):
+        return dataclasses.replace(value, **changes)  # type: ignore[type-var] # a dataclass
+    changed = msgspec.structs.replace(value, **changes)
+    if isinstance(changed, Run) and "measured" not in changes and changed.windows:
+        changed = with_measured(changed)
+    return changed
