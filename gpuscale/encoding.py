@@ -35,10 +35,10 @@ def to_json(record: msgspec.Struct) -> str:
     Raises:
         DecodeError: a value breaks the record's own bounds, so that nobody could read it back.
     """
-    encoded = _ENCODER.encode(record)
     try:
+        encoded = _ENCODER.encode(record)
         msgspec.json.decode(encoded, type=type(record))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeEncodeError):
         # A traceback with terminal colours must not make the file unreadable.
         encoded = _ENCODER.encode(_cleaned(msgspec.to_builtins(record)))
         from_json(type(record), encoded.decode())
@@ -89,10 +89,18 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
 
 
 def _parsed(text: str) -> object:
+    """The document of a text, for what is wrong with it; json names lines, msgspec bytes."""
+    if text.startswith("\ufeff"):
+        raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    except json.JSONDecodeError as error:
+        place, problem = f"column {error.colno}", f"this is not JSON: {error.msg}"
+        raise DecodeError(place, problem, line=error.lineno) from None
+    except RecursionError:
+        raise DecodeError("", "nested too deeply; no gpuscale file is") from None
+    except ValueError as error:
+        raise DecodeError("", f"this is not JSON: {error}") from None
 
 
 def _refuse_value(kind: Any, document: object, message: str) -> NoReturn:
@@ -180,12 +188,6 @@ def _value_at(document: Any, place: str) -> object:
 
 
 def _refuse_json(text: str, message: str) -> NoReturn:
-    if text.startswith("\ufeff"):
-        raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     problem = message.removeprefix("JSON is malformed: ")
-    content = text.encode()
-    found = re.search(r" \(byte (\d+)\)", problem)
-    at = len(content) if found is None else int(found[1])
-    line, column = content.count(b"\n", 0, at) + 1, at - content.rfind(b"\n", 0, at)
-    problem = problem if found is None else problem[: found.start()]
-    raise DecodeError(f"column {column}", f"this is not JSON: {problem}", line=line)
+    _parsed(text)
+    raise DecodeError("", f"this is not JSON: {problem}")

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import pytest
 from changing import replace
-from scaling_records import environment, measured
+from scaling_records import environment, measured, results_text
 
 from gpuscale.cli import main
-from gpuscale.formats import encode_header, encode_run
 from gpuscale.records import Results
 from gpuscale.store import read_baseline
 
@@ -38,15 +37,9 @@ class Shell:
 
     def write(self, name: str, results: Results) -> Path:
         path = self.folder / f"{name}.jsonl"
-        header = encode_header(
-            created_at=results.created_at,
-            gpuscale_version=results.gpuscale_version,
-            environment=results.environment,
-            injections=results.injections,
-        )
         started = 1.7e9 + len(list(self.folder.iterdir())) * 86400
-        runs = [replace(run, started_at_s=started) for run in results.runs]
-        path.write_text("".join(f"{line}\n" for line in (header, *map(encode_run, runs))))
+        runs = tuple(replace(run, started_at_s=started) for run in results.runs)
+        path.write_text(results_text(replace(results, runs=runs)))
         return path
 
     def __call__(self, *arguments: str) -> Answer:
@@ -111,11 +104,12 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     assert "b.json: 1 of 2 changes written\n" in answer.out
     assert "note: mnist_cnn/ddp on 1 GPU stays as it was" in answer.out
     after = read_baseline(path)
-    assert after.measured[0] == before.measured[0]
-    assert {run.allocation for run in after.measured[1].runs} == {"18"}
+    kept, changed = (tuple(run for run in after.runs if run.gpus == gpus) for gpus in (1, 2))
+    assert kept == tuple(run for run in before.runs if run.gpus == 1)
+    assert {run.allocation for run in changed} == {"18"}
     (change,) = after.history
     assert change.reason == "new NCCL"
-    assert [entry.gpus for entry in change.replaced] == [2]
+    assert {run.gpus for run in change.replaced} == {2}
     shown = shell("show", "b.json").out
     assert f"updated   {change.at}, see below\n" in shown
     assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
@@ -200,7 +194,7 @@ def test_each_change_is_asked_for_at_a_terminal(shell: Shell) -> None:
     assert "accept mnist_cnn/ddp on 1 GPU? [y]es, [n]o, [a]ll from here on, [q]uit: " in shown
     assert "1 of 2 changes written" in shown
     (change,) = read_baseline(path).history
-    assert [entry.gpus for entry in change.replaced] == [2]
+    assert {run.gpus for run in change.replaced} == {2}
     assert change.reason == "memory clocks were raised"
 
 

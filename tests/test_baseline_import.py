@@ -123,8 +123,8 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
     [
         ("n,time\n1,145\n2,84;x\n", "line 3: column 'time': expected a time such as 145, 2:25 or"),
         ("n,time\n1,\n", "line 2: neither a time nor a throughput; fill its cell"),
-        ("n,time\n1,0\n", "line 2: column 'time': expected a time in seconds between 1e-09 and"),
-        ("n,time\n0,145\n", "line 2: column 'n': expected a number of GPUs between 1 and"),
+        ("n,time\n1,0\n", "line 2: column 'time': expected a number from 1e-09, found 0"),
+        ("n,time\n0,145\n", "line 2: column 'n': expected a whole number from 1, found 0"),
         ("n,time\n2.0,145\n", "line 2: column 'n': expected a whole number, found text '2.0'"),
         ("n,time\n,145\n", "line 2: no number of GPUs; fill its cell"),
         ("n,time\n1,145,7\n", "line 2: 3 cells under 2 headers (line 1); give each header its"),

@@ -7,7 +7,6 @@ import pytest
 from changing import replace
 from scaling_records import (
     CNN,
-    V100,
     baseline,
     cpu_environment,
     environment,
@@ -18,7 +17,7 @@ from scaling_records import (
 
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
-from gpuscale.compare.matching import currents_of
+from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Comparison, Hardware, Verdict
 
@@ -72,10 +71,10 @@ def test_results_without_a_valid_run_compare_nothing() -> None:
 
 
 def test_a_baseline_without_entries_says_what_to_do() -> None:
-    comparison = compare(replace(BASELINE, measured=()), [measured(NOW)])
+    comparison = compare(replace(BASELINE, runs=()), [measured(NOW)])
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
     assert any("gpuscale baseline record" in note for note in comparison.notes)
-    assert compare(replace(BASELINE, measured=()), []).exit_code is ExitCode.NOTHING_COMPARABLE
+    assert compare(replace(BASELINE, runs=()), []).exit_code is ExitCode.NOTHING_COMPARABLE
 
 
 def test_another_gpu_is_incomparable_and_both_shapes_are_still_shown() -> None:
@@ -135,8 +134,9 @@ def test_another_sample_shape_is_incomparable_and_named() -> None:
 
 
 def test_runs_of_two_jobs_in_one_file_are_two_allocations() -> None:
-    ours, theirs = run(1, 0.1), replace(run(1, 0.1, index=2), job_id="resumed")
-    (current,) = currents_of([results(ours, theirs, where=environment(job_id="begun"))])
+    ours, theirs = run(1, 0.1), replace(run(1, 0.1, index=2), allocation="resumed")
+    side = side_of_results([results(ours, theirs, where=environment(job_id="begun"))])
+    (current,) = side.entries
     assert {job: len(logs) for job, logs in current.logs.items()} == {"begun": 1, "resumed": 1}
 
 
@@ -167,9 +167,7 @@ def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:
 @pytest.mark.parametrize("name", ["mnist_cnn", "mnist_cnn/ddp"])
 def test_cases_are_chosen_by_name_with_or_without_strategy(name: str) -> None:
     other = replace(CNN, case="resnet50")
-    both = replace(
-        BASELINE, measured=(*BASELINE.measured, *baseline(THEN, configuration=other).measured)
-    )
+    both = replace(BASELINE, runs=(*BASELINE.runs, *baseline(THEN, configuration=other).runs))
     comparison = compare(both, [measured(NOW)], cases=[name])
     assert {entry.key.case for entry in comparison.entries} == {"mnist_cnn"}
     assert comparison.exit_code is ExitCode.OK
@@ -192,9 +190,9 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
     other = measured({8: [0.2, 0.2, 0.2]}, configuration=replace(CNN, case="resnet50"))
     with_other = replace(
         BASELINE,
-        measured=(
-            *BASELINE.measured,
-            *baseline({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50")).measured,
+        runs=(
+            *BASELINE.runs,
+            *baseline({8: [0.2] * 3}, configuration=replace(CNN, case="resnet50")).runs,
         ),
     )
     comparison = compare(
@@ -234,10 +232,10 @@ def test_rows_come_case_by_case_with_gpus_ascending() -> None:
     scattered = baseline({4: [1.0], 1: [1.0]})
     mixed = replace(
         scattered,
-        measured=(
-            scattered.measured[0],
-            *baseline({2: [1.0]}, configuration=other).measured,
-            scattered.measured[1],
+        runs=(
+            scattered.runs[0],
+            *baseline({2: [1.0]}, configuration=other).runs,
+            *scattered.runs[1:],
         ),
     )
     labels = [(entry.key.case, entry.key.gpus) for entry in compare(mixed, []).entries]
@@ -287,7 +285,7 @@ def test_names_that_mean_different_gpus(one: str, other: str) -> None:
 def test_an_unknown_model_is_not_held_against_a_machine() -> None:
     assert machine_mismatch(Hardware(device="cuda"), [environment()]) is None
     assert machine_mismatch(Hardware(device="cpu"), [cpu_environment()]) is None
-    assert machine_mismatch(replace(V100, device="cpu"), [cpu_environment(None)]) is None
+    assert machine_mismatch(Hardware(device="cpu", cpu_model="x"), [cpu_environment(None)]) is None
 
 
 def test_cpu_models_are_compared_where_both_are_known() -> None:

@@ -360,6 +360,6 @@ def test_a_baseline_may_hold_several_configurations_of_one_row() -> None:
     other = replace(CNN, precision="bf16")
     first = _then(n1=0.1)
     second = baseline({1: [0.05 * f for f in THEN]}, configuration=other)
-    both = replace(first, measured=(*first.measured, *second.measured))
+    both = replace(first, runs=(*first.runs, *second.runs))
     comparison = compare(both, [_now(n1=0.1)])
     assert [entry.verdict for entry in comparison.entries] == [Verdict.OK, Verdict.MISSING]

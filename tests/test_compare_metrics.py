@@ -146,7 +146,9 @@ def test_constant_memory_does_not_alarm_on_one_byte() -> None:
 
 def test_constant_memory_beyond_the_margin_alarms_also_where_no_deviation_is_declared() -> None:
     exact = Tolerances(
-        overrides=(ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0),)
+        overrides=(
+            ToleranceOverride(metric="peak_memory_bytes", margin=0.0, allocation_deviation=0.0),
+        )
     )
     (row,) = _compared(replace(USUAL, memory_bytes=4 * GIB + 1), tolerances=exact).entries
     assert row.finding is Finding.MORE_MEMORY

@@ -64,10 +64,10 @@ def test_single_runs_are_held_against_the_figure_by_their_value() -> None:
 
 
 def test_across_nodes_the_tolerance_is_wider() -> None:
-    within = published(figure(1, time_s=100.0), figure(8, time_s=12.5, nodes=1))
-    across = published(figure(1, time_s=100.0), figure(8, time_s=12.5, nodes=2))
-    assert _last(within, _now(6.8, 8)).verdict is Verdict.INCONSISTENT
-    assert _last(across, _now(6.8, 8)).verdict is Verdict.CONSISTENT
+    within = published(figure(1, time_s=100.0), figure(4, time_s=25, nodes=1))
+    across = published(figure(1, time_s=100.0), figure(4, time_s=25, nodes=2))
+    assert _last(within, _now(3.4, 4)).verdict is Verdict.INCONSISTENT
+    assert _last(across, _now(3.4, 4)).verdict is Verdict.CONSISTENT
 
 
 def test_the_reference_alone_is_no_pass() -> None:

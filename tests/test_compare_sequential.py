@@ -215,10 +215,8 @@ def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
     before = _then(n1=0.1, n2=0.11)
-    other = [
-        replace(entry, configuration=replace(CNN, precision="bf16")) for entry in before.measured
-    ]
-    both = replace(before, measured=(*before.measured, *other))
+    other = [replace(each, configuration=replace(CNN, precision="bf16")) for each in before.runs]
+    both = replace(before, runs=(*before.runs, *other))
     step = next_step(both, [_now(3, n1=0.1, n2=0.11)], PLAN, configurations=[CNN])
     assert {each.entry.verdict for each in step.entries} == {Verdict.OK}
     assert step.needs_runs == frozenset()

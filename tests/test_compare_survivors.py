@@ -40,7 +40,7 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
         run(4, None, index=2),
         _unsteady(4, 3),
         _unsteady(4, 4),
-        replace(run(4, 0.11), windows=()),
+        replace(run(4, 0.11), windows=(), measured={}),
     )
     reason = _row(compare(baseline(THEN), [now]), 4).reason
     told = "1 of 5 runs gave a number: 1 was killed, 2 were unsteady, 1 has no windows"

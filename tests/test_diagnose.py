@@ -25,12 +25,11 @@ from cause_records import (
     well,
 )
 from changing import replace
-from scaling_records import CNN, environment, figure, published, results
+from scaling_records import CNN, environment, figure, published, results, results_text
 
 from gpuscale.cli import main
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.formats import encode_header, encode_run
 from gpuscale.records import (
     Baseline,
     Cause,
@@ -331,13 +330,7 @@ def test_what_any_night_of_the_baseline_had_is_no_change() -> None:
     other: Environment = replace(environment(), torch_version="2.12")
     both = replace(
         before,
-        measured=tuple(
-            replace(
-                entry,
-                runs=(*entry.runs[1:], replace(entry.runs[0], allocation="another night")),
-            )
-            for entry in before.measured
-        ),
+        runs=(*before.runs[1:], replace(before.runs[0], allocation="another night")),
         environments={**before.environments, "another night": other},
     )
     now = night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, where=other)
@@ -350,10 +343,7 @@ def test_a_baseline_without_evidence_establishes_no_cause_and_says_the_remedy() 
     before = well(rng, [1, 4], deviation=0.003)
     bare = replace(
         before,
-        measured=tuple(
-            replace(entry, runs=tuple(replace(run, evidence=None) for run in entry.runs))
-            for entry in before.measured
-        ),
+        runs=tuple(replace(run, ranks=(), gpu_summaries=()) for run in before.runs),
         environments={},
     )
     cause = only_cause(bare, night_of(rng, [1, 4], 3, SLOW_LINK, deviation=0.003), 4)
@@ -426,7 +416,7 @@ def test_each_configuration_is_set_beside_its_own_baseline() -> None:
     rng = np.random.default_rng(29)
     tf32 = replace(CNN, precision="tf32")
     plain, other = (well(rng, [4], deviation=0.003, configuration=c) for c in (CNN, tf32))
-    before = replace(plain, measured=(*plain.measured, *other.measured))
+    before = replace(plain, runs=(*plain.runs, *other.runs))
     now = results(
         *night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, configuration=tf32).runs,
         *night_of(rng, [4], 3, LATE, deviation=0.003).runs,
@@ -451,12 +441,7 @@ def test_the_text_ranks_causes_with_shares_evidence_and_the_next_step() -> None:
 
 def written(path: Path, night: Results) -> Path:
     """The results as the file that a measuring session leaves."""
-    header = encode_header(
-        created_at=night.created_at,
-        gpuscale_version=night.gpuscale_version,
-        environment=night.environment,
-    )
-    path.write_text("\n".join([header, *map(encode_run, night.runs)]) + "\n", encoding="utf-8")
+    path.write_text(results_text(night), encoding="utf-8")
     return path
 
 

@@ -10,13 +10,10 @@ from gpuscale.diagnose import diagnose
 from gpuscale.records import (
     Baseline,
     Phases,
-    RankEvidence,
     RankReport,
     Results,
     Run,
-    RunEvidence,
     Verdict,
-    Window,
 )
 from gpuscale.report.causes_text import entry_causes_lines
 
@@ -33,7 +30,7 @@ SUMMARIES = st.builds(
 RANKS = st.lists(
     st.tuples(
         st.none() | SECONDS,
-        st.none() | st.builds(Phases, **dict.fromkeys(Phases.__slots__, SECONDS)),
+        st.none() | st.builds(Phases, **dict.fromkeys(Phases.__struct_fields__, SECONDS)),
     ),
     min_size=1,
     max_size=3,
@@ -41,11 +38,17 @@ RANKS = st.lists(
 
 
 @st.composite
-def evidence(draw: st.DrawFn) -> RunEvidence:
-    return RunEvidence(
-        exposed_communication_s=draw(st.none() | st.floats(-1e9, 1e9)),
+def with_evidence(draw: st.DrawFn, plain: Run) -> Run:
+    """The run with any evidence beside its step time."""
+    found = draw(st.none() | st.floats(-1e9, 1e9))
+    exposed = {} if found is None else {"exposed_communication_s": found}
+    return replace(
+        plain,
+        windows=(),
+        unsynced_windows=(),
+        measured={"step_time_s": plain.step_time_s, **exposed},
         ranks=tuple(
-            RankEvidence(
+            RankReport(
                 rank=number, host="node1", device_uuids=("GPU-0",), pace_s=pace_s, phases=phases
             )
             for number, (pace_s, phases) in enumerate(draw(RANKS))
@@ -54,50 +57,21 @@ def evidence(draw: st.DrawFn) -> RunEvidence:
     )
 
 
-def run_with(plain: Run, found: RunEvidence, without_sync_s: float | None) -> Run:
-    """A run of now that says the same as the evidence of one of then."""
-    ranks: tuple[RankReport, ...] = tuple(
-        replace(
-            plain.ranks[0],
-            rank=each.rank,
-            device_uuids=each.device_uuids,
-            pace_s=each.pace_s,
-            phases=each.phases,
-        )
-        for each in found.ranks
-    )
-    window = plain.windows[0]
-    unsynced: tuple[Window, ...] = ()
-    if without_sync_s is not None:
-        unsynced = (replace(window, time_s=without_sync_s),)
-    return replace(plain, ranks=ranks, unsynced_windows=unsynced, gpu_summaries=found.gpu_summaries)
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
     gpus = data.draw(st.sampled_from([1, 4]))
     times = data.draw(st.lists(STEPS, min_size=2, max_size=4))
     plain: Baseline = baseline({gpus: times})
-    (entry,) = plain.measured
     before = replace(
         plain,
-        measured=(
-            replace(
-                entry,
-                runs=tuple(
-                    replace(run, evidence=data.draw(st.none() | evidence())) for run in entry.runs
-                ),
-            ),
-        ),
+        runs=tuple(data.draw(st.just(run) | with_evidence(run)) for run in plain.runs),
         environments={"then": environment("Tesla V100-SXM2-16GB")},
     )
     night: Results = measured({gpus: data.draw(st.lists(STEPS, min_size=1, max_size=3))})
     now = replace(
         night,
-        runs=tuple(
-            run_with(run, data.draw(evidence()), data.draw(st.none() | STEPS)) for run in night.runs
-        ),
+        runs=tuple(data.draw(with_evidence(run)) for run in night.runs),
     )
     comparison = compare(before, [now])
     called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)

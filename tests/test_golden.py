@@ -373,7 +373,8 @@ BASELINES: Mapping[str, Callable[[], Baseline]] = {
     "with_tolerances": lambda: baseline_of(
         THEN,
         tolerances=Tolerances(
-            margin=0.03, overrides=(ToleranceOverride(gpus=4, metric="peak_memory_bytes", margin=0.1),)
+            margin=0.03,
+            overrides=(ToleranceOverride(gpus=4, metric="peak_memory_bytes", margin=0.1),),
         ),
     ),
 }

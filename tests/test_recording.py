@@ -8,9 +8,9 @@ import pytest
 from changing import replace
 
 from gpuscale.errors import UsageError
-from gpuscale.formats import decode_baseline, decode_results, encode_baseline
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording import baseline_from_results, entries_of
 from gpuscale.records import GpuDevice, Results, Run
+from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 
@@ -57,14 +57,16 @@ def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
         night(*[valid()] * 2, job_id="18", created_at="2026-11-22T03:30:15+00:00"),
     ]
     baseline = baseline_from_results(nights, name="autumn", cluster="ARC4")
-    assert [(e.configuration.size, e.gpus, len(e.runs)) for e in baseline.measured] == [
+    entries = entries_of(baseline.runs)
+    assert [(e.configuration.size, e.gpus, len(runs)) for e, runs in entries.items()] == [
         ("smoke", 2, 6),
         ("full", 2, 6),
     ]
-    entry = baseline.measured[0]
-    assert [run.allocation for run in entry.runs] == ["17"] * 4 + ["18"] * 2
-    assert entry.runs[0].step_time_s == valid().median_step_time_s
-    assert (entry.batch_per_gpu, entry.sample_shape) == (32, (1, 28, 28))
+    first = baseline.runs[:6]
+    assert [run.allocation for run in first] == ["17"] * 4 + ["18"] * 2
+    assert first[0].step_time_s == valid().step_time_s
+    assert (first[0].windows, first[0].ranks) == ((), valid().ranks)
+    assert (first[0].batch_per_gpu, first[0].sample_shape) == (32, (1, 28, 28))
     assert baseline.recorded_at == "2026-11-22T03:30:15+00:00"
     assert decode_baseline(encode_baseline(baseline)) == baseline
 
@@ -72,16 +74,16 @@ def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
 def test_without_a_scheduler_each_invocation_is_an_allocation() -> None:
     nights = [night(*[valid()] * 3), night(*[valid()] * 3, created_at="2026-11-22T03:30:15Z")]
     baseline = baseline_from_results(nights, name="n", cluster="c")
-    assert {run.allocation for run in baseline.measured[0].runs} == {
+    assert {run.allocation for run in baseline.runs} == {
         "node017 2026-11-21T03:30:15+00:00",
         "node017 2026-11-22T03:30:15Z",
     }
 
 
 def test_runs_that_another_job_added_to_a_file_are_an_allocation_of_their_own() -> None:
-    resumed = night(*[valid(job_id="17")] * 3, *[valid(job_id="18")] * 3, job_id="17")
+    resumed = night(*[valid(allocation="17")] * 3, *[valid(allocation="18")] * 3, job_id="17")
     baseline = baseline_from_results([resumed], name="n", cluster="c")
-    assert [run.allocation for run in baseline.measured[0].runs] == ["17"] * 3 + ["18"] * 3
+    assert [run.allocation for run in baseline.runs] == ["17"] * 3 + ["18"] * 3
     assert {job: its.job_id for job, its in baseline.environments.items()} == {
         "17": "17",
         "18": "18",
@@ -93,9 +95,10 @@ def test_the_hardware_is_that_of_the_results() -> None:
     assert (cpu.device, cpu.gpu_name, cpu.cpu_model) == ("cpu", None, "AMD EPYC 7402")
     # A job of one GPU on a node of two: the node has two.
     gpus = tuple(GpuDevice(index=index, name="Tesla V100") for index in range(2))
+    on_gpus = [valid(configuration=replace(valid().configuration, device="cuda"))] * 3
     nights = [
-        night(*[valid()] * 3, device="cuda", gpus=gpus[:1]),
-        night(*[valid()] * 3, device="cuda", gpus=gpus),
+        night(*on_gpus, device="cuda", gpus=gpus[:1]),
+        night(*on_gpus, device="cuda", gpus=gpus),
     ]
     cuda = baseline_from_results(nights, name="n", cluster="c").hardware
     assert (cuda.device, cuda.gpu_name, cuda.gpus_per_node) == ("cuda", "Tesla V100", 2)

@@ -7,7 +7,6 @@ from changing import replace
 from scaling_records import CNN, measured, run
 
 from gpuscale.errors import UsageError
-from gpuscale.formats import decode_baseline, encode_baseline
 from gpuscale.recording import (
     Proposal,
     accepted,
@@ -16,6 +15,7 @@ from gpuscale.recording import (
     revised,
 )
 from gpuscale.records import Baseline, Configuration, Results
+from gpuscale.store.codec import decode_baseline, encode_baseline
 
 THEN = {1: [1.0] * 6, 2: [1.1] * 6}
 AT = "2026-12-01T09:00:00+00:00"
@@ -43,12 +43,12 @@ def test_only_what_differs_is_proposed() -> None:
     assert proposals(baseline, [then]) == ()
     now = night({1: [1.0] * 6, 2: [1.2] * 6, 4: [1.3] * 6}, "17")
     found = proposals(baseline, [now])
-    assert [(p.label, p.old is None) for p in found] == [
+    assert [(p.label, not p.old) for p in found] == [
         ("mnist_cnn/ddp on 2 GPUs", False),
         ("mnist_cnn/ddp on 4 GPUs", True),
     ]
-    assert found[0].old is baseline.measured[1]
-    assert [each.step_time_s for each in found[0].new.runs] == [1.2] * 6
+    assert found[0].old == baseline.runs[6:]
+    assert [each.step_time_s for each in found[0].new] == [1.2] * 6
     # The same times of another night are another measurement.
     assert len(proposals(baseline, [night(THEN, "18")])) == 2
 
@@ -81,7 +81,7 @@ def test_short_entries_are_shown_but_cannot_be_accepted() -> None:
 )
 def test_a_selector_names_one_row_or_a_whole_case(selectors: list[str], rows: list[int]) -> None:
     found = proposals(recorded(night(THEN, "17")), [night(THEN, "18")])
-    assert [proposal.new.gpus for proposal in accepted(found, selectors)] == rows
+    assert [proposal.entry.gpus for proposal in accepted(found, selectors)] == rows
 
 
 def test_a_selector_that_names_nothing_is_refused_with_the_choice() -> None:
@@ -93,14 +93,13 @@ def test_a_selector_that_names_nothing_is_refused_with_the_choice() -> None:
 def test_history_keeps_the_old_value_and_the_reason() -> None:
     before = recorded(night(THEN, "17"))
     after = revise(before, night({1: [1.0] * 6, 2: [1.2] * 6}, "18"), accept=["mnist_cnn@2"])
-    assert after.measured[0] == before.measured[0]
-    assert {each.step_time_s for each in after.measured[1].runs} == {1.2}
-    assert {each.allocation for each in after.measured[1].runs} == {"18"}
+    assert after.runs[:6] == before.runs[:6]
+    assert {each.step_time_s for each in after.runs[6:]} == {1.2}
+    assert {each.allocation for each in after.runs[6:]} == {"18"}
     (change,) = after.history
     assert (change.at, change.reason, change.by) == (AT, "new NCCL", "bob")
-    (old,) = change.replaced
-    assert [(r.step_time_s, r.allocation) for r in old.runs] == [(1.1, "17")] * 6
-    assert all(each.evidence is None for each in old.runs)
+    assert [(r.step_time_s, r.allocation) for r in change.replaced] == [(1.1, "17")] * 6
+    assert all(each.ranks == () for each in change.replaced)
     assert (after.recorded_by, after.recorded_at) == ("alice", before.recorded_at)
     assert decode_baseline(encode_baseline(after)) == after
 
@@ -122,7 +121,7 @@ def test_entries_of_the_same_name_are_told_apart() -> None:
     (proposal,) = proposals(before, [now])
     assert proposal.label == "mnist_cnn/ddp on 2 GPUs (size smoke)"
     after = revise(before, now)
-    by_size = {(e.configuration.size, e.gpus): e.runs[0].step_time_s for e in after.measured}
+    by_size = {(run.configuration.size, run.gpus): run.step_time_s for run in after.runs}
     assert by_size == {("full", 1): 1.0, ("full", 2): 1.1, ("smoke", 1): 1.0, ("smoke", 2): 1.2}
 
 
@@ -130,7 +129,7 @@ def test_new_rows_are_named_in_history_and_versions_gathered() -> None:
     before = recorded(night(THEN, "17"))
     now = replace(night({4: [1.3] * 6}, "18"), gpuscale_version="9")
     after = revise(before, now)
-    assert [entry.gpus for entry in after.measured] == [1, 2, 4]
+    assert list(dict.fromkeys(run.gpus for run in after.runs)) == [1, 2, 4]
     assert after.history[0].added == ("mnist_cnn/ddp on 4 GPUs",)
     assert after.history[0].replaced == ()
     assert after.gpuscale_version == "0, 9"

@@ -92,7 +92,7 @@ def test_a_job_may_see_fewer_gpus_than_the_node_has_but_not_more() -> None:
 def test_cpu_ranks_need_no_note_since_other_cpus_are_not_compared() -> None:
     hardware = Hardware(device="cpu", cpu_model="POWER9")
     here = replace(of_cpu("Xeon"), device="cpu", gpus=())
-    assert foreign_note(replace(THEN, hardware=hardware), [here]) is None
+    assert foreign_note(replace(THEN, hardware=hardware, runs=()), [here]) is None
 
 
 def test_a_comparison_says_that_its_baseline_has_expired_and_keeps_its_verdicts() -> None:

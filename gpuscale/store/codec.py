@@ -17,7 +17,7 @@ from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
 from gpuscale.records import Baseline, Environment, Results, Run
 from gpuscale.records.record import Moment, Name, Record
-from gpuscale.store.positions import line_of, line_of_repeated_key
+from gpuscale.store.positions import line_of, line_of_repeated_key, whole_number
 
 RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
@@ -276,4 +276,4 @@ def _refuse_repeated_keys(text: str, runs: msgspec.Raw | None) -> None:
             line = line_of_repeated_key(text)
             raise DecodeError("", f"the field {found} stands twice in one object", line=line)
 
-    json.loads(head, object_pairs_hook=unique)
+    json.loads(head, object_pairs_hook=unique, parse_int=whole_number)

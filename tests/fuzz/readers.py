@@ -19,22 +19,17 @@ from datetime import date
 from pathlib import Path
 
 from gpuscale.errors import GpuscaleError
-from gpuscale.formats import (
-    decode_baseline,
-    decode_results,
-    encode_baseline,
-    encode_header,
-    encode_run,
-)
 from gpuscale.records import Baseline, Results
 from gpuscale.report.baseline_text import baseline_text
 from gpuscale.report.results_text import results_text
-from gpuscale.store.reading import _decode_either, decoded
+from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
+from gpuscale.store.files import _decode_either, decoded
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.mutations import mutated
 from fuzz.samples import samples
+from scaling_records import results_text as file_text
 
 READERS: dict[str, Callable[[str], Results | Baseline]] = {
     "results": decode_results,
@@ -92,19 +87,9 @@ def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
     if isinstance(value, Baseline):
         assert decode_baseline(encode_baseline(value)) == value, "reads back as another baseline"
     else:
-        assert decode_results(_encoded(value)) == value, "reads back as other results"
+        assert decode_results(file_text(value)) == value, "reads back as other results"
     if show:
         baseline_text(value, TODAY) if isinstance(value, Baseline) else results_text(value)
-
-
-def _encoded(results: Results) -> str:
-    header = encode_header(
-        created_at=results.created_at,
-        gpuscale_version=results.gpuscale_version,
-        environment=results.environment,
-        injections=results.injections,
-    )
-    return "".join(f"{line}\n" for line in (header, *map(encode_run, results.runs)))
 
 
 def main() -> int:

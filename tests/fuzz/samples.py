@@ -1,148 +1,68 @@
 """Valid files that use every field of their format: where the fuzzing of the readers starts."""
 
-import json
-import re
-import types
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from changing import replace
+from golden.inputs import CNN, Night, baseline_of, results_of_night
+from scaling_records import figure, results_text
 
-from gpuscale.errors import DecodeError
-from gpuscale.formats import decode_baseline, decode_results
-from gpuscale.formats.baseline import _RULES as BASELINE_RULES
-from gpuscale.formats.decode import Rules
-from gpuscale.formats.results import _RULES as RESULTS_RULES
-from gpuscale.records import Baseline, Environment, Run
+from gpuscale.records import (
+    BaselineChange,
+    Failure,
+    Results,
+    Source,
+    ToleranceOverride,
+    Tolerances,
+)
+from gpuscale.store.codec import encode_baseline
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "format.md"
-TEXTS = ("x", "2027-05-01", "2026-11-21T03:30:15+00:00")
-NUMBERS = (1, 0, 0.5, 2)
+_NIGHT = Night(job="17", gpus=(1, 2, 8), runs=2, injections=("data=5ms",))
+_KILLED = Failure(kind="killed", message="rank 1 was killed", rank=1, host="node1", detail="a\nb")
 
 
 def samples() -> dict[str, str]:
     """The text of one results file and of one baseline."""
-    return {"results": _results(), "baseline": _baseline()}
+    return {"results": results_text(_results()), "baseline": _baseline()}
 
 
-def _example(kind: str) -> str:
-    found = re.search(rf"```\w+ {kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-def _results() -> str:
-    header, *runs = map(json.loads, _example("results").splitlines())
-
-    def is_read() -> bool:
-        try:
-            decode_results(_lines(header, *runs))
-        except DecodeError:
-            return False
-        return True
-
-    header["injections"] = ["data=5ms"]
-    _Filling(RESULTS_RULES, is_read).fill(header["environment"], Environment)
-    for run in runs:
-        _Filling(RESULTS_RULES, is_read).fill(run["run"], Run)
-    assert is_read()
-    return _lines(header, *runs)
-
-
-def _lines(*documents: object) -> str:
-    return "".join(f"{json.dumps(document)}\n" for document in documents)
+def _results() -> Results:
+    results = results_of_night(_NIGHT)
+    first, *others = results.runs
+    failed = replace(first, index=9, failure=_KILLED, measured={}, telemetry_absent="no driver")
+    summary = replace(first.gpu_summaries[0], absent=("power: Not Supported",))
+    first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]))
+    where = replace(results.environment, cudnn_version="9.1")
+    results = replace(results, environment=where)
+    return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
 
 def _baseline() -> str:
-    document = json.loads(_example("baseline"))
-
-    def is_read() -> bool:
-        try:
-            decode_baseline(json.dumps(document))
-        except DecodeError:
-            return False
-        return True
-
-    _Filling(BASELINE_RULES, is_read).fill(document, Baseline)
-    assert is_read()
-    return json.dumps(document, indent=2)
-
-
-class _Filling:
-    """Gives the records of a document every field that they may have."""
-
-    def __init__(self, rules: Rules, is_read: Any) -> None:
-        self._rules = rules
-        self._is_read = is_read
-
-    def fill(self, value: dict[str, Any], kind: type) -> None:
-        hints = get_type_hints(kind)
-        for field in fields(kind):
-            if value.get(field.name) in (None, [], {}, ""):
-                self._try(value, kind, field, hints[field.name])
-            self._fill_inside(value.get(field.name), hints[field.name])
-
-    def _fill_inside(self, value: Any, hint: Any) -> None:
-        inner = _without_none(hint)
-        if isinstance(value, dict) and is_dataclass(inner) and isinstance(inner, type):
-            self.fill(value, inner)
-        elif isinstance(value, list) and get_origin(inner) is tuple:
-            for item in value:
-                self._fill_inside(item, get_args(inner)[0])
-        elif isinstance(value, dict) and get_origin(inner) is Mapping:
-            for item in value.values():
-                self._fill_inside(item, get_args(inner)[1])
-
-    def _try(self, value: dict[str, Any], kind: type, field: Field[Any], hint: Any) -> None:
-        before = value.get(field.name, MISSING)
-        for candidate in self._candidates(hint, kind, field.name):
-            value[field.name] = candidate
-            if self._is_read():
-                return
-        if before is MISSING:
-            del value[field.name]
-        else:
-            value[field.name] = before
-
-    def _candidates(self, hint: Any, kind: type, name: str) -> Iterator[Any]:
-        inner = _without_none(hint)
-        if get_origin(inner) is Literal:
-            yield from get_args(inner)
-        elif get_origin(inner) is tuple:
-            for item in self._candidates(get_args(inner)[0], kind, name):
-                yield from ([item] * count for count in (1, 2))
-        elif get_origin(inner) is Mapping:
-            yield from ({"key": i} for i in self._candidates(get_args(inner)[1], kind, name))
-        elif isinstance(inner, type) and is_dataclass(inner):
-            yield self._record(inner, whole=False)
-            # Some records say nothing with their required fields alone, and are refused.
-            yield self._record(inner, whole=True)
-        elif inner is bool:
-            yield True
-        else:
-            yield from TEXTS if inner is str else NUMBERS
-
-    def _record(self, kind: type, *, whole: bool) -> dict[str, Any]:
-        """A record of all its fields, or of those that are required."""
-        hints = get_type_hints(kind)
-        record = {}
-        for field in fields(kind):
-            if whole or (field.default is MISSING and field.default_factory is MISSING):
-                candidates = self._candidates(hints[field.name], kind, field.name)
-                record[field.name] = next(c for c in candidates if self._passes(c, kind, field))
-        return record
-
-    def _passes(self, candidate: Any, kind: type, field: Field[Any]) -> bool:
-        check = self._rules.fields.get(kind, {}).get(field.name)
-        try:
-            if check is not None:
-                check(candidate)
-        except DecodeError:
-            return False
-        return True
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(each for each in get_args(hint) if each is not type(None))
-    return hint
+    baseline = baseline_of(replace(_NIGHT, injections=()))
+    override = ToleranceOverride(
+        case=CNN.case,
+        strategy="ddp",
+        gpus=2,
+        metric="speedup",
+        margin=0.03,
+        ok_bound=0.06,
+        allocation_deviation=0.01,
+    )
+    change = BaselineChange(
+        at="2026-11-21T03:30:15+00:00",
+        reason="new NCCL",
+        by="bob",
+        replaced=baseline.runs[:1],
+        added=("mnist_cnn/ddp on 2 GPUs",),
+        environments=baseline.environments,
+    )
+    return encode_baseline(
+        replace(
+            baseline,
+            expires_on="2027-05-01",
+            source=Source(title="A course", url="https://example.org", published="2026", note="x"),
+            published=(
+                replace(figure(1, time_s=145.0), discard_first=1, times_s=(150.0, 145.0), note="x"),
+                replace(figure(8, samples_per_s=2650.0, nodes=2)),
+            ),
+            tolerances=Tolerances(overrides=(override,)),
+            history=(change,),
+        )
+    )

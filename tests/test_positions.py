@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuscale.errors import DecodeError, FileError
-from gpuscale.formats import decode_baseline
-from gpuscale.formats.positions import line_of, line_of_repeated_key
 from gpuscale.store import read_any, read_baseline
+from gpuscale.store.codec import decode_baseline
+from gpuscale.store.positions import line_of, line_of_repeated_key
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 TEXT = """{
@@ -84,12 +84,12 @@ def edited(old: str, new: str) -> tuple[str, int]:
         (
             '"step_time_s": 0.00415',
             '"step_time_s": -3',
-            "measured[0].runs[2].step_time_s: expected a time in seconds",
+            "runs[2]: step_time_s is expected between",
         ),
         ('"samples_per_s": 2650.0', '"samples_per_s": "2650"', "published[3].samples_per_s: exp"),
         ('"gpu_name": "V100"', '"gpu_nmae": "V100"', "hardware: unknown field 'gpu_nmae'; did you"),
-        ('"margin": 0.02', '"margin": 2', "tolerances.margin: expected a fraction"),
-        ('"version": 1', '"version": 9', "version: version 9 is newer than this gpuscale"),
+        ('"margin": 0.02', '"margin": 2', "tolerances.margin: expected a number up to"),
+        ('"version": 2', '"version": 9', "version: version 9 is newer than this gpuscale"),
         ('"cluster": ', '"name": ', "the field 'name' stands twice in one object"),
         ('"gpus_per_node": 4,', '"gpus_per_node" 4,', "column 21: this is not JSON: Expecting ':'"),
         ('"recorded_at"', '"recorded at"', "unknown field 'recorded at'; did you mean 'recorded_"),

@@ -1,0 +1,264 @@
+"""Both formats: what is read back as it was written, and how a broken rule is named."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from changing import replace
+from format_page import PAGE
+from scaling_records import results_text
+
+from gpuscale.errors import DecodeError
+from gpuscale.records import Baseline, Configuration, Failure, Results, Run, Tolerances
+from gpuscale.store.codec import (
+    BASELINE_FORMAT,
+    RESULTS_FORMAT,
+    decode_baseline,
+    decode_results,
+    encode_baseline,
+    encode_run,
+    schema,
+)
+
+Change = Callable[[Any], object]
+
+
+def example(block: str) -> str:
+    found = re.search(rf"```{block}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+LINES = example("jsonl results").splitlines()
+RESULTS: Results = decode_results("\n".join(LINES))
+DOCUMENT: dict[str, Any] = json.loads(example("json baseline"))
+BASELINE: Baseline = decode_baseline(json.dumps(DOCUMENT))
+
+
+def refusal(decode: Callable[[str], object], text: str) -> str:
+    with pytest.raises(DecodeError) as caught:
+        decode(text)
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+def of_results(text: str) -> str:
+    return refusal(decode_results, text)
+
+
+def changed_line(number: int, change: Change) -> str:
+    """The example with a change to the object in one of its lines, counted from 1."""
+    lines = list(LINES)
+    value = json.loads(lines[number - 1])
+    change(value)
+    lines[number - 1] = json.dumps(value)
+    return "\n".join(lines) + "\n"
+
+
+def of_baseline(change: Change) -> str:
+    value = json.loads(json.dumps(DOCUMENT))
+    change(value)
+    return refusal(decode_baseline, json.dumps(value)).removeprefix("line 1: ")
+
+
+def put(*keys: str | int, value: object) -> Change:
+    def change(target: Any) -> None:
+        for key in keys[:-1]:
+            target = target[key]
+        target[keys[-1]] = value
+
+    return change
+
+
+def test_what_is_written_is_read_back_unchanged() -> None:
+    assert decode_results(results_text(RESULTS)) == RESULTS
+    assert decode_baseline(encode_baseline(BASELINE)) == BASELINE
+    text = encode_baseline(BASELINE)
+    assert sum('"measured"' in line for line in text.splitlines()) == len(BASELINE.runs)
+
+
+def test_a_run_of_which_only_a_throughput_is_known_is_a_run() -> None:
+    elsewhere = Run(
+        configuration=Configuration(case="gpt", strategy="horovod", device="hpu"),
+        gpus=8,
+        batch_per_gpu=32,
+        measured={"step_time_s": 8 * 32 / 4711.0},
+    )
+    header = replace(RESULTS.environment, device="hpu", host=None, python_version=None)
+    read = decode_results(results_text(replace(RESULTS, environment=header, runs=(elsewhere,))))
+    assert read.runs == (elsewhere,)
+    assert set(json.loads(encode_run(elsewhere))) == {
+        *("configuration", "gpus", "batch_per_gpu", "measured")
+    }
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n", "\n  \n"])
+def test_line_ends_at_the_end_are_no_problem(end: str) -> None:
+    assert len(decode_results("\n".join(LINES) + end).runs) == 2
+    assert decode_results("\r\n".join(LINES) + end) == RESULTS
+
+
+def test_limits_that_are_left_out_have_their_defaults_and_are_written_all_the_same() -> None:
+    partly = decode_baseline(json.dumps({**DOCUMENT, "tolerances": {"margin": 0.1}}))
+    assert partly.tolerances == Tolerances(margin=0.1)
+    assert json.loads(encode_baseline(partly))["tolerances"]["ok_bound"] == 0.05
+
+
+def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
+    header, first, second = LINES
+    longer = "\n".join([*LINES, first, second])
+    assert of_results(longer[:-40]).startswith("line 5: the line is cut short")
+    assert "the 3 runs before it" in of_results(longer[:-40])
+    assert "it was the first run" in of_results(f"{header}\n{first[:50]}")
+    assert "no run was recorded" in of_results(header[:50])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("\n\n", "the file is empty"),
+        (f"{LINES[0]}\n{LINES[1][:50]}\n{LINES[2]}\n", "line 2: column 49: this is not JSON"),
+        (f"{LINES[0]}\n\n{LINES[1]}\n", "line 2: the line is empty; delete it"),
+        ("\n".join([*LINES, *LINES]), "line 4: a second header"),
+        (encode_baseline(BASELINE), "this is a baseline, not a results file"),
+        ('{"machine_info": {}, "benchmarks": []}', "line 1: this is a pytest-benchmark file"),
+        ("[" * 100_000, "line 1: nested too deeply"),
+        ("\ufeff" + LINES[0] + "\n", "line 1: starts with a byte-order mark"),
+    ],
+)
+def test_a_file_that_is_no_results_file_is_told_by_line(text: str, message: str) -> None:
+    assert of_results(text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("version", value=3), "version: version 3 is newer than this gpuscale (2)"),
+        (put("version", value=1), "version: version 1 was never released"),
+        (put("version", value=0), "version: expected a whole number from 1, found 0"),
+        (put("version", value="1"), "version: expected a whole number from 1, found text"),
+        (put("format", value="other"), "format: expected 'gpuscale-results', found text"),
+        (put("created_at", value="yesterday"), "created_at: "),
+        (put("created_at", value="2026-11-21T03:30"), "created_at: "),
+        (put("environment", "cpu_count", value=0), "environment.cpu_count: expected a whole"),
+        (put("environment", "hots", value="a"), "environment: unknown field 'hots'; did"),
+        (lambda line: line.pop("version"), "missing field 'version'"),
+        (lambda line: line.pop("format"), "this is not a results file: it has no field"),
+    ],
+)
+def test_a_header_that_breaks_a_rule_is_refused(change: Change, message: str) -> None:
+    assert of_results(changed_line(1, change)).startswith(f"line 1: {message}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("windows", 0, "time_s", value=-3.0), "windows[0].time_s: expected a number from 1e"),
+        (put("windows", 0, "busy_s", 1, value=1e12), "windows[0].busy_s[1]: expected a number up"),
+        (put("windows", 0, "busy_s", value=[0.4]), "windows[0].busy_s: expected a number for each"),
+        (put("steps_per_window", value=0), "steps_per_window: expected a whole number"),
+        (put("steps_per_window", value=None), "steps_per_window: a run with windows says how"),
+        (put("measured", value={}), "measured: a run without failure has a step_time_s"),
+        (put("measured", "step_time_s", value=0), "step_time_s is expected between"),
+        (put("measured", "latency_s", value=1), "unknown metric 'latency_s'; known are"),
+        (put("gpus", value=0), "gpus: expected a whole number from 1, found 0"),
+        (put("gpus", value=10**30), "gpus: expected a"),
+        (put("gpus", value="4"), "gpus: expected a whole number, found text '4'"),
+        (put("ranks", 1, "rank", value=0), "ranks: each rank is expected once, found"),
+        (put("ranks", 1, "parameter_digest", value="b"), "ranks: their parameter_digest differ"),
+        (put("sample_shape", value=[]), "sample_shape: expected"),
+        (put("sample_shape", value=[1, 0]), "sample_shape[1]: expected a whole number from 1"),
+        (put("wall_s", value=-1), "wall_s: expected a number from 0"),
+        (put("configuration", "case", value=" a"), "configuration.case: expected text that"),
+        (put("configuration", "case", value=""), "configuration.case: expected text that"),
+        (put("configuration", "case", value="a\nb"), "configuration.case: text with the unprint"),
+        (put("configuration", "scaling", value="x"), "configuration.scaling: expected 'strong' or"),
+        (put("configuration", "device", value="cuda"), "configuration.device: measured on 'cuda'"),
+        (put("failure", value={"kind": "x", "message": ""}), "failure.kind: expected 'invalid'"),
+        (lambda run: run.pop("gpus"), "missing field 'gpus'"),
+    ],
+)
+def test_a_run_that_breaks_a_rule_is_refused(change: Change, message: str) -> None:
+    assert of_results(changed_line(2, change)).startswith(f"line 2: {message}")
+
+
+def test_a_run_that_failed_its_checks_keeps_its_windows_and_is_not_valid() -> None:
+    def change(run: Any) -> None:
+        run["ranks"][1]["parameter_digest"] = "another"
+        run["failure"] = {"kind": "invalid", "message": "the ranks disagree"}
+
+    run = decode_results(changed_line(2, change)).runs[0]
+    assert len(run.windows) == 2
+    assert not run.is_valid
+
+
+def test_a_coloured_traceback_is_written_so_that_it_can_be_read() -> None:
+    failure = Failure(kind="raised", message="CUDA error", detail="a\x1b[31m\nb\udc80")
+    run = replace(RESULTS.runs[1], failure=failure)
+    (read,) = decode_results(f"{LINES[0]}\n{encode_run(run)}\n").runs
+    assert read.failure == replace(failure, detail="a\\x1b[31m\nb\\udc80")
+
+
+def test_a_run_that_could_not_be_read_back_is_not_written() -> None:
+    broken = replace(RESULTS.runs[0], wall_s=-1.0)
+    with pytest.raises(DecodeError, match=r"^wall_s: expected a number from 0\.0, found -1\.0"):
+        encode_run(broken)
+    nothing = replace(BASELINE, published=(), runs=())
+    with pytest.raises(DecodeError, match="found none"):
+        encode_baseline(nothing)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put("format", value=["x"]), "format: expected 'gpuscale-baseline', found a list"),
+        (put("version", value=3), "version: version 3 is newer than this gpuscale (2); upgrade"),
+        (put("version", value=True), "version: expected a whole number from 1, found true"),
+        (put("hardware", "device", value="cpu"), "hardware.gpu_name: a machine of device 'cpu'"),
+        (put("published", 0, "times_s", value=[]), "published[0]: expected exactly one of"),
+        (put("published", 0, "samples_per_s", value=1), "published[0]: expected exactly one of"),
+        (put("published", 2, "timed", value="job"), "published[2]: 'timed' says what"),
+        (put("published", 0, "discard_first", value=3), "published[0].discard_first: 3 of 3 times"),
+        (put("published", 0, "times_s", 1, value=-45), "published[0].times_s[1]: expected a num"),
+        (put("published", 0, "nodes", value=2), "published[0].nodes: 1 GPUs cannot lie on 2"),
+        (put("published", 3, "nodes", value=1), "published[3].nodes: 8 GPUs do not fit on 1 node"),
+        (put("published", 1, "gpus", value=1), "published[1]: resnet50_cifar/ddp on 1 GPU stands"),
+        (lambda value: value.pop("source"), "published figures need a 'source'; name where"),
+        (put("runs", 0, "configuration", "device", value="cpu"), "runs[0].configuration.device: "),
+        (put("runs", 1, "batch_per_gpu", value=64), "runs[1]: mnist_cnn/ddp on 2 GPUs has another"),
+        (put("runs", 2, "measured", value={}), "runs[2]: a baseline keeps valid runs"),
+        (put("runs", 2, "allocation", value=None), "runs[2]: a baseline keeps valid runs"),
+        (put("tolerances", "margin", value=2), "tolerances.margin: expected a number up to"),
+        (put("tolerances", "ok_bound", value=0), "tolerances.ok_bound: expected a number from"),
+        (put("tolerances", "overrides", value=[{"margin": 0.1}]), "tolerances.overrides[0]: an"),
+        (lambda value: value.update(published=[], runs=[]), "expected entries in 'published'"),
+    ],
+)
+def test_a_baseline_that_breaks_a_rule_is_refused(change: Change, message: str) -> None:
+    assert of_baseline(change).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("3", "expected an object, found 3"),
+        ("{}", "this is not a baseline: it has no field 'format'"),
+        ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3: column 3: this is not JSON"),
+        ('{"machine_info": {}, "benchmarks": []}', "this is a pytest-benchmark file, not a base"),
+        ("\n".join(LINES), "this is a results file, not a baseline"),
+    ],
+)
+def test_another_file_given_as_a_baseline_is_named(text: str, message: str) -> None:
+    assert refusal(decode_baseline, text).startswith(message)
+
+
+def test_the_schema_of_both_formats_names_every_field_of_a_run() -> None:
+    for name in (RESULTS_FORMAT, BASELINE_FORMAT):
+        run = schema(name)["$defs"]["Run"]
+        assert set(run["properties"]) == set(Run.__struct_fields__)
+        assert run["properties"]["gpus"]["minimum"] == 1
