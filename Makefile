@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test golden check setup clean
+.PHONY: bench test golden check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
@@ -23,6 +23,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
+
+# Simulates again how often the judgement errs, and writes the page and its picture anew.
+validation: setup
+	$(BIN)/python tests/validation/page.py --comparisons 10000 --page docs/validation.md
 
 setup: $(VENV)/.installed
 

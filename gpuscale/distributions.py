@@ -1,4 +1,4 @@
-"""Normal, Student's, F and chi-squared probabilities, from the standard library alone.
+"""Normal, Student's, F, beta and chi-squared probabilities, from the standard library alone.
 
 `scipy.special` has them too, but importing it takes longer than a whole comparison does.
 """
@@ -98,6 +98,20 @@ def f_tail(ratio: float, df: float, other_df: float) -> float:
         return float(ratio == 0)
     total = other_df + df * ratio
     return _beta_probability(other_df / 2, df / 2, other_df / total, df * ratio / total)
+
+
+def beta_quantile(probability: float, a: float, b: float) -> float:
+    """The value that a beta variable with `a` and `b` above 0 stays below with this probability.
+
+    By bisection, so it is exact to what a float next to 1 can tell.
+    """
+    low, high = 0.0, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        if _beta_probability(a, b, middle, 1 - middle) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _beta_probability(a: float, b: float, x: float, rest: float) -> float:

@@ -6,6 +6,7 @@ import pytest
 from scipy import special
 
 from gpuscale.distributions import (
+    beta_quantile,
     chi_squared_median,
     f_tail,
     normal_probability,
@@ -61,3 +62,10 @@ def test_chi_squared_medians_agree_with_scipy(df: float) -> None:
 def test_tails_of_variance_ratios_agree_with_scipy(dfs: tuple[float, float], ratio: float) -> None:
     expected = special.fdtrc(*dfs, ratio)
     assert f_tail(ratio, *dfs) == pytest.approx(expected, rel=1e-9, abs=1e-290)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (0.4, 7), (3, 8.5), (12, 400_000), (399_000.5, 2)])
+@pytest.mark.parametrize("probability", [1e-6, 0.025, 0.5, 0.975])
+def test_beta_quantiles_agree_with_scipy(shape: tuple[float, float], probability: float) -> None:
+    expected = special.betaincinv(*shape, probability)
+    assert beta_quantile(probability, *shape) == pytest.approx(expected, rel=1e-8)

@@ -51,8 +51,8 @@ COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
     "telemetry": {"pynvml"},
-    "report": {"tabulate", "matplotlib"},
-    "selftest": {"numpy", "scipy"},
+    "report": {"tabulate"},
+    "selftest": set(),
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL"},
 }
@@ -126,11 +126,6 @@ def test_only_the_modules_named_after_it_import_pynvml() -> None:
     assert users == set((PACKAGE / "telemetry").glob("nvml*.py"))
 
 
-def test_only_the_usual_rules_import_scipy_stats() -> None:
-    users = [path for path in modules() if "scipy.stats" in imports_of(path)]
-    assert [path.name for path in users] == ["rules.py"]
-
-
 def test_every_part_of_the_package_has_its_layer() -> None:
     assert {part_of(path) for path in modules()} == {*LAYERS, "worker"}
 
@@ -148,13 +143,13 @@ def loaded_after(*arguments: str) -> set[str]:
     return set(answer.stderr.split("LOADED ")[1].split())
 
 
-def test_comparing_and_showing_never_load_torch_pytest_pynvml_or_scipy_stats() -> None:
+def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
     baseline = PACKAGE.parent / "baselines" / "cte-power.json"
     results = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
     for arguments in (["compare", str(baseline), str(results)], ["show", str(baseline)]):
         loaded = loaded_after(*arguments)
         assert "gpuscale.store" in loaded
-        assert not loaded & {"torch", "pytest", "_pytest", "pynvml", "scipy.stats"}
+        assert not loaded & {"torch", "pytest", "_pytest", "pynvml"}
 
 
 def test_help_loads_no_heavy_library() -> None:

@@ -19,8 +19,8 @@ from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
 from gpuscale.run_defaults import PACINGS
-from gpuscale.selftest.case_choice import load_case_class
 from gpuscale.selftest.overhead import judge_overhead
+from gpuscale.selftest.plan import load_case_class
 from gpuscale.worker.bare_loop import BareLoop
 from gpuscale.worker.checks import parameter_digest
 from gpuscale.worker.data import training_batches

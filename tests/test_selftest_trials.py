@@ -16,25 +16,44 @@ from gpuscale.injections import parse_injections
 from gpuscale.records import (
     CauseKind,
     Environment,
+    Estimate,
     Failure,
     Fault,
+    OverheadReport,
+    OverheadResult,
     Run,
     RunRequest,
     TrialsReport,
 )
 from gpuscale.report.selftest_text import trials_text
-from gpuscale.selftest.case_choice import case_request, load_case_class
 from gpuscale.selftest.plan import (
     BASELINE_BLOCKS,
-    Block,
     blocks,
+    case_request,
     injection_text,
+    load_case_class,
     possible_faults,
 )
 from gpuscale.selftest.trials import Trials
 
 STEP_S = 0.1
 GPUS = (1, 2)
+OVERHEAD = OverheadReport(
+    configuration=CNN,
+    environment=cpu_environment(),
+    results=(
+        OverheadResult(
+            gpus=1,
+            runs=2,
+            pairs=80,
+            step_time_s=STEP_S,
+            ratio=Estimate(value=1.001, low=0.999, high=1.003),
+            limit=1.01,
+            verdict="within",
+        ),
+    ),
+    wall_s=60.0,
+)
 
 
 class KnownMachine:
@@ -91,15 +110,19 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[TrainingCase]:
     return load_case_class(str(tmp_path / "test_tiny.py::Tiny"), "cpu")
 
 
+def session_on(machine: KnownMachine, case: type[TrainingCase]) -> Trials:
+    return Trials(machine.run, case, machine.environment, GPUS, after_run=lambda: None)
+
+
 def tried(
     machine: KnownMachine, case: type[TrainingCase], *, pairs: int, trials: int
 ) -> TrialsReport:
     first = machine.run(case_request(case, machine.environment, gpus=2, run=1))
     faults, not_tried = possible_faults(first.configuration, GPUS)
-    session = Trials(machine, case, GPUS, after_run=lambda: None)
-    for block in blocks(faults, pairs=pairs, trials=trials):
-        session.make(block)
-    return session.report(faults, not_tried)
+    session = session_on(machine, case)
+    for fault in blocks(faults, pairs=pairs, trials=trials):
+        session.make(fault)
+    return session.report(faults, not_tried, OVERHEAD)
 
 
 def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[TrainingCase]) -> None:
@@ -136,25 +159,25 @@ def test_a_machine_that_is_never_steady_gives_no_rates_but_says_so(
     case: type[TrainingCase],
 ) -> None:
     machine = KnownMachine(fails=True)
-    session = Trials(machine, case, GPUS, after_run=lambda: None)
+    session = session_on(machine, case)
     for _ in range(BASELINE_BLOCKS + 1):
-        session.make(Block())
-    report = session.report((), ())
+        session.make(None)
+    report = session.report((), (), OVERHEAD)
     assert (report.comparisons, report.false_alarms, report.failed_runs) == (0, None, 18)
     assert "18 of them failed or not steady" in trials_text(report)
     stall = Fault(name="data stall", size=0.2, injection="data", kind=CauseKind.DATA)
     with pytest.raises(GpuscaleError, match="no run of tiny gave a number"):
-        session.make(Block(fault=stall))
+        session.make(stall)
 
 
 def test_faulty_blocks_are_spread_over_the_time_of_the_clean_ones() -> None:
     faults, _ = possible_faults(CNN, GPUS)
     plan = list(blocks(faults, pairs=4, trials=2))
-    clean = [number for number, block in enumerate(plan) if block.fault is None]
+    clean = [number for number, fault in enumerate(plan) if fault is None]
     assert len(clean) == BASELINE_BLOCKS + 4
     # Three of twelve after each clean block that is judged.
     assert clean == [0, 1, 2, 6, 10, 14]
-    assert [plan.count(Block(fault=fault)) for fault in faults] == [2] * 6
+    assert [plan.count(fault) for fault in faults] == [2] * 6
 
 
 def test_one_gpu_has_no_slow_rank() -> None:

@@ -17,14 +17,6 @@ from gpuscale.records.estimate import Estimate
 from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
-from gpuscale.records.overhead import (
-    OverheadOutcome,
-    OverheadPair,
-    OverheadPlan,
-    OverheadReport,
-    OverheadResult,
-    OverheadRun,
-)
 from gpuscale.records.phases import Phases
 from gpuscale.records.request import (
     Pacing,
@@ -44,11 +36,23 @@ from gpuscale.records.run import (
     with_measured,
     without_windows,
 )
+from gpuscale.records.selftest import (
+    DetectableLoss,
+    Fault,
+    FaultResult,
+    OverheadOutcome,
+    OverheadPair,
+    OverheadPlan,
+    OverheadReport,
+    OverheadResult,
+    OverheadRun,
+    Rate,
+    TrialsReport,
+)
 from gpuscale.records.tolerances import (
     ToleranceOverride,
     Tolerances,
 )
-from gpuscale.records.trials import DetectableLoss, Fault, FaultResult, TrialsReport
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
@@ -105,6 +109,7 @@ __all__ = [
     "RankOutcome",
     "RankReport",
     "RankWindow",
+    "Rate",
     "Results",
     "Run",
     "RunRequest",

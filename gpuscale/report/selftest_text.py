@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from gpuscale.records import OverheadReport, TrialsReport
-from gpuscale.records.simulation import Rate
-from gpuscale.report.simulation_text import coarse_rate_text
+from gpuscale.records import OverheadReport, Rate, TrialsReport
 from gpuscale.report.table import UNKNOWN, interval_text
 from gpuscale.units import format_percent, format_seconds
 
@@ -89,9 +87,15 @@ def _trials_lines(report: TrialsReport) -> Iterator[str]:
     for reason in report.not_tried:
         yield f"not tried: {reason}"
     yield ""
-    if report.overhead is not None:
-        yield overhead_text(report.overhead)
+    yield overhead_text(report.overhead)
     yield f"trials took {format_seconds(report.wall_s)}; intervals: 95%"
+
+
+def coarse_rate_text(rate: Rate) -> str:
+    """`97.1 % [94, 99]`, for rates that are not small."""
+    low, high = rate.rate.low, rate.rate.high
+    bounds = "" if low is None or high is None else f" [{low * 100:.0f}, {high * 100:.0f}]"
+    return f"{format_percent(rate.rate.value)}{bounds}"
 
 
 def _rate(rate: Rate | None) -> str:

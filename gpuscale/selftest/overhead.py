@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import GpuscaleError
@@ -18,8 +18,7 @@ from gpuscale.records import (
     OverheadRun,
     RunRequest,
 )
-from gpuscale.run_defaults import PACINGS
-from gpuscale.selftest.case_choice import case_request
+from gpuscale.selftest.plan import OVERHEAD_PAIRS, case_request
 from gpuscale.statistics import difference, log_sample
 from gpuscale.telemetry.beside_run import sampling_beside
 from gpuscale.units import format_seconds
@@ -27,60 +26,39 @@ from gpuscale.units import format_seconds
 LIMITS: Mapping[str, float] = {"cuda": 1.005, "cpu": 1.01}
 SHORTEST_STEP_S: Mapping[str, float] = {"cuda": 0.0, "cpu": 0.020}
 """Steps for which the limit is meant."""
-PAIRS = 40
 _TRIMMED = 0.2
-_START_S = 3.0
-
-
-class OverheadLauncher(Protocol):
-    """Makes the runs of the trial."""
-
-    @property
-    def environment(self) -> Environment:
-        """The machine as the ranks see it."""
-        ...
-
-    def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
-        """Make one run in which gpuscale's windows alternate with a bare loop's."""
-        ...
-
-
-def expected_s(device: str, *, runs: int, gpus: int) -> float:
-    """About how long the trial takes, where steps are not longer than a window."""
-    pacing = PACINGS[device]
-    return runs * gpus * (_START_S + pacing.warmup_s + 2 * PAIRS * pacing.window_s)
 
 
 def measure_overhead(
-    launcher: OverheadLauncher,
+    compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun],
     case: type[TrainingCase],
-    *,
+    environment: Environment,
     gpus: Sequence[int],
     runs: int,
     after_run: Callable[[], None],
 ) -> OverheadReport:
-    """Make the runs, all numbers of GPUs in turn, and judge them.
+    """The overhead by so many runs on each number of GPUs, made in turn.
 
     Args:
-        launcher: What starts the ranks.
-        case: What they train.
+        compare_with_bare_loop: Makes one run of gpuscale's windows in turn with a bare loop's.
+        case: What is trained.
+        environment: Of the machine.
         gpus: On how many GPUs.
         runs: Fresh starts on each number of GPUs.
         after_run: Called when a run has ended.
     """
     started = time.monotonic()
-    environment = launcher.environment
     made: dict[int, list[OverheadRun]] = {count: [] for count in gpus}
     for run in range(1, runs + 1):
-        for count in gpus:
+        for count, its in made.items():
             request = case_request(case, environment, gpus=count, run=run)
             with sampling_beside(request, environment) as sampling:
                 pid = None if sampling is None else sampling.pid
-                plan = OverheadPlan(pairs=PAIRS, sampler_pid=pid)
-                made[count].append(launcher.compare_with_bare_loop(request, plan))
+                plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
+                its.append(compare_with_bare_loop(request, plan))
             after_run()
     return OverheadReport(
-        configuration=case_request(case, environment, gpus=min(gpus), run=1).configuration,
+        configuration=made[gpus[0]][0].configuration,
         environment=environment,
         results=tuple(judge_overhead(its) for its in made.values()),
         wall_s=time.monotonic() - started,
@@ -90,8 +68,8 @@ def measure_overhead(
 def judge_overhead(runs: Sequence[OverheadRun]) -> OverheadResult:
     """What some runs (at least one) on one number of GPUs say of the overhead.
 
-    Each run gives one number, the trimmed mean of its pairs' log ratios; the interval is
-    Student's t over the runs.
+    Each run gives one number, the trimmed mean of its pairs' log ratios; the interval is over
+    runs.
 
     Raises:
         GpuscaleError: every run failed; the message is that of the first.

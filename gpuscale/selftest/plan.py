@@ -1,46 +1,166 @@
-"""In which order identical and faulty measurements are made, and what is held against what."""
+"""What is tried on this machine: the case, the requests for its runs, the faults, their order."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import importlib.util
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from gpuscale.records import CauseKind, Configuration, Fault
+from gpuscale.cases import TrainingCase
+from gpuscale.errors import UsageError
+from gpuscale.records import CauseKind, Configuration, Environment, Fault, RunRequest
+from gpuscale.records.selftest import Injection
+from gpuscale.run_defaults import PACINGS, SIZES, data_workers, devices_of_run
 
 RUNS_PER_BLOCK = 3
+"""A block stands for one night: so many runs on each number of GPUs, in turn."""
 BASELINE_BLOCKS = 2
-_SIZES = (0.2, 0.4)
+"""A block is held against so many clean blocks before it."""
+OVERHEAD_PAIRS = 40
+"""Windows as measured and by a bare loop, of each run of the overhead."""
+
+_DEFAULT_CASES: Mapping[str, str] = {
+    "cuda": "bench_cases/test_resnet50.py::Resnet50",
+    "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
+}
+_TIMEOUT_S = 600.0
+_FAULT_SIZES = (0.2, 0.4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Runs that stand for one night: so many on each number of GPUs, in turn.
+def expected_s(device: str, *, blocks: int, overhead_runs: int, gpus: int) -> float:
+    """About how long trials take on so many numbers of GPUs, where steps are short."""
+    pacing = PACINGS[device]
+    run_s = 1.5 + pacing.warmup_s + min(pacing.run_seconds, pacing.most_windows_s)
+    overhead_run_s = 3.0 + pacing.warmup_s + 2 * OVERHEAD_PAIRS * pacing.window_s
+    return gpus * (blocks * RUNS_PER_BLOCK * run_s + overhead_runs * overhead_run_s)
 
-    A clean block is held against the clean blocks before it, if there are enough, and then
-    belongs to what later blocks are held against; a faulty one does not.
+
+def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
+    """The case that `FILE::Class` names, or the default one of the device.
+
+    Raises:
+        UsageError: there is no such file, it cannot be imported, or it has no such case.
     """
+    file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
+    path = Path(file).absolute()
+    if not path.is_file():
+        if text is None:
+            raise UsageError(
+                f"there is no {file} here; go to the folder that has bench_cases, or name a case "
+                "of your own with --case FILE::Class"
+            )
+        raise UsageError(f"--case: there is no file {file}; give FILE::Class")
+    # As pytest does it, so that a case finds what lies beside it.
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--case: {file} is not a Python file; give FILE::Class")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        # Any line of the user's file may raise anything; it is the file that is to be mended.
+        raise UsageError(
+            f"--case: {file} cannot be imported ({type(error).__name__}: {error}); "
+            "run it with python to see where"
+        ) from None
+    known = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, TrainingCase)
+        and value.__module__ == path.stem
+    }
+    if name not in known:
+        found = ", ".join(f"{file}::{key}" for key in known) or "none"
+        raise UsageError(f"--case: name a case in {file} as FILE::Class; there is {found}")
+    return known[name]
 
-    fault: Fault | None = None
+
+def numbers_of_gpus(asked: Collection[int] | None, environment: Environment) -> tuple[int, ...]:
+    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two.
+
+    Raises:
+        UsageError: the machine has fewer than were asked for.
+    """
+    on_cpu = environment.device == "cpu"
+    here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
+    if asked is None:
+        return tuple(gpus for gpus in (1, 2) if gpus <= here)
+    if max(asked) > here:
+        unit = "CPU core" if on_cpu else "GPU"
+        raise UsageError(
+            f"--gpus: {max(asked)} is more than there are here ({here} "
+            f"{unit}{'' if here == 1 else 's'}); leave it out"
+        )
+    return tuple(sorted(asked))
+
+
+def case_request(
+    case: type[TrainingCase],
+    environment: Environment,
+    *,
+    gpus: int,
+    run: int,
+    injections: tuple[str, ...] = (),
+) -> RunRequest:
+    """The request for one run of a case as gpuscale measures it by default.
+
+    Raises:
+        CaseError: the case has no default size, or its batch cannot be divided.
+    """
+    built = case()
+    size = built.named_size(SIZES[environment.device])
+    return RunRequest(
+        configuration=Configuration(
+            case=case.name(),
+            strategy="ddp" if "ddp" in case.strategies else case.strategies[0],
+            device=environment.device,
+            size=SIZES[environment.device],
+            precision="fp32",
+            channels_last=False,
+            compiled=False,
+            scaling=case.scaling,
+            data="synthetic",
+            threads_per_rank=1,
+            data_workers=data_workers(environment),
+        ),
+        gpus=gpus,
+        index=run,
+        batch_per_gpu=built.batch_per_gpu(size, gpus),
+        sample_shape=size.sample_shape,
+        case_module=case.__module__,
+        case_file=str(sys.modules[case.__module__].__file__),
+        case_class=case.__qualname__,
+        import_paths=tuple(sys.path),
+        devices=devices_of_run(environment, run=run, gpus=gpus),
+        data_root=None,
+        download=False,
+        pacing=PACINGS[environment.device],
+        timeout_s=_TIMEOUT_S,
+        injections=injections,
+    )
 
 
 def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
+    has_slow_rank = configuration.strategy == "ddp" and max(gpus) > 1
     not_tried = ["slow link: needs two hosts, and a link between them that can be limited"]
-    faults = [
-        Fault(name="data stall", size=s, injection="data", kind=CauseKind.DATA) for s in _SIZES
-    ]
-    if configuration.strategy == "ddp" and max(gpus) > 1:
-        faults += [
-            Fault(name="slow rank", size=s, injection="slow-rank", kind=CauseKind.SLOW_RANK)
-            for s in _SIZES
-        ]
-    else:
+    if not has_slow_rank:
         not_tried.insert(0, "slow rank: needs ddp on 2 GPUs or more")
-    faults += [
-        Fault(name="slower compute", size=s, injection="compute", kind=CauseKind.COMPUTE)
-        for s in _SIZES
-    ]
-    return tuple(faults), tuple(not_tried)
+    kinds: dict[CauseKind, tuple[str, Injection]] = {
+        CauseKind.DATA: ("data stall", "data"),
+        CauseKind.SLOW_RANK: ("slow rank", "slow-rank"),
+        CauseKind.COMPUTE: ("slower compute", "compute"),
+    }
+    return tuple(
+        Fault(name=name, size=size, injection=injection, kind=kind)
+        for kind, (name, injection) in kinds.items()
+        if has_slow_rank or kind is not CauseKind.SLOW_RANK
+        for size in _FAULT_SIZES
+    ), tuple(not_tried)
 
 
 def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> str:
@@ -54,20 +174,18 @@ def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> 
             return f"compute={1 + fault.size:g}"
 
 
-def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Block]:
-    """The blocks in their order: faulty ones are spread over the time of the clean ones.
+def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
+    """The fault of each block in turn, None for a clean one.
+
+    Faulty blocks are spread over the time of the clean ones.
 
     Args:
         faults: Those to be tried.
         pairs: Clean blocks that are held against those before them.
         trials: Of each fault.
     """
-    for _ in range(BASELINE_BLOCKS):
-        yield Block()
-    faulty = [Block(fault=fault) for _ in range(trials) for fault in faults]
-    done = 0
-    for pair in range(1, pairs + 1):
-        yield Block()
-        due = len(faulty) * pair // pairs
-        yield from faulty[done:due]
-        done = due
+    yield from [None] * BASELINE_BLOCKS
+    faulty = [fault for _ in range(trials) for fault in faults]
+    for pair in range(pairs):
+        yield None
+        yield from faulty[len(faulty) * pair // pairs : len(faulty) * (pair + 1) // pairs]

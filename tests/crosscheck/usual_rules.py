@@ -1,4 +1,4 @@
-"""The rules of gpuscale/selftest/rules.py beside the tools that they come from.
+"""The rules of tests/validation/rules.py beside the tools that they come from.
 
 Not part of the test suite, since it needs the tools themselves:
 
@@ -17,8 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-
-from gpuscale.selftest.rules import Runs, usual_rules
+from validation.rules import Runs, usual_rules
 
 ROWS = 3000
 LOSSES = (0.0, 0.05, 0.1, 0.2)

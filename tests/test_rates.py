@@ -1,9 +1,9 @@
-"""Rates of rows that err together (gpuscale/selftest/rates.py)."""
+"""Rates of rows that err together."""
 
 import numpy as np
 import pytest
 
-from gpuscale.selftest.rates import rate_of
+from gpuscale.statistics import rate_of
 
 
 def test_independent_trials_have_the_interval_of_clopper_and_pearson() -> None:

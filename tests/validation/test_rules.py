@@ -1,4 +1,4 @@
-"""The usual tools' rules against examples worked by hand (gpuscale/selftest/rules.py)."""
+"""The usual tools' rules against examples worked by hand (tests/validation/rules.py)."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.utils import PercentageRegressionCheck
 
-from gpuscale.selftest.rules import asv_worse, out_of_reference, percentage_check, usual_rules
+from validation.rules import asv_worse, out_of_reference, percentage_check, usual_rules
 
 Runs = list[list[float]]
 

@@ -1,15 +1,15 @@
-"""Which scenarios `gpuscale selftest --simulate` tries, and which figures were promised."""
+"""Which scenarios are simulated, and which figures were promised of them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from gpuscale.records.simulation import (
+from validation.simulated_machine import (
     BaselineNights,
     Loss,
     LossKind,
     Scenario,
-    World,
+    SimulatedMachine,
 )
 
 RUN_DEVIATIONS = (0.001, 0.003, 0.01, 0.02, 0.05)
@@ -37,16 +37,18 @@ class Promise:
 
     statement: str
     limit: float
+    at_most: bool
+    """Whether the limit is the largest rate allowed, or else the smallest."""
     scenarios: tuple[Scenario, ...]
 
 
 def quiet_scenarios() -> tuple[Scenario, ...]:
-    """Nights without a loss: every noise, every kind of baseline, and the peculiar worlds."""
+    """Nights without a loss: every noise, every kind of baseline, and the peculiar machines."""
     plain = [
-        Scenario(world=_world(deviation, nights), current_runs=runs)
+        Scenario(machine=_machine(deviation, nights), current_runs=runs)
         for nights, deviation, runs in product(NIGHTS, RUN_DEVIATIONS, CURRENT_RUNS)
     ]
-    peculiar = [Scenario(world=world, current_runs=3) for world in _peculiar_worlds()]
+    peculiar = [Scenario(machine=machine, current_runs=3) for machine in _peculiar_machines()]
     return (*plain, *peculiar)
 
 
@@ -54,7 +56,7 @@ def lossy_scenarios() -> tuple[Scenario, ...]:
     """Nights with a loss: every size and kind, at every noise but the lowest."""
     return tuple(
         Scenario(
-            world=_world(deviation, nights), current_runs=runs, loss=Loss(kind=kind, size=size)
+            machine=_machine(deviation, nights), current_runs=runs, loss=Loss(kind=kind, size=size)
         )
         for nights, deviation, runs, kind, size in product(
             NIGHTS, RUN_DEVIATIONS[1:], CURRENT_RUNS, LossKind, LOSSES
@@ -62,35 +64,35 @@ def lossy_scenarios() -> tuple[Scenario, ...]:
     )
 
 
-def false_alarm_promises() -> tuple[Promise, ...]:
-    """At most 1% of the rows, at every noise, also with a baseline of one other night."""
-    return tuple(
+def promises() -> tuple[Promise, ...]:
+    """False alarms first, at most 1% of the rows; then the losses that must be found.
+
+    False alarms are promised at every noise, also with a baseline of one other night; losses
+    each where all is slower and where only T(8) is.
+    """
+    alarms = (
         Promise(
             statement=f"false alarms, {deviation:.1%} noise, {_BASELINES[nights]}",
             limit=FALSE_ALARMS_ALLOWED,
+            at_most=True,
             scenarios=tuple(
-                Scenario(world=_world(deviation, nights), current_runs=runs)
+                Scenario(machine=_machine(deviation, nights), current_runs=runs)
                 for runs in CURRENT_RUNS
             ),
         )
-        for nights, deviation in product(
-            (BaselineNights.SAME_ALLOCATION, BaselineNights.ONE_NIGHT), RUN_DEVIATIONS
-        )
+        for nights, deviation in product(_BASELINES, RUN_DEVIATIONS)
     )
-
-
-def power_promises() -> tuple[Promise, ...]:
-    """The losses that must be found, each where all is slower and where only T(8) is."""
-    return tuple(
+    found = (
         Promise(
             statement=(
                 f"{size:.0%} loss of {kind.value}, {deviation:.1%} noise, {runs} : 6 runs, "
                 f"{_BASELINES[nights]}"
             ),
             limit=limit,
+            at_most=False,
             scenarios=(
                 Scenario(
-                    world=_world(deviation, nights),
+                    machine=_machine(deviation, nights),
                     current_runs=runs,
                     loss=Loss(kind=kind, size=size),
                 ),
@@ -103,65 +105,64 @@ def power_promises() -> tuple[Promise, ...]:
         )
         for kind in LossKind
     )
+    return (*alarms, *found)
 
 
 def shares(
-    scenarios: Sequence[Scenario], promises: Sequence[Promise], weight: int, total: int
+    scenarios: Sequence[Scenario], promised: Sequence[Promise], weight: int, total: int
 ) -> dict[Scenario, int]:
     """How many comparisons each scenario gets, at least one; promised ones get `weight` times.
 
     Args:
         scenarios: what to deal out to.
-        promises: whose scenarios count more, since a promise needs a narrow interval.
+        promised: whose scenarios count more, since a promise needs a narrow interval.
         weight: how many times more.
         total: comparisons in all, up to rounding.
     """
-    promised = {scenario for promise in promises for scenario in promise.scenarios}
-    weights = {scenario: weight if scenario in promised else 1 for scenario in scenarios}
+    preferred = {scenario for promise in promised for scenario in promise.scenarios}
+    weights = {scenario: weight if scenario in preferred else 1 for scenario in scenarios}
     unit = total / sum(weights.values())
     return {scenario: max(1, round(unit * count)) for scenario, count in weights.items()}
 
 
-def _world(run_deviation: float, nights: BaselineNights) -> World:
-    return World(run_deviation=run_deviation, baseline=nights, allocation_deviation=NIGHTS[nights])
+def _machine(run_deviation: float, nights: BaselineNights) -> SimulatedMachine:
+    return SimulatedMachine(
+        run_deviation=run_deviation, baseline=nights, allocation_deviation=NIGHTS[nights]
+    )
 
 
-def _peculiar_worlds() -> Iterator[World]:
+def _peculiar_machines() -> Iterator[SimulatedMachine]:
     for deviation, declared, text in (
         (0.005, None, "allocations differ by 0.5%"),
         (0.03, 0.03, "allocations differ by 3%, and the baseline declares it"),
         (0.03, None, "allocations differ by 3%, and the baseline declares the default of 1%"),
     ):
-        yield World(
+        yield SimulatedMachine(
             run_deviation=0.003,
-            baseline=BaselineNights.ONE_NIGHT,
             allocation_deviation=deviation,
             declared_deviation=declared,
             peculiarity=text,
         )
-    yield World(
+    yield SimulatedMachine(
         run_deviation=0.003,
         baseline=BaselineNights.SIX_NIGHTS,
         allocation_deviation=0.03,
         peculiarity="allocations differ by 3%",
     )
     for run_deviation in (0.003, 0.02):
-        yield from _disturbed_worlds(run_deviation)
+        yield from _disturbed_machines(run_deviation)
 
 
-def _disturbed_worlds(run_deviation: float) -> Iterator[World]:
-    def world(peculiarity: str, **disturbance: float) -> World:
-        return World(
-            run_deviation=run_deviation,
-            baseline=BaselineNights.ONE_NIGHT,
-            allocation_deviation=ALLOCATION_DEVIATION,
-            peculiarity=peculiarity,
-            **disturbance,
-        )
-
-    yield world("1 window in 10 is 30% slower", outlying_windows=0.1)
-    yield world("1 run in 20 is 10% slower", outlying_runs=0.05)
-    yield world("the last run of a night is 3% slower than its first", drift=0.03)
-    yield world(
-        "windows scatter by 5%, correlated by 0.9", window_deviation=0.05, autocorrelation=0.9
+def _disturbed_machines(run_deviation: float) -> Iterator[SimulatedMachine]:
+    noisy = SimulatedMachine(run_deviation=run_deviation, allocation_deviation=ALLOCATION_DEVIATION)
+    yield replace(noisy, outlying_windows=0.1, peculiarity="1 window in 10 is 30% slower")
+    yield replace(noisy, outlying_runs=0.05, peculiarity="1 run in 20 is 10% slower")
+    yield replace(
+        noisy, drift=0.03, peculiarity="the last run of a night is 3% slower than its first"
+    )
+    yield replace(
+        noisy,
+        window_deviation=0.05,
+        autocorrelation=0.9,
+        peculiarity="windows scatter by 5%, correlated by 0.9",
     )

@@ -2,14 +2,14 @@
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from gpuscale.errors import UsageError
-from gpuscale.records.simulation import LossKind, RuleOutcome, Validation, World
-from gpuscale.report.simulation_text import world_text
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from validation.rule_comparison import RuleOutcome, Validation
+from validation.simulated_machine import LossKind, SimulatedMachine
+from validation.tables import machine_text
 
 _STYLES = (
     ("#000000", "o", "-"),
@@ -21,40 +21,22 @@ _STYLES = (
 """Colours that colour-blind people tell apart (Okabe and Ito), with a mark and a line each."""
 
 
-def require_matplotlib() -> None:
-    """Make sure that the picture can be drawn.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise UsageError(
-            "the picture needs matplotlib, which is not installed; "
-            "install it with: pip install '.[plots]' in the checkout"
-        ) from None
-
-
 def validation_svg(validation: Validation) -> str:
     """The picture as SVG, the same for the same validation.
 
-    A panel for each world and number of runs; across, the loss of T(8) alone, 0 being nights
+    A panel for each machine and number of runs; across, the loss of T(8) alone, 0 being nights
     without one; upwards, the share of rows called worse, with its 95% interval.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    worlds = list(dict.fromkeys(outcome.scenario.world for outcome in validation.outcomes))
+    machines = list(dict.fromkeys(outcome.scenario.machine for outcome in validation.outcomes))
     runs = list(dict.fromkeys(outcome.scenario.current_runs for outcome in validation.outcomes))
     with mpl.rc_context({"svg.hashsalt": "gpuscale", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(9, 8), layout="constrained")
-        axes = figure.subplots(len(worlds), len(runs), sharex=True, sharey=True, squeeze=False)
-        for i, world in enumerate(worlds):
+        axes = figure.subplots(len(machines), len(runs), sharex=True, sharey=True, squeeze=False)
+        for i, machine in enumerate(machines):
             for j, count in enumerate(runs):
-                _panel(axes[i][j], _of(validation.outcomes, world, count))
+                _panel(axes[i][j], _of(validation.outcomes, machine, count))
                 axes[0][j].set_title(f"{count} runs against 6", fontsize=9)
-            axes[i][0].set_ylabel(world_text(world).replace(": ", "\n"))
+            axes[i][0].set_ylabel(machine_text(machine).replace(": ", "\n"))
         figure.supxlabel("loss of throughput on 8 GPUs alone; 0: none, false alarms", fontsize=9)
         figure.supylabel("share of rows called worse", fontsize=9)
         handles, labels = axes[0][0].get_legend_handles_labels()
@@ -64,17 +46,17 @@ def validation_svg(validation: Validation) -> str:
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
-def _of(outcomes: Iterable[RuleOutcome], world: World, runs: int) -> list[RuleOutcome]:
+def _of(outcomes: Iterable[RuleOutcome], machine: SimulatedMachine, runs: int) -> list[RuleOutcome]:
     return [
         outcome
         for outcome in outcomes
-        if outcome.scenario.world == world
+        if outcome.scenario.machine == machine
         and outcome.scenario.current_runs == runs
         and (outcome.scenario.loss is None or outcome.scenario.loss.kind is LossKind.LARGEST_N)
     ]
 
 
-def _panel(axes: "Axes", outcomes: list[RuleOutcome]) -> None:
+def _panel(axes: Axes, outcomes: list[RuleOutcome]) -> None:
     by_rule: dict[str, list[RuleOutcome]] = {}
     for outcome in outcomes:
         by_rule.setdefault(outcome.rule, []).append(outcome)

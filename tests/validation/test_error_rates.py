@@ -8,11 +8,11 @@ import pytest
 from scaling_records import baseline, measured
 
 from gpuscale.compare import compare
-from gpuscale.records import Baseline, Comparison, Finding, Results, Tolerances, Verdict
+from gpuscale.records import Baseline, Comparison, Finding, Results, Verdict
+from validation.scenarios import ALLOCATION_DEVIATION
+from validation.simulated_machine import SimulatedMachine, log_run_times
 
 STEP_TIMES_S = {1: 0.100, 2: 0.105, 4: 0.110}
-ALLOCATION_TIME = Tolerances().allocation_deviation_time
-ALLOCATION_SPEEDUP = Tolerances().allocation_deviation_speedup
 
 
 def _night(
@@ -23,18 +23,14 @@ def _night(
     slower: dict[int, float] | None = None,
     quiet: bool = False,
 ) -> dict[int, list[float]]:
-    """One allocation's step times: a factor for the night, one for each n in it, and noise."""
-    # T differs by 1% between allocations and the ratio of two of them by 0.5%.
-    own = 0.0 if quiet else ALLOCATION_SPEEDUP / math.sqrt(2)
-    shared = 0.0 if quiet else math.sqrt(ALLOCATION_TIME**2 - own**2)
-    night = rng.normal(0, shared)
+    """One allocation's step times by number of GPUs."""
+    machine = SimulatedMachine(
+        run_deviation=deviation, allocation_deviation=0.0 if quiet else ALLOCATION_DEVIATION
+    )
+    times_s = np.exp(log_run_times(rng, machine, np.log(list(STEP_TIMES_S.values())), runs))
     return {
-        gpus: [
-            time_s * (slower or {}).get(gpus, 1.0) * math.exp(night + entry + noise)
-            for noise in rng.normal(0, deviation, runs)
-        ]
-        for gpus, time_s in STEP_TIMES_S.items()
-        for entry in [rng.normal(0, own)]
+        gpus: (times_s[:, i] * (slower or {}).get(gpus, 1.0)).tolist()
+        for i, gpus in enumerate(STEP_TIMES_S)
     }
 
 

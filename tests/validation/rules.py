@@ -21,7 +21,7 @@ class Rule:
 
     name: str
     alarms: Callable[[Runs, Runs], bool]
-    """Whether tonight (the second) is worse than the baseline (the first), as the tool says."""
+    """From the runs of the baseline and of tonight: true where the tool calls tonight worse."""
 
 
 def percentage_check(baseline: Runs, tonight: Runs, *, percentage: int) -> bool:

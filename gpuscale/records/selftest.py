@@ -1,13 +1,17 @@
-"""What measuring costs: gpuscale's windows in turn with a bare training loop."""
+"""What is tried by `gpuscale selftest`, and what it found on a machine."""
 
 from typing import Literal
 
 import msgspec
 
-from gpuscale.records.configuration import Configuration
+from gpuscale.records.cause import CauseKind
+from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.estimate import Estimate
 from gpuscale.records.run import Failure
+
+Injection = Literal["data", "slow-rank", "compute"]
+"""The kind of `--inject`."""
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,4 +75,63 @@ class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Configuration
     environment: Environment
     results: tuple[OverheadResult, ...]
+    wall_s: float
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of so many, with the rate and its 95% interval."""
+
+    count: int
+    of: int
+    rate: Estimate
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault made on purpose, at one size."""
+
+    name: str
+    """What is wrong, in words: `data stall`."""
+    size: float
+    """By what part of a step's time it makes a step longer."""
+    injection: Injection
+    kind: CauseKind
+    """What it should be put down to."""
+
+
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a fault was found and named."""
+
+    fault: Fault
+    found: Rate | None
+    """Trials in which a row that it strikes was called regressed; None where none was judged."""
+    named: Rate | None
+    """Of those found, in how many it was the first cause of the row on the most GPUs."""
+
+
+class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest loss of a row that is found 19 times in 20, median over the comparisons."""
+
+    key: EntryKey
+    loss: float
+
+
+class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial of false alarms and faults on a machine."""
+
+    configuration: Configuration
+    environment: Environment
+    gpus: tuple[int, ...]
+    runs_per_block: int
+    comparisons: int
+    """Of identical measurements, that could be judged."""
+    false_alarms: Rate | None
+    """Rows called regressed although nothing was changed."""
+    detectable_losses: tuple[DetectableLoss, ...]
+    faults: tuple[FaultResult, ...]
+    not_tried: tuple[str, ...]
+    """Faults that this machine or case cannot have, each with the reason."""
+    runs: int
+    failed_runs: int
+    """Unsteady ones included."""
+    overhead: OverheadReport
     wall_s: float

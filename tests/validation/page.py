@@ -1,0 +1,123 @@
+"""docs/validation.md and its picture: promised figures, and gpuscale's rule beside usual ones.
+
+    python tests/validation/page.py --comparisons 10000 --page docs/validation.md
+
+Takes a few minutes on two cores. Ends with 0 where every promised figure is met, 1 where one
+surely is not, and 3 otherwise.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import Template
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from gpuscale.errors import ExitCode
+from gpuscale.version import __version__
+from validation.plot import validation_svg
+from validation.rule_comparison import Validation, validate
+from validation.simulated_machine import LossKind
+from validation.simulation import Simulation, Standing, simulate
+from validation.tables import figures_table, lossy_table, peculiar_table, quiet_table, rule_tables
+
+COMPARISONS_BY_EVERY_RULE = 2
+"""For each comparison without a loss of the simulation."""
+TEMPLATE = Path(__file__).with_name("template.md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate, write the page and the picture beside it, and say how many figures are met."""
+    parser = argparse.ArgumentParser(description="Simulate the judgement and write the page.")
+    parser.add_argument("--page", type=Path, required=True, help="the page to write")
+    parser.add_argument(
+        "--comparisons", type=int, default=10_000, help="nights without a loss (default: 10000)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: 1)")
+    asked = parser.parse_args(arguments)
+    if asked.comparisons < 1 or asked.seed < 0:
+        parser.error("at least one comparison and no negative seed are needed")
+    processes = len(os.sched_getaffinity(0))
+    simulation = simulate(
+        comparisons=asked.comparisons,
+        seed=asked.seed,
+        processes=processes,
+        progress=_told("comparison"),
+    )
+    validation = validate(
+        comparisons=COMPARISONS_BY_EVERY_RULE * asked.comparisons,
+        seed=asked.seed,
+        processes=processes,
+        progress=_told("comparison by every rule"),
+    )
+    command = (
+        f"python tests/validation/page.py --comparisons {asked.comparisons} --seed {asked.seed} "
+        f"--page {asked.page.name if asked.page.is_absolute() else asked.page}"
+    )
+    picture = asked.page.with_suffix(".svg")
+    page = validation_page(simulation, validation, command=command, picture=picture.name)
+    asked.page.write_text(page, encoding="utf-8")
+    picture.write_text(validation_svg(validation), encoding="utf-8")
+    sys.stdout.write(f"{summary_line(simulation)}\n")
+    return exit_code(simulation)
+
+
+def validation_page(
+    simulation: Simulation, validation: Validation, *, command: str, picture: str
+) -> str:
+    """The page as Markdown.
+
+    Args:
+        simulation: of gpuscale's rule on many machines.
+        validation: of all rules on a few machines.
+        command: that made both.
+        picture: the file name of the picture beside the page.
+    """
+    quiet = sum(outcome.comparisons for outcome in simulation.quiet)
+    lossy = sum(outcome.comparisons for outcome in simulation.lossy)
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        command=command,
+        picture=picture,
+        version=__version__,
+        size=(
+            f"{quiet:,} comparisons without a loss and {lossy:,} with one, seed {simulation.seed}"
+        ),
+        summary=summary_line(simulation),
+        figures=figures_table(simulation),
+        quiet=quiet_table(simulation),
+        peculiar=peculiar_table(simulation),
+        every=lossy_table(simulation, LossKind.EVERY_N),
+        largest=lossy_table(simulation, LossKind.LARGEST_N),
+        each=f"{validation.comparisons:,}",
+        rules=rule_tables(validation),
+    )
+
+
+def summary_line(simulation: Simulation) -> str:
+    """How many figures are met: `15 of 16 promised figures met`."""
+    met = sum(figure.is_met for figure in simulation.figures)
+    return f"{met} of {len(simulation.figures)} promised figures met"
+
+
+def exit_code(simulation: Simulation) -> ExitCode:
+    """0 where every promised figure is met, 1 where one surely is not, 3 otherwise."""
+    if all(figure.is_met for figure in simulation.figures):
+        return ExitCode.OK
+    surely = any(figure.standing is Standing.NOT_MET for figure in simulation.figures)
+    return ExitCode.REGRESSED if surely else ExitCode.INCONCLUSIVE
+
+
+def _told(what: str) -> Callable[[int, int], None]:
+    """Counts on a terminal, in one line."""
+
+    def tell(done: int, total: int) -> None:
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\r{what} {done}/{total}{end}")
+
+    return tell if sys.stderr.isatty() else lambda done, total: None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

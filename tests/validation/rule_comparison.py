@@ -1,0 +1,144 @@
+"""gpuscale's rule and the usual ones on the same simulated nights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from gpuscale.compare import compare
+from gpuscale.records import EntryKey, Rate, Results, Verdict
+from gpuscale.statistics import rate_of
+from validation.rules import Runs, usual_rules
+from validation.scenarios import ALLOCATION_DEVIATION, LOSSES
+from validation.simulated_machine import (
+    Loss,
+    LossKind,
+    Scenario,
+    SimulatedMachine,
+    recorded,
+    simulated_nights,
+)
+from validation.simulation import Chunk, Progress, judged_in_chunks, random_streams
+
+OWN_RULE = "gpuscale"
+CURRENT_RUNS = (2, 3, 5)
+MACHINES = tuple(
+    SimulatedMachine(
+        run_deviation=run_deviation,
+        allocation_deviation=ALLOCATION_DEVIATION,
+        peculiarity=name,
+    )
+    for name, run_deviation in (
+        ("Quiet GPU node", 0.0026),
+        ("Noisy GPU node", 0.02),
+        ("Shared CPU machine", 0.05),
+    )
+)
+_STREAM = 1_000_000
+"""Keeps these random streams apart from those of the simulation with the same seed."""
+
+Counts = Mapping[str, tuple[int, int, int, int]]
+"""By rule, of one comparison: rows without a loss, alarms in them, rows with one, those found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleOutcome:
+    """How one rule did in one scenario."""
+
+    rule: str
+    scenario: Scenario
+    alarms: Rate
+    """Rows with the scenario's loss that were called worse; all rows where nothing was lost."""
+    nights: Rate
+    """Comparisons with at least one row called worse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Several rules on the same simulated nights."""
+
+    comparisons: int
+    """For each scenario."""
+    outcomes: tuple[RuleOutcome, ...]
+
+
+def rule_names() -> tuple[str, ...]:
+    """gpuscale's own rule, and the usual ones."""
+    return (OWN_RULE, *(rule.name for rule in usual_rules()))
+
+
+def validation_scenarios() -> tuple[Scenario, ...]:
+    """Every machine and number of runs, without and with each loss."""
+    losses = [None, *(Loss(kind=kind, size=size) for kind, size in product(LossKind, LOSSES))]
+    return tuple(
+        Scenario(machine=machine, current_runs=runs, loss=loss)
+        for machine, runs, loss in product(MACHINES, CURRENT_RUNS, losses)
+    )
+
+
+def validate(*, comparisons: int, seed: int, processes: int, progress: Progress) -> Validation:
+    """Judge the same random nights by every rule.
+
+    Args:
+        comparisons: in all, dealt out evenly, at least one for each scenario.
+        seed: two validations of one seed and size give the same.
+        processes: 1 is this one alone.
+        progress: is told how many comparisons of how many are done.
+    """
+    scenarios = validation_scenarios()
+    each = max(1, comparisons // len(scenarios))
+    judged = judged_in_chunks(
+        judge_by_every_rule, dict.fromkeys(scenarios, each), seed + _STREAM, processes, progress
+    )
+    return Validation(
+        comparisons=each,
+        outcomes=tuple(
+            _outcome(rule, scenario, judged[scenario])
+            for scenario in scenarios
+            for rule in rule_names()
+        ),
+    )
+
+
+def judge_by_every_rule(chunk: Chunk) -> list[Counts]:
+    """What every rule says of the comparisons of a chunk."""
+    found: list[Counts] = []
+    for rng in random_streams(chunk):
+        nights, tonight = simulated_nights(rng, chunk.scenario)
+        before, now = _windows(nights), _windows([tonight])
+        comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
+        verdicts = {entry.key: entry.verdict for entry in comparison.entries}
+        alarms = {OWN_RULE: {key: verdicts[key] is Verdict.REGRESSED for key in before}}
+        for rule in usual_rules():
+            alarms[rule.name] = {key: rule.alarms(before[key], now[key]) for key in before}
+        found.append({name: _counts(chunk.scenario, raised) for name, raised in alarms.items()})
+    return found
+
+
+def _windows(results: Sequence[Results]) -> dict[EntryKey, Runs]:
+    """Window times by row; steps per window are the same everywhere, so they stay in."""
+    found: dict[EntryKey, list[list[float]]] = {}
+    for result in results:
+        for run in result.runs:
+            found.setdefault(run.key, []).append([window.time_s for window in run.windows])
+    return {**found}
+
+
+def _counts(scenario: Scenario, raised: Mapping[EntryKey, bool]) -> tuple[int, int, int, int]:
+    quiet: list[bool] = []
+    struck: list[bool] = []
+    for key, alarm in raised.items():
+        (struck if scenario.strikes(key.case, key.gpus) else quiet).append(alarm)
+    return len(quiet), sum(quiet), len(struck), sum(struck)
+
+
+def _outcome(rule: str, scenario: Scenario, judged: Sequence[Counts]) -> RuleOutcome:
+    counts = [each[rule] for each in judged]
+    return RuleOutcome(
+        rule=rule,
+        scenario=scenario,
+        alarms=rate_of(
+            (alarms, quiet) if scenario.loss is None else (found, struck)
+            for quiet, alarms, struck, found in counts
+        ),
+        nights=rate_of((int(alarms + found > 0), 1) for _, alarms, _, found in counts),
+    )

@@ -1,0 +1,237 @@
+"""The judgement tried on seeded random nights whose truth is known."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing import get_context
+from typing import TypeVar
+
+import numpy as np
+
+from gpuscale.compare import compare
+from gpuscale.records import Comparison, EntryVerdict, Finding, Rate, Verdict
+from gpuscale.statistics import rate_of
+from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
+from validation.simulated_machine import LossKind, Scenario, recorded, simulated_nights
+
+CHUNK = 20
+"""Comparisons that a process makes at a time; about 0.1 s."""
+_QUIET_WEIGHT, _LOSSY_WEIGHT = 4, 10
+"""How many times more comparisons a scenario gets where a figure was promised."""
+_FINDINGS = {
+    LossKind.EVERY_N: Finding.SINGLE_GPU_SLOWDOWN,
+    LossKind.LARGEST_N: Finding.SCALING_LOSS,
+}
+
+Judged = TypeVar("Judged")
+Progress = Callable[[int, int], None]
+"""Is told how many comparisons of how many are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What one comparison said, counted by row; a row is one (case, gpus)."""
+
+    quiet_rows: int
+    """Without a loss."""
+    alarms: int
+    """Of them regressed."""
+    passed: int
+    struck_rows: int
+    """With a loss."""
+    found: int
+    """Of them regressed."""
+    named: int
+    """Of those with the right finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some comparisons of one scenario; each has a random stream of its own."""
+
+    scenario: Scenario
+    seed: tuple[int, int]
+    """The simulation's, and the scenario's number."""
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the judgement did in one scenario."""
+
+    scenario: Scenario
+    comparisons: int
+    false_alarms: Rate
+    """Rows without a loss that were called regressed."""
+    false_alarm_comparisons: Rate
+    """Comparisons with at least one of them."""
+    passed: Rate
+    """Rows without a loss that were ok or improved."""
+    found: Rate | None = None
+    """Rows with a loss that were called regressed; None where nothing was lost."""
+    named: Rate | None = None
+    """Those of them whose finding says rightly what moved."""
+
+
+class Standing(StrEnum):
+    """Whether a figure holds, and whether the simulation is large enough to say so."""
+
+    MET = "met"
+    MET_UNSURE = "met, not surely"
+    NOT_MET_UNSURE = "not met, not surely"
+    NOT_MET = "not met"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A rate that was promised beforehand, and the rate that was found."""
+
+    promise: Promise
+    found: Rate
+
+    @property
+    def is_met(self) -> bool:
+        """The rate that was found is within the limit."""
+        value, limit = self.found.rate.value, self.promise.limit
+        return value <= limit if self.promise.at_most else value >= limit
+
+    @property
+    def standing(self) -> Standing:
+        """Met or not, and as surely as the interval of the rate says."""
+        below = self.promise.at_most == self.is_met
+        bound = self.found.rate.high if below else self.found.rate.low
+        sure = bound is not None and (bound <= self.promise.limit) == below
+        if self.is_met:
+            return Standing.MET if sure else Standing.MET_UNSURE
+        return Standing.NOT_MET if sure else Standing.NOT_MET_UNSURE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """All scenarios of one simulation, and the promised figures."""
+
+    seed: int
+    quiet: tuple[Outcome, ...]
+    """Nights without a loss."""
+    lossy: tuple[Outcome, ...]
+    figures: tuple[Figure, ...]
+
+
+def simulate(*, comparisons: int, seed: int, processes: int, progress: Progress) -> Simulation:
+    """Judge random nights in every scenario, and say whether the promised figures hold.
+
+    Args:
+        comparisons: nights without a loss; as many with one come on top.
+        seed: two simulations of one seed and size give the same, on any number of processes.
+        processes: 1 is this one alone.
+        progress: is told how many comparisons of how many are done.
+    """
+    promised = promises()
+    alarms = [promise for promise in promised if promise.at_most]
+    power = [promise for promise in promised if not promise.at_most]
+    counts = {
+        **shares(quiet_scenarios(), alarms, _QUIET_WEIGHT, comparisons),
+        **shares(lossy_scenarios(), power, _LOSSY_WEIGHT, comparisons),
+    }
+    tallies = judged_in_chunks(judge_chunk, counts, seed, processes, progress)
+    outcomes = [outcome_of(scenario, tallies[scenario]) for scenario in counts]
+    return Simulation(
+        seed=seed,
+        quiet=tuple(outcome for outcome in outcomes if outcome.scenario.loss is None),
+        lossy=tuple(outcome for outcome in outcomes if outcome.scenario.loss is not None),
+        figures=tuple(_figure(promise, tallies) for promise in promised),
+    )
+
+
+def judged_in_chunks(
+    judge: Callable[[Chunk], list[Judged]],
+    counts: Mapping[Scenario, int],
+    seed: int,
+    processes: int,
+    progress: Progress,
+) -> dict[Scenario, list[Judged]]:
+    """What `judge`, a function of a module, says of so many comparisons of each scenario."""
+    judged: dict[Scenario, list[Judged]] = {scenario: [] for scenario in counts}
+    done, total = 0, sum(counts.values())
+    chunks = chunks_of(counts, seed)
+    # Spawned, not forked: numpy's threads do not survive a fork.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        mapped = map(judge, chunks) if processes == 1 else pool.map(judge, chunks)
+        for chunk, answers in zip(chunks, mapped, strict=True):
+            judged[chunk.scenario].extend(answers)
+            done += chunk.count
+            progress(done, total)
+    return judged
+
+
+def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
+    """The work of a simulation in portions."""
+    return [
+        Chunk(scenario=scenario, seed=(seed, number), first=first, count=min(CHUNK, count - first))
+        for number, (scenario, count) in enumerate(counts.items())
+        for first in range(0, count, CHUNK)
+    ]
+
+
+def random_streams(chunk: Chunk) -> Iterable[np.random.Generator]:
+    """A random stream for each comparison, which no other comparison changes."""
+    for index in range(chunk.first, chunk.first + chunk.count):
+        yield np.random.default_rng((*chunk.seed, index))
+
+
+def judge_chunk(chunk: Chunk) -> list[Tally]:
+    """What the comparisons of a chunk said."""
+    tallies = []
+    for rng in random_streams(chunk):
+        nights, tonight = simulated_nights(rng, chunk.scenario)
+        comparison = compare(recorded(chunk.scenario.machine, nights), [tonight])
+        tallies.append(_tally(comparison, chunk.scenario))
+    return tallies
+
+
+def outcome_of(scenario: Scenario, tallies: Sequence[Tally]) -> Outcome:
+    """The rates of one scenario."""
+    return Outcome(
+        scenario=scenario,
+        comparisons=len(tallies),
+        false_alarms=rate_of((tally.alarms, tally.quiet_rows) for tally in tallies),
+        false_alarm_comparisons=rate_of((int(tally.alarms > 0), 1) for tally in tallies),
+        passed=rate_of((tally.passed, tally.quiet_rows) for tally in tallies),
+        found=None
+        if scenario.loss is None
+        else rate_of((tally.found, tally.struck_rows) for tally in tallies),
+        named=rate_of((tally.named, tally.found) for tally in tallies)
+        if any(tally.found for tally in tallies)
+        else None,
+    )
+
+
+def _tally(comparison: Comparison, scenario: Scenario) -> Tally:
+    struck: list[EntryVerdict] = []
+    quiet: list[EntryVerdict] = []
+    for entry in comparison.entries:
+        rows = struck if scenario.strikes(entry.key.case, entry.key.gpus) else quiet
+        rows.append(entry)
+    found = [entry for entry in struck if entry.verdict is Verdict.REGRESSED]
+    return Tally(
+        quiet_rows=len(quiet),
+        alarms=sum(entry.verdict is Verdict.REGRESSED for entry in quiet),
+        passed=sum(entry.verdict.is_pass for entry in quiet),
+        struck_rows=len(struck),
+        found=len(found),
+        named=sum(
+            scenario.loss is not None and entry.finding is _FINDINGS[scenario.loss.kind]
+            for entry in found
+        ),
+    )
+
+
+def _figure(promise: Promise, tallies: Mapping[Scenario, list[Tally]]) -> Figure:
+    judged = [tally for scenario in promise.scenarios for tally in tallies[scenario]]
+    found = rate_of(
+        (tally.alarms, tally.quiet_rows) if promise.at_most else (tally.found, tally.struck_rows)
+        for tally in judged
+    )
+    return Figure(promise=promise, found=found)

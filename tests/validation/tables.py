@@ -1,0 +1,151 @@
+"""A simulation and a comparison of rules as tables in Markdown."""
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from gpuscale.records import Rate
+from gpuscale.report.selftest_text import coarse_rate_text
+from gpuscale.report.table import UNKNOWN
+from gpuscale.units import format_percent
+from validation.rule_comparison import RuleOutcome, Validation
+from validation.simulated_machine import Loss, LossKind, SimulatedMachine
+from validation.simulation import Outcome, Simulation
+
+_SETTING_HEADERS = ("noise", "baseline from", "nights differ by", "runs")
+_QUIET_HEADERS = (*_SETTING_HEADERS, "rows", "false alarms", "comparisons with one", "ok")
+
+
+def figures_table(simulation: Simulation) -> str:
+    """The promised figures."""
+    rows = [
+        [
+            figure.promise.statement,
+            f"{'≤' if figure.promise.at_most else '≥'} {figure.promise.limit:.0%}",
+            _percent(figure.found),
+            _interval(figure.found),
+            figure.standing.value,
+        ]
+        for figure in simulation.figures
+    ]
+    return _markdown(rows, ["promised", "limit", "found", "95% interval", ""])
+
+
+def quiet_table(simulation: Simulation) -> str:
+    """The nights without a loss, where nothing disturbs but noise."""
+    plain = [o for o in simulation.quiet if not o.scenario.machine.peculiarity]
+    return _markdown([_quiet_row(outcome) for outcome in plain], _QUIET_HEADERS)
+
+
+def peculiar_table(simulation: Simulation) -> str:
+    """The nights without a loss, where more than noise disturbs."""
+    peculiar = [o for o in simulation.quiet if o.scenario.machine.peculiarity]
+    rows = [[outcome.scenario.machine.peculiarity, *_quiet_row(outcome)] for outcome in peculiar]
+    return _markdown(rows, ["disturbance", *_QUIET_HEADERS])
+
+
+def lossy_table(simulation: Simulation, kind: LossKind) -> str:
+    """The rows found of a kind of loss, by its size."""
+    sizes: dict[float, None] = {}
+    lines: dict[tuple[str, ...], dict[float, Outcome]] = {}
+    for outcome in simulation.lossy:
+        loss = outcome.scenario.loss
+        if loss is not None and loss.kind is kind:
+            sizes[loss.size] = None
+            lines.setdefault(_setting_cells(outcome), {})[loss.size] = outcome
+    headers = [*_SETTING_HEADERS, *(f"loss {size:.0%}" for size in sizes)]
+    rows = [
+        [*cells, *(_found(found[size].found) for size in sizes), *_of_the_largest(found)]
+        for cells, found in lines.items()
+    ]
+    return _markdown(rows, [*headers, "named rightly", "alarms elsewhere"])
+
+
+def rule_tables(validation: Validation) -> str:
+    """What each rule says, with a heading and a table for each machine."""
+    machines = dict.fromkeys(outcome.scenario.machine for outcome in validation.outcomes)
+    return "\n\n".join(
+        f"### {machine_text(machine)}, {machine.allocation_deviation * 100:.2g}% between "
+        f"allocations, baseline of {machine.baseline.value}\n\n"
+        + _rules_table([o for o in validation.outcomes if o.scenario.machine == machine])
+        for machine in machines
+    )
+
+
+def machine_text(machine: SimulatedMachine) -> str:
+    """A machine in a few words: `Quiet GPU node: 0.26% between runs`."""
+    return f"{machine.peculiarity}: {machine.run_deviation * 100:.2g}% between runs"
+
+
+def _rules_table(outcomes: Sequence[RuleOutcome]) -> str:
+    losses = [loss for loss in dict.fromkeys(o.scenario.loss for o in outcomes) if loss is not None]
+    found: dict[tuple[int, str], dict[Loss | None, RuleOutcome]] = {}
+    for outcome in outcomes:
+        key = (outcome.scenario.current_runs, outcome.rule)
+        found.setdefault(key, {})[outcome.scenario.loss] = outcome
+    rows = [
+        [
+            f"{runs} : 6",
+            rule,
+            _rate(by_loss[None].alarms),
+            format_percent(by_loss[None].nights.rate.value),
+            *(coarse_rate_text(by_loss[loss].alarms) for loss in losses),
+        ]
+        for (runs, rule), by_loss in found.items()
+    ]
+    headers = [
+        f"{'all' if loss.kind is LossKind.EVERY_N else 'T(8)'} −{loss.size:.0%}" for loss in losses
+    ]
+    return _markdown(rows, ["runs", "rule", "false alarms", "nights", *headers])
+
+
+def _quiet_row(outcome: Outcome) -> list[str]:
+    return [
+        *_setting_cells(outcome),
+        str(outcome.false_alarms.of),
+        _rate(outcome.false_alarms),
+        _percent(outcome.false_alarm_comparisons),
+        format_percent(outcome.passed.rate.value),
+    ]
+
+
+def _of_the_largest(found: dict[float, Outcome]) -> list[str]:
+    """What is told of the largest loss only: whether its finding is right, and alarms elsewhere."""
+    outcome = found[max(found)]
+    return [
+        UNKNOWN if outcome.named is None else format_percent(outcome.named.rate.value),
+        _percent(outcome.false_alarms),
+    ]
+
+
+def _setting_cells(outcome: Outcome) -> tuple[str, ...]:
+    scenario = outcome.scenario
+    return (
+        f"{scenario.machine.run_deviation * 100:.2g} %",
+        scenario.machine.baseline.value,
+        f"{scenario.machine.allocation_deviation * 100:.2g} %",
+        f"{scenario.current_runs} : {scenario.baseline_runs}",
+    )
+
+
+def _found(rate: Rate | None) -> str:
+    return UNKNOWN if rate is None else coarse_rate_text(rate)
+
+
+def _rate(rate: Rate) -> str:
+    """`0.31 % [0.12, 0.66]`."""
+    return f"{_percent(rate)} {_interval(rate)}"
+
+
+def _percent(rate: Rate) -> str:
+    """Two decimals: what is promised is 1%."""
+    return f"{rate.rate.value * 100:.2f} %"
+
+
+def _interval(rate: Rate) -> str:
+    low, high = rate.rate.low, rate.rate.high
+    return "" if low is None or high is None else f"[{low * 100:.2f}, {high * 100:.2f}]"
+
+
+def _markdown(rows: Iterable[Sequence[str]], headers: Sequence[str]) -> str:
+    return tabulate(list(rows), headers, tablefmt="github", disable_numparse=True)

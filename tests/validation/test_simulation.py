@@ -1,0 +1,221 @@
+"""Small seeded simulations of the judgement, and the page that they are written to."""
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpuscale.records import Estimate, Rate
+from gpuscale.statistics import rate_of
+from validation import rule_comparison, simulation
+from validation.page import exit_code, main, validation_page
+from validation.plot import validation_svg
+from validation.rule_comparison import (
+    OWN_RULE,
+    RuleOutcome,
+    Validation,
+    judge_by_every_rule,
+    rule_names,
+    validation_scenarios,
+)
+from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
+from validation.simulated_machine import Loss, LossKind, Scenario, SimulatedMachine
+from validation.simulation import (
+    Figure,
+    Outcome,
+    Simulation,
+    Standing,
+    chunks_of,
+    judge_chunk,
+    judged_in_chunks,
+    outcome_of,
+)
+
+QUIET_GPU = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.01)
+
+
+def _outcome(scenario: Scenario, comparisons: int) -> Outcome:
+    chunks = chunks_of({scenario: comparisons}, seed=4)
+    return outcome_of(scenario, [tally for chunk in chunks for tally in judge_chunk(chunk)])
+
+
+def test_rows_with_and_without_a_loss_are_counted_apart() -> None:
+    loss = Loss(kind=LossKind.LARGEST_N, size=0.10)
+    outcome = _outcome(Scenario(machine=QUIET_GPU, current_runs=3, loss=loss), 25)
+    assert outcome.false_alarms.of == 25 * 7
+    assert outcome.found is not None
+    assert outcome.named is not None
+    assert (outcome.found.count, outcome.found.of) == (25, 25)
+    assert outcome.named.rate.value > 0.9
+    assert outcome.false_alarms.rate.value < 0.1
+
+
+def test_a_simulation_sees_false_alarms_where_they_must_come() -> None:
+    # Nights that differ by 3% where the baseline declares 1%.
+    machine = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.03)
+    undeclared = _outcome(Scenario(machine=machine, current_runs=3), 30)
+    promised = _outcome(Scenario(machine=QUIET_GPU, current_runs=3), 30)
+    assert undeclared.false_alarms.rate.value > 0.1
+    # At a true rate of 1%, 12 or more alarms in 240 rows would be rare also where rows of a
+    # night err together.
+    assert promised.false_alarms.count < 12
+    assert promised.passed.rate.value > 0.8
+
+
+def test_the_same_seed_gives_the_same_on_any_number_of_processes() -> None:
+    def judged(seed: int, processes: int) -> object:
+        counts = {Scenario(machine=QUIET_GPU, current_runs=3): 22}
+        return judged_in_chunks(judge_chunk, counts, seed, processes, lambda done, total: None)
+
+    assert judged(8, 1) == judged(8, 2)
+    assert judged(8, 1) != judged(9, 1)
+
+
+def test_every_promise_is_about_scenarios_that_are_simulated() -> None:
+    simulated = {*quiet_scenarios(), *lossy_scenarios()}
+    promised = promises()
+    assert {scenario for promise in promised for scenario in promise.scenarios} <= simulated
+    assert len({promise.statement for promise in promised}) == len(promised)
+
+
+def test_promised_scenarios_get_more_comparisons_and_all_get_some() -> None:
+    dealt = shares(quiet_scenarios(), promises(), weight=4, total=10_000)
+    counts = Counter(dealt.values())
+    assert set(dealt) == set(quiet_scenarios())
+    assert sum(dealt.values()) == pytest.approx(10_000, rel=0.01)
+    assert max(counts) == pytest.approx(4 * min(counts), rel=0.02)
+    assert min(shares(quiet_scenarios(), (), weight=4, total=1).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "at_most", "standing"),
+    [
+        (0.004, 0.001, 0.009, True, Standing.MET),
+        (0.004, 0.001, 0.012, True, Standing.MET_UNSURE),
+        (0.012, 0.009, 0.02, True, Standing.NOT_MET_UNSURE),
+        (0.02, 0.012, 0.03, True, Standing.NOT_MET),
+        (0.004, 0.001, 0.009, False, Standing.NOT_MET),
+        (0.009, 0.004, 0.012, False, Standing.NOT_MET_UNSURE),
+        (0.012, 0.009, 0.02, False, Standing.MET_UNSURE),
+        (0.02, 0.012, 0.03, False, Standing.MET),
+    ],
+)
+def test_a_figure_says_whether_it_is_met_and_whether_that_is_sure(
+    value: float, low: float, high: float, at_most: bool, standing: Standing
+) -> None:
+    rate = Rate(count=0, of=1, rate=Estimate(value=value, low=low, high=high))
+    promise = Promise(statement="", limit=0.01, at_most=at_most, scenarios=())
+    figure = Figure(promise=promise, found=rate)
+    assert figure.standing is standing
+    assert figure.is_met == standing.value.startswith("met")
+
+
+def _rate(count: int, of: int) -> Rate:
+    return rate_of([(1, 1)] * count + [(0, 1)] * (of - count))
+
+
+def _simulation() -> Simulation:
+    """Every scenario with the same rates, and every promise."""
+
+    def outcome(scenario: Scenario) -> Outcome:
+        lost = scenario.loss is not None
+        return Outcome(
+            scenario=scenario,
+            comparisons=50,
+            false_alarms=_rate(1, 400),
+            false_alarm_comparisons=_rate(1, 50),
+            passed=_rate(300, 400),
+            found=_rate(40, 50) if lost else None,
+            named=_rate(20, 40) if lost else None,
+        )
+
+    return Simulation(
+        seed=2,
+        quiet=tuple(outcome(scenario) for scenario in quiet_scenarios()),
+        lossy=tuple(outcome(scenario) for scenario in lossy_scenarios()),
+        figures=tuple(Figure(promise=promise, found=_rate(1, 400)) for promise in promises()),
+    )
+
+
+def _validation() -> Validation:
+    return Validation(
+        comparisons=50,
+        outcomes=tuple(
+            RuleOutcome(rule=rule, scenario=scenario, alarms=_rate(3, 50), nights=_rate(9, 50))
+            for scenario in validation_scenarios()
+            for rule in rule_names()
+        ),
+    )
+
+
+def test_the_page_has_every_figure_scenario_and_rule() -> None:
+    simulated, validation = _simulation(), _validation()
+    page = validation_page(simulated, validation, command="python …", picture="some.svg")
+    for figure in simulated.figures:
+        assert figure.promise.statement in page
+    for outcome in simulated.quiet:
+        assert outcome.scenario.machine.peculiarity in page
+    assert page.count("0.25 % [0.01, 1.38]") == len(simulated.quiet)
+    assert page.count("80.0 % [66, 90]") == len(simulated.lossy)
+    for rule in rule_names():
+        # For each world and number of runs.
+        assert len(re.findall(rf"^\| . : 6 +\| {re.escape(rule)} ", page, re.MULTILINE)) == 9
+    assert "10 of 16 promised figures met" in page
+    assert "(some.svg)" in page
+    assert "$" not in page
+
+
+def test_the_picture_is_the_same_for_the_same_validation() -> None:
+    picture = validation_svg(_validation())
+    assert picture == validation_svg(_validation())
+    assert "<dc:date>" not in picture
+    for rule in rule_names():
+        assert rule.replace("<", "&lt;") in picture
+
+
+def test_all_rules_judge_the_same_nights() -> None:
+    loss = Loss(kind=LossKind.EVERY_N, size=0.10)
+    scenario = Scenario(machine=QUIET_GPU, current_runs=3, loss=loss)
+    (chunk,) = chunks_of({scenario: 6}, seed=4)
+    judged = judge_by_every_rule(chunk)
+    tallies = judge_chunk(chunk)
+    assert [counts[OWN_RULE] for counts in judged] == [
+        (tally.quiet_rows, tally.alarms, tally.struck_rows, tally.found) for tally in tallies
+    ]
+    for counts in judged:
+        assert set(counts) == set(rule_names())
+        # 10% on a quiet machine: 5% is exceeded on each of the 4 rows.
+        assert counts["pytest-benchmark, median:5%"] == (4, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "high", "code"), [(0.004, 0.012, 0), (0.012, 0.02, 3), (0.02, 0.03, 1)]
+)
+def test_the_exit_code_says_whether_the_figures_are_met(
+    value: float, high: float, code: int
+) -> None:
+    low = 0.011 if code == 1 else 0.001
+    rate = Rate(count=0, of=1, rate=Estimate(value=value, low=low, high=high))
+    promise = Promise(statement="", limit=0.01, at_most=True, scenarios=())
+    figures = (Figure(promise=promise, found=rate),)
+    assert exit_code(Simulation(seed=1, quiet=(), lossy=(), figures=figures)) == code
+
+
+def test_the_command_writes_the_page_and_its_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    promised = {scenario for promise in promises() for scenario in promise.scenarios}
+    settings = {(each.machine, each.current_runs) for each in promised if each.loss is not None}
+    lossy = [each for each in lossy_scenarios() if (each.machine, each.current_runs) in settings]
+    quiet = [each for each in quiet_scenarios() if each in promised]
+    monkeypatch.setattr(simulation, "quiet_scenarios", lambda: quiet)
+    monkeypatch.setattr(simulation, "lossy_scenarios", lambda: lossy)
+    monkeypatch.setattr(rule_comparison, "MACHINES", rule_comparison.MACHINES[:1])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    page = tmp_path / "page.md"
+    assert main(["--comparisons", "1", "--seed", "3", "--page", str(page)]) in (0, 1, 3)
+    assert capsys.readouterr().out.strip() in page.read_text()
+    assert "--comparisons 1 --seed 3 --page page.md" in page.read_text()
+    assert page.with_suffix(".svg").read_text().startswith("<?xml")
