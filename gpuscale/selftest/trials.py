@@ -28,6 +28,7 @@ from gpuscale.records import (
     RunRequest,
     TrialsReport,
     Verdict,
+    with_measured,
 )
 from gpuscale.selftest.plan import (
     BASELINE_BLOCKS,
@@ -135,6 +136,8 @@ class Trials:
             if sampling is not None:
                 seen = sampling.summarize(made)
                 made = replace(made, gpu_summaries=seen.gpu_summaries, telemetry_absent=seen.absent)
+                if made.failure is None:
+                    made = with_measured(made)
         self._after_run()
         return made
 
