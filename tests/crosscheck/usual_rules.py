@@ -14,9 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from validation.rules import Runs, usual_rules
 
 ROWS = 3000

@@ -1,10 +1,13 @@
 """The judgement tried on seeded random nights whose truth is known."""
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing import get_context
+from multiprocessing.connection import wait
 from typing import TypeVar
 
 import numpy as np
@@ -157,13 +160,26 @@ def judged_in_chunks(
     done, total = 0, sum(counts.values())
     chunks = chunks_of(counts, seed)
     # Spawned, not forked: numpy's threads do not survive a fork.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_end_with_parent) as pool:
         mapped = map(judge, chunks) if processes == 1 else pool.map(judge, chunks)
         for chunk, answers in zip(chunks, mapped, strict=True):
             judged[chunk.scenario].extend(answers)
             done += chunk.count
             progress(done, total)
     return judged
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends, also when that is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
 
 
 def chunks_of(counts: Mapping[Scenario, int], seed: int) -> list[Chunk]:
