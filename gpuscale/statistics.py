@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpuscale.distributions import beta_quantile, t_probability, t_quantile
-from gpuscale.records.estimate import Estimate
-from gpuscale.records.selftest import Rate
+from gpuscale.records.estimate import Estimate, Rate
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01

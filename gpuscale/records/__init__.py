@@ -13,7 +13,7 @@ from gpuscale.records.baseline import (
 from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice, Node
-from gpuscale.records.estimate import Estimate
+from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
@@ -46,7 +46,6 @@ from gpuscale.records.selftest import (
     OverheadReport,
     OverheadResult,
     OverheadRun,
-    Rate,
     TrialsReport,
 )
 from gpuscale.records.tolerances import (

@@ -31,3 +31,12 @@ class Estimate:
             low=None if self.high is None else numerator / self.high,
             high=None if self.low is None else numerator / self.low,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How many of so many, with the rate and its 95% interval."""
+
+    count: int
+    of: int
+    rate: Estimate

@@ -7,7 +7,7 @@ import msgspec
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.estimate import Estimate
+from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.run import Failure
 
 Injection = Literal["data", "slow-rank", "compute"]
@@ -76,14 +76,6 @@ class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     results: tuple[OverheadResult, ...]
     wall_s: float
-
-
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of so many, with the rate and its 95% interval."""
-
-    count: int
-    of: int
-    rate: Estimate
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
