@@ -31,7 +31,6 @@ LAYERS = {
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,
-    "submission": 3,
     "night": 3,
     "recording": 3,
     "compare": 3,
