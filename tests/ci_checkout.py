@@ -51,7 +51,6 @@ source="$MEASURED"
     done
     printf '</testsuite>'
 } >"$junit"
-[ -z "$SIGNAL" ] || kill -s "$SIGNAL" $$
 exit "$PYTEST_EXIT"
 """
 STUB_GPUSCALE = """\
@@ -180,7 +179,6 @@ def job_environment(root: Path, settings: Mapping[str, str], *, verdict: int = 0
         "PYTEST_EXIT": "0",
         "MEASURED": str(root / f"verdict-{verdict}.jsonl"),
         "PYTHON": sys.executable,
-        "SIGNAL": "",
         "LEFT_OUT": "",
         "GPUSCALE_MODULES": "",
         "PATH": os.environ["PATH"],

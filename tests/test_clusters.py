@@ -227,6 +227,17 @@ def test_a_broken_profile_of_the_user_is_named_when_the_machine_is_looked_for(
         recognised_profile(environment, "nowhere")
 
 
+def test_the_page_has_the_schedulers_as_the_registry_has_them() -> None:
+    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
+    rows = re.findall(r"^\| `\w+` \(.*\|$", page, re.MULTILINE)
+    assert rows == [
+        f"| `{one.name}` ({one.title}) | `{one.submit_command[0]}` "
+        f"| {f'`{one.default_gpu_option}`' if one.default_gpu_option else 'the profile must say'} "
+        f"| {f'`--launcher {one.launcher}`' if one.launcher else 'within one node only'} |"
+        for one in SCHEDULERS.values()
+    ]
+
+
 def test_every_field_of_a_profile_is_in_the_documentation() -> None:
     page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
     table = page.split("## What a profile holds")[1].split("\n## ")[0]
