@@ -22,7 +22,7 @@ from gpuscale.clusters.profile import (
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.errors import FileError, UsageError
 
-SHIPPED = ("arc4", "cte-power", "generic-slurm", "juwels-booster", "waic")
+SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")
 SMALLEST = """\
 description = "Here"
 scheduler = "slurm"

@@ -153,6 +153,33 @@ def test_lsf_is_asked_for_exclusive_gpus_on_each_node() -> None:
     assert "--launcher mpirun" in job_script(request("waic", (1, 8)))
 
 
+def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
+    known = replace(profile("generic-pbs"), node=Node(gpus=4, cores=64))
+    script = job_script(request(known, (1, 8), partition="gpu", account="budget"))
+    assert directives(script) == [
+        "-S /bin/bash",
+        "-N gpuscale-generic-pbs",
+        "-q gpu",
+        "-A budget",
+        "-l select=2:ncpus=64:ngpus=4:mpiprocs=4",
+        "-l place=scatter",
+        "-l walltime=01:00:00",
+        "-r n",
+        "-j oe",
+        "-k doe",
+    ]
+    assert "--launcher mpirun" in script
+    assert 'cd "${PBS_O_WORKDIR:?submit this file with qsub}"' in script
+    assert 'ci/nightly.sh generic-pbs "${PBS_JOBID:?submit this file with qsub}"' in script
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
+    assert checked.returncode == 0
+    alone = replace(known, node=Node(gpus=4, whole=True))
+    found = directives(job_script(request(alone, (1, 2))))
+    assert {"-l select=1:ncpus=4:ngpus=4:mpiprocs=1", "-l place=scatter:excl"} <= set(found)
+    without = replace(known, job=replace(known.job, gpu_option=""))
+    assert "-l select=1:ncpus=32:mpiprocs=1" in directives(job_script(request(without, (1, 2))))
+
+
 def test_a_job_without_gpus_to_ask_for_asks_for_none() -> None:
     known = profile("generic-slurm")
     cpu = replace(known, node=Node(gpus=2), job=replace(known.job, gpu_option=""))
@@ -263,6 +290,7 @@ def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profi
         ("slurm", "4711;booster\n", "4711"),
         ("sge", "4711\n", "4711"),
         ("lsf", "Job <4711> is submitted to queue <waic-short>.\n", "4711"),
+        ("pbs", "4711.pbs01\n", "4711.pbs01"),
     ],
 )
 def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
@@ -323,6 +351,18 @@ STATES = [
     ("lsf", ["EXIT:-\n"], "ended", 2),
     ("lsf", ["UNKWN:-\n"], "unknown", None),
     ("lsf", [""], "unknown", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = Q\n"], "waiting", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = H\n"], "waiting", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = R\n"], "running", None),
+    ("pbs", ["", "Job Id: 1.s\n    job_state = E\n"], "running", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 0\n"], "ended", 0),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 3\n"], "ended", 3),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -29\n"], "ended", 5),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -27\n"], "ended", 6),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -1\n"], "ended", 2),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 271\n"], "ended", 2),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n"], "ended", 2),
+    ("pbs", ["", ""], "unknown", None),
 ]
 
 
@@ -424,6 +464,23 @@ def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
     assert answer.returncode == 6, answer.stderr
     assert "#BSUB -q waic-short" in (site / "submitted").read_text()
     assert "job 4711 ended as EXIT: infrastructure failed" in answer.stdout
+
+
+def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:
+    environment = with_programs(
+        site,
+        qsub='cat "${@: -1}" >submitted; echo "a log" >gpuscale-generic-pbs.o4711; echo 4711.pbs',
+        qstat='printf "Job Id: 4711.pbs\\n    job_state = F\\n    Exit_status = -29\\n"',
+    ) | {"GPUSCALE_VENV": "/venv"}
+    arguments = ("generic-pbs", "--gpus", "1,2", "--gpus-per-node", "2", "--yes", "--wait")
+    answer = gpuscale(site, "submit", *arguments, environment=environment)
+    assert answer.returncode == 5, answer.stderr
+    assert "#PBS -N gpuscale-generic-pbs" in (site / "submitted").read_text()
+    calls = (site / "calls").read_text().splitlines()
+    assert calls[0].startswith("qsub -v GPUSCALE_VENV .gpuscale/jobs/generic-pbs-")
+    assert calls[1] == "qstat -x -f 4711.pbs"
+    assert "a log\n" in answer.stdout
+    assert "its time was up" in answer.stdout
 
 
 def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> None:

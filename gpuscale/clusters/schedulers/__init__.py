@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from gpuscale.clusters.schedulers.base import Scheduler
 from gpuscale.clusters.schedulers.lsf import Lsf
+from gpuscale.clusters.schedulers.pbs import Pbs
 from gpuscale.clusters.schedulers.sge import Sge
 from gpuscale.clusters.schedulers.slurm import Slurm
 
@@ -13,6 +14,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
         Slurm(),
         Sge(),
         Lsf(),
+        Pbs(),
     )
 }
 """By the names that profiles have for them."""
