@@ -11,13 +11,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import scaling_records as make
+from changing import replace
 
-from gpuscale.formats import encode_baseline, encode_header, encode_run
 from gpuscale.records import Baseline, Configuration, Results
+from gpuscale.store import write_baseline
+from gpuscale.store.codec import Header, encode_header, encode_run
 
 REPOSITORY = Path(__file__).parents[1]
 JOB = "4711"
@@ -103,7 +105,7 @@ def make_checkout(folder: Path) -> Path:
     (root / "calls").mkdir()
     (root / "baselines").mkdir()
     for name in ("arc4", "juwels-booster", "cte-power", "gpu-node"):
-        (root / "baselines" / f"{name}.json").write_text(encode_baseline(_baseline()))
+        write_baseline(root / "baselines" / f"{name}.json", _baseline())
     for code, (times_s, where) in VERDICTS.items():
         runs = [
             make.run(gpus, time_s, configuration=configuration, index=index)
@@ -125,17 +127,17 @@ def _configurations() -> list[Configuration]:
 def _baseline() -> Baseline:
     times_s = {gpus: [0.1] * 6 for gpus in (1, 2, 4)}
     all_cases = [make.baseline(times_s, configuration=one) for one in _configurations()]
-    return replace(all_cases[0], measured=tuple(e for one in all_cases for e in one.measured))
+    return replace(all_cases[0], runs=tuple(run for one in all_cases for run in one.runs))
 
 
 def write_results(path: Path, results: Results) -> None:
     """Write a results file."""
-    header = encode_header(
+    header = Header(
         created_at=results.created_at,
         gpuscale_version=results.gpuscale_version,
         environment=results.environment,
     )
-    path.write_text("\n".join([header, *map(encode_run, results.runs)]) + "\n")
+    path.write_text("\n".join([encode_header(header), *map(encode_run, results.runs)]) + "\n")
 
 
 def use_real_pytest(root: Path, test: str) -> Path:

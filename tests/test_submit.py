@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from changing import replace
 from ci_checkout import REPOSITORY, write_program
-from msgspec.structs import replace
 
 from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
 from gpuscale.clusters.profile import ClusterProfile, Node, find_profile

@@ -9,7 +9,7 @@ from gpuscale.clusters.profile import ClusterProfile
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.clusters.schedulers.base import Demand, Scheduler
 from gpuscale.errors import UsageError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 
 _LINE_WIDTH = 96
 

@@ -6,70 +6,70 @@ The shipped profiles lie beside this module; a site adds its own (docs/clusters.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import field
 
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.clusters.schedulers.base import TIME_LIMIT
-from gpuscale.errors import FileError, UsageError
-from gpuscale.formats.text import visible
+from gpuscale.encoding import converted
+from gpuscale.errors import DecodeError, FileError, UsageError
+from gpuscale.printable import shown, visible
+from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
 
 MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
 """What a word that goes into a shell script may have besides letters and digits."""
 _ENDING = ".toml"
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
-# What each kind of text must be like, and how messages say it.
-_SHELL_WORD = rf"^[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+\Z"
-_UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
-_LINE = rf"^(?!\s)[^{_UNPRINTABLE}]{{1,200}}(?<!\s)\Z"
-_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*\Z"
-_STRATEGY = r"^[a-z][a-z0-9_]*\Z"
-_GPU_OPTION = rf"^([^{_UNPRINTABLE}]*\{{gpus\}}[^{_UNPRINTABLE}]*)?\Z"
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}\Z"
-_KINDS = {
-    _SHELL_WORD: f"a word of letters, digits and {SHELL_WORD_SIGNS} (it goes into a shell script)",
-    _LINE: "a line of at most 200 printable characters, without spaces around it",
-    _VARIABLE: "the name of an environment variable",
-    _STRATEGY: "a strategy such as ddp",
-    TIME_LIMIT: "a time such as 01:00:00",
-    _GPU_OPTION: "an option with {gpus} in it, such as --gres=gpu:{gpus}",
-}
-_TYPES = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
-_TYPES |= {"object": "a table", "array": "an array", "null": "nothing"}
-
-ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD)]
-Line = Annotated[str, Meta(pattern=_LINE)]
-Variable = Annotated[str, Meta(pattern=_VARIABLE)]
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_SHELL_WORD = re.compile(rf"[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def is_shell_word(text: str) -> bool:
+    """Whether a shell takes the text as it is."""
+    return _SHELL_WORD.fullmatch(text) is not None
+
+
+def _refuse(place: str, wanted: str, value: str) -> None:
+    raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
+
+
+def _check_shell_words(**values: str | None) -> None:
+    for place, value in values.items():
+        if value is not None and not is_shell_word(value):
+            signs = f"letters, digits and {SHELL_WORD_SIGNS}"
+            _refuse(place, f"a word of {signs} (it goes into a shell script)", value)
+
+
+def _numbered(place: str, values: Iterable[str]) -> dict[str, str]:
+    return {f"{place}[{position}]": value for position, value in enumerate(values)}
+
+
+class Node(Record, frozen=True, kw_only=True):
     """The GPU nodes, which are all alike."""
 
-    gpus: Count | None = None
+    gpus: Gpus | None = None
     """None where only the site knows."""
-    cores: Count | None = None
+    cores: PositiveCount | None = None
     """As the scheduler counts them; a job gets them in proportion to its GPUs."""
     whole: bool = False
     """Whether a job takes whole nodes, however few GPUs it needs."""
 
 
-class Recognition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recognition(Record, frozen=True, kw_only=True):
     """How the machine is told from others, from where jobs are submitted; any one is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
-    files: Mapping[str, str] = {}
+    files: dict[Line, Line] = field(default_factory=dict)
     """Files and the text that each holds there, apart from spaces around it."""
-    variables: Mapping[Variable, str] = {}
+    variables: dict[Line, Line] = field(default_factory=dict)
     """Environment variables and patterns of their values."""
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
@@ -84,60 +84,78 @@ class Recognition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
 
-class JobSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSettings(Record, frozen=True, kw_only=True):
     """What the scheduler is told, and what the job's shell does first."""
 
-    time_limit: Annotated[str, Meta(pattern=TIME_LIMIT)]
+    time_limit: str
     """As `HH:MM:SS`."""
-    gpu_option: Annotated[str, Meta(pattern=_GPU_OPTION)] | None = None
+    gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
-    partition: ShellWord | None = None
+    partition: str | None = None
     """The partition or queue."""
-    account: ShellWord | None = None
+    account: str | None = None
     """The account or project."""
-    options: tuple[Line, ...] = ()
+    options: tuple[Name, ...] = ()
     """Further options of the scheduler, as they are."""
-    modules: tuple[ShellWord, ...] = ()
-    modules_remedy: Line | None = None
+    modules: tuple[str, ...] = ()
+    modules_remedy: Name | None = None
     """What to say where modules must be named and are not; None where `modules` will do."""
-    variables: Mapping[Variable, str] = {}
+    variables: dict[str, Line] = field(default_factory=dict)
     """Environment variables to set in the job."""
-    unset: tuple[Variable, ...] = ()
+    unset: tuple[str, ...] = ()
     """Environment variables that the scheduler sets and that disturb."""
 
+    def __post_init__(self) -> None:
+        if not re.match(TIME_LIMIT, self.time_limit):
+            _refuse("time_limit", "a time such as 01:00:00", self.time_limit)
+        if self.gpu_option and "{gpus}" not in self.gpu_option:
+            wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
+            _refuse("gpu_option", wanted, self.gpu_option)
+        _check_shell_words(partition=self.partition, account=self.account)
+        _check_shell_words(**_numbered("modules", self.modules))
+        for place, names in (("variables", self.variables), ("unset", self.unset)):
+            for name in names:
+                if not _VARIABLE.fullmatch(name):
+                    _refuse(place, "the name of an environment variable", name)
 
-class Measured(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class Measured(Record, frozen=True, kw_only=True):
     """What a night measures: arguments of pytest."""
 
-    cases: tuple[ShellWord, ...] = ("bench_cases",)
-    strategies: tuple[Annotated[str, Meta(pattern=_STRATEGY)], ...] = ("ddp",)
-    gpus: tuple[Count, ...] = ()
+    cases: tuple[str, ...] = ("bench_cases",)
+    strategies: tuple[str, ...] = ("ddp",)
+    gpus: tuple[Gpus, ...] = ()
     """Where `--gpus` does not say; empty where it must."""
-    runs: Count = 3
+    runs: PositiveCount = 3
     device: Literal["cuda", "cpu"] = "cuda"
-    size: ShellWord = "full"
-    run_seconds: Annotated[float, Meta(ge=1e-9, le=1e9)] | None = None
+    size: str = "full"
+    run_seconds: Seconds | None = None
     """Time for the windows of a run; None for the default of the device."""
-    options: tuple[Line, ...] = ()
+    options: tuple[Name, ...] = ()
     """Further arguments of pytest."""
 
+    def __post_init__(self) -> None:
+        _check_shell_words(size=self.size, **_numbered("cases", self.cases))
+        _check_shell_words(**_numbered("strategies", self.strategies))
 
-class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class Judged(Record, frozen=True, kw_only=True):
     """What a night is compared with; without a baseline it is only measured."""
 
-    baseline: ShellWord | None = None
-    cases: tuple[ShellWord, ...] = ()
+    baseline: str | None = None
+    cases: tuple[str, ...] = ()
     """`CASE/STRATEGY`; empty for all."""
-    gpus: tuple[Count, ...] = ()
+    gpus: tuple[Gpus, ...] = ()
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
 
+    def __post_init__(self) -> None:
+        _check_shell_words(baseline=self.baseline, **_numbered("cases", self.cases))
 
-class ClusterProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class ClusterProfile(Record, frozen=True, kw_only=True):
     """A cluster as its file describes it."""
 
-    name: str
-    """The file's name without its ending: part of the names of jobs and nights."""
-    description: Line
+    description: Name
     scheduler: str
     """A name of `SCHEDULERS`."""
     job: JobSettings
@@ -145,22 +163,19 @@ class ClusterProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recognise: Recognition = Recognition()
     measure: Measured = Measured()
     judge: Judged = Judged()
+    name: str = ""
+    """The file's own without its ending, and not in it: part of the names of jobs and nights."""
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             known = " or ".join(f"'{name}'" for name in SCHEDULERS)
-            raise ValueError(f"scheduler: expected {known}, found text '{self.scheduler}'")
+            _refuse("scheduler", known, self.scheduler)
         scheduler = SCHEDULERS[self.scheduler]
         if self.job.gpu_option is None and scheduler.default_gpu_option is None:
             raise ValueError(
                 f"job: missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
                 'its own way, such as gpu_option = "-l coproc_v100={gpus}"'
             )
-
-
-def is_shell_word(text: str) -> bool:
-    """Whether a shell takes the text as it is."""
-    return re.match(_SHELL_WORD, text) is not None
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
@@ -179,13 +194,13 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
     own = _site_folder(environment) / f"{wanted}{_ENDING}"
     if own.is_file():
         return read_profile(own)
-    shipped = resources.files("gpuscale.clusters") / f"{wanted}{_ENDING}"
-    if wanted not in known_profiles(environment):
+    known = known_profiles(environment)
+    if wanted not in known:
         raise UsageError(
-            f"there is no cluster profile '{wanted}'; choose from "
-            f"{', '.join(known_profiles(environment))}, or give a file such as ./mysite.toml "
-            "(docs/clusters.md)"
+            f"there is no cluster profile '{wanted}'; choose from {', '.join(known)}, or give a "
+            "file such as ./mysite.toml (docs/clusters.md)"
         )
+    shipped = resources.files("gpuscale.clusters") / f"{wanted}{_ENDING}"
     text = shipped.read_text(encoding="utf-8")
     return parse_profile(text, name=wanted, shown_as=f"the shipped {wanted}{_ENDING}")
 
@@ -204,16 +219,15 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
     Raises:
         UsageError: none does, or more than one.
     """
-    profiles = (find_profile(known, environment) for known in known_profiles(environment))
+    known = known_profiles(environment)
+    profiles = (find_profile(name, environment) for name in known)
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(profile.name for profile in found)
-    problem = (
-        f"{names} all recognise this machine" if found else "no profile recognises this machine"
-    )
+    problem = f"{names} all recognise" if found else "no profile recognises"
     raise UsageError(
-        f"{problem} ({host}); name one of {', '.join(known_profiles(environment))}, "
+        f"{problem} this machine ({host}); name one of {', '.join(known)}, "
         "or a file such as ./mysite.toml"
     )
 
@@ -224,7 +238,7 @@ def read_profile(path: Path) -> ClusterProfile:
     Raises:
         FileError: it cannot be read, or is wrong: with the line and the field.
     """
-    shown = visible(str(path))
+    named = visible(str(path))
     try:
         # Bounded: somebody may name a results file, or a device.
         with path.open("rb") as file:
@@ -232,15 +246,15 @@ def read_profile(path: Path) -> ClusterProfile:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = f"cannot be read ({reason}); name a TOML file, or a profile that is shipped"
-        raise FileError(shown, problem) from None
+        raise FileError(named, problem) from None
     if len(content) > MOST_BYTES:
-        raise FileError(shown, f"has more than {MOST_BYTES} bytes; is it a cluster profile?")
+        raise FileError(named, f"has more than {MOST_BYTES} bytes; is it a cluster profile?")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         problem = "is not UTF-8 text; save it as UTF-8"
-        raise FileError(shown, problem, place=f"byte {error.start + 1}") from None
-    return parse_profile(text, name=path.stem, shown_as=shown)
+        raise FileError(named, problem, place=f"byte {error.start + 1}") from None
+    return parse_profile(text, name=path.stem, shown_as=named)
 
 
 def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
@@ -254,7 +268,7 @@ def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
     Raises:
         FileError: with the line and the field that are wrong.
     """
-    if not re.match(_NAME, name):
+    if not _FILE_NAME.fullmatch(name):
         problem = (
             f"'{visible(name)}' cannot be part of a job's name; call the file by letters, digits, "
             "'.', '_' and '-' only, such as mysite.toml"
@@ -262,57 +276,17 @@ def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
         raise FileError(shown_as, problem)
     try:
         document = tomllib.loads(text)
+        if "name" in document:
+            raise DecodeError("name", "unknown field; the file's own name is the profile's")
+        return converted(ClusterProfile, {**document, "name": name})
     except tomllib.TOMLDecodeError as error:
         raise FileError(shown_as, f"is not TOML: {error}; correct it there") from None
     except RecursionError:
         raise FileError(shown_as, "is nested too deeply to be a cluster profile") from None
-    if "name" in document:
-        raise FileError(shown_as, "unknown field 'name'; the file's name is the profile's")
-    try:
-        return msgspec.convert({**document, "name": name}, ClusterProfile)
-    except msgspec.ValidationError as error:
-        place, problem, field = _in_words(str(error), document)
-        line = _line_of(text, ".".join(filter(None, (place, field))))
-        raise FileError(shown_as, problem, place=place or None, line=line) from None
-
-
-def _in_words(message: str, document: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """Where msgspec finds fault and with what; and the unknown field, if it is one."""
-    found = re.fullmatch(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", message, re.DOTALL)
-    assert found is not None
-    problem, place = found[1], found[2] or ""
-    if own := re.match(r"([a-z_]+): ", problem):
-        return ".".join(filter(None, (place, own[1]))), problem[own.end() :], None
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-        return place, f"missing field '{missing[1]}'", None
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
-        tables = ClusterProfile.__annotations__
-        known = tables.get(place, ClusterProfile).__annotations__
-        close = get_close_matches(unknown[1], known, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        return place, f"unknown field '{visible(unknown[1])}'{hint}", unknown[1]
-    for pattern, words in _KINDS.items():
-        if problem.endswith(f"matching regex {pattern!r}"):
-            return place, f"expected {words}{_found_at(document, place)}", None
-    words = re.sub(r"`([^`]*)`", lambda quoted: _type_words(quoted[1]), problem)
-    return place, words[0].lower() + words[1:].replace(", got ", ", found "), None
-
-
-def _type_words(kinds: str) -> str:
-    return " or ".join(_TYPES.get(kind, kind) for kind in kinds.split(" | ") if kind != "null")
-
-
-def _found_at(document: Any, place: str) -> str:
-    """What a document holds at a place such as `job.modules[1]`, for a message."""
-    value = document
-    for part in re.findall(r"[^.\[\]]+", place):
-        try:
-            value = value[int(part) if isinstance(value, list) else part]
-        except (KeyError, ValueError, TypeError, IndexError):
-            return ""
-    if not isinstance(value, str):
-        return ""
-    return f", found text '{visible(value[:40])}'"
+    except DecodeError as error:
+        line = _line_of(text, ".".join(filter(None, (error.place, error.key))))
+        problem = error.problem.replace("an object", "a table").replace("a list", "an array")
+        raise FileError(shown_as, problem, place=error.place or None, line=line) from None
 
 
 def _line_of(text: str, wanted: str) -> int | None:

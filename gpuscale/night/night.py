@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpuscale.clusters.schedulers.base import Ending, JobState
 from gpuscale.errors import FileError, UsageError
-from gpuscale.formats.text import clean, visible
 from gpuscale.night.attempt import Attempt, signal_name
+from gpuscale.printable import clean, visible
 
 RETRY_OF = "GPUSCALE_RETRY_OF"
 """The variable that tells a job in whose night's folder it takes the place of another."""

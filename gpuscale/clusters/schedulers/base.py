@@ -11,7 +11,7 @@ from textwrap import indent
 from typing import ClassVar, Literal
 
 from gpuscale.errors import SchedulerError
-from gpuscale.formats.text import visible
+from gpuscale.printable import visible
 
 _ANSWER_S = 60.0
 _OUR_VARIABLES = "GPUSCALE_"
