@@ -1,5 +1,6 @@
 """What can go wrong, as exceptions that carry what, where and the remedy."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -65,6 +66,15 @@ class DecodeError(GpuscaleError):
 
 class CaseError(GpuscaleError):
     """A training case that cannot be built or run as it was asked for."""
+
+
+class MachineError(GpuscaleError):
+    """GPUs or nodes that are missing or do not answer: the machine's fault, and no option's."""
+
+    def __init__(self, problem: str, *, hosts: Sequence[str] = ()) -> None:
+        """Takes the whole message, and the hosts that are at fault where they are known."""
+        super().__init__(problem)
+        self.hosts = tuple(hosts)
 
 
 class SchedulerError(GpuscaleError):

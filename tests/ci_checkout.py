@@ -1,9 +1,10 @@
 """A checkout in which the job scripts and `gpuscale night` run for real.
 
-Stand-ins take the place of what they call: pytest, `gpuscale show`, `gpuscale compare` and the
-commands of schedulers.
+Stand-ins take the place of what they call: pytest, `gpuscale doctor` and the commands of
+schedulers. Results and baselines are real, and so is the comparison.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,13 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import scaling_records as make
+from changing import replace
+
+from gpuscale.records import Baseline, Configuration, Results
+from gpuscale.store import write_baseline
+from gpuscale.store.codec import Header, encode_header, encode_run
 
 REPOSITORY = Path(__file__).parents[1]
 JOB = "4711"
@@ -33,30 +41,33 @@ while [ $# -gt 0 ]; do
     shift
 done
 echo "measuring"
-[ -z "$SAYS" ] || echo "$SAYS"
 source="$MEASURED"
 [ ! -e "$MEASURED.$attempt" ] || source="$MEASURED.$attempt"
 [ "$PYTEST_EXIT" = 5 ] || [ "$MEASURED" = nothing ] || cp "$source" "$results"
 [ ! -e "$MEASURED.$attempt.exit" ] || PYTEST_EXIT=$(cat "$MEASURED.$attempt.exit")
 {
     printf '<testsuite name="pytest" errors="0" failures="0"><testcase/>'
-    while IFS= read -r reason; do
-        [ -z "$reason" ] || printf '<skipped type="pytest.skip" message="%s">x</skipped>' "$reason"
-    done <<<"$SKIPPED"
+    for why in $LEFT_OUT; do
+        printf '<testcase><properties><property name="gpuscale left out" value="%s"/>' "${why//_/ }"
+        printf '</properties><skipped message="not %s">x</skipped></testcase>' "$why"
+    done
     printf '</testsuite>'
 } >"$junit"
-[ -z "$SIGNAL" ] || kill -s "$SIGNAL" $$
 exit "$PYTEST_EXIT"
 """
 STUB_GPUSCALE = """\
 #!/bin/bash
-case $1 in night | --version) exec "$PYTHON" -m gpuscale "$@" ;; esac
-printf '%s\\n' "$*" >>"$CALLS/gpuscale"
-[ "$1" = show ] && { [ -s "$2" ]; exit; }
-[ "$COMPARISON" = crashed ] || echo "a table"
-exit "$COMPARE_EXIT"
+[ "$1" = doctor ] && exit
+exec "$PYTHON" -m gpuscale "$@"
 """
-MEASURED = REPOSITORY / "tests" / "data" / "two_cpu_ranks.jsonl"
+CASES = ("mnist_cnn", "resnet50", "resnet50_cifar")
+# What is measured on some numbers of GPUs, and where, for each exit code of the comparison.
+VERDICTS = {
+    0: ({1: 0.1, 2: 0.1, 4: 0.1}, make.environment()),
+    1: ({1: 0.2, 2: 0.2, 4: 0.2}, make.environment()),
+    3: ({1: 0.1}, make.environment()),
+    4: ({1: 0.1, 2: 0.1, 4: 0.1}, make.environment("Tesla P100-PCIE-16GB")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,11 @@ class Night:
     def directory(self) -> Path:
         (directory,) = self.root.glob(f".gpuscale/nightly/*/*_{JOB}")
         return directory
+
+    def judged(self) -> set[tuple[str, int]]:
+        """The case and number of GPUs of each row that was judged."""
+        document = json.loads((self.directory / "comparison.json").read_text())
+        return {(entry["case"], entry["gpus"]) for entry in document["entries"]}
 
     def calls(self, program: str) -> list[str]:
         path = self.root / "calls" / program
@@ -89,11 +105,39 @@ def make_checkout(folder: Path) -> Path:
     (root / "calls").mkdir()
     (root / "baselines").mkdir()
     for name in ("arc4", "juwels-booster", "cte-power", "gpu-node"):
-        (root / "baselines" / f"{name}.json").write_text("{}\n")
+        write_baseline(root / "baselines" / f"{name}.json", _baseline())
+    for code, (times_s, where) in VERDICTS.items():
+        runs = [
+            make.run(gpus, time_s, configuration=configuration, index=index)
+            for configuration in _configurations()
+            for gpus, time_s in times_s.items()
+            for index in (1, 2, 3)
+        ]
+        write_results(root / f"verdict-{code}.jsonl", make.results(*runs, where=where))
     write_program(root / ".venv/bin/pytest", STUB_PYTEST)
     write_program(root / ".venv/bin/gpuscale", STUB_GPUSCALE)
     write_program(root / "stand-ins/module", '#!/bin/bash\necho "modules: $*"\n')
     return root
+
+
+def _configurations() -> list[Configuration]:
+    return [replace(make.CNN, case=case) for case in CASES]
+
+
+def _baseline() -> Baseline:
+    times_s = {gpus: [0.1] * 6 for gpus in (1, 2, 4)}
+    all_cases = [make.baseline(times_s, configuration=one) for one in _configurations()]
+    return replace(all_cases[0], runs=tuple(run for one in all_cases for run in one.runs))
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write a results file."""
+    header = Header(
+        created_at=results.created_at,
+        gpuscale_version=results.gpuscale_version,
+        environment=results.environment,
+    )
+    path.write_text("\n".join([encode_header(header), *map(encode_run, results.runs)]) + "\n")
 
 
 def use_real_pytest(root: Path, test: str) -> Path:
@@ -116,7 +160,7 @@ def use_real_pytest(root: Path, test: str) -> Path:
                     parser.addoption(f"--{{name}}")
 
             def pytest_runtest_setup(item):
-                shutil.copy("{MEASURED}", item.config.getoption("results"))
+                shutil.copy("{root}/verdict-0.jsonl", item.config.getoption("results"))
             """)
     )
     path = cases / "test_mnist_cnn.py"
@@ -130,30 +174,29 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def job_environment(root: Path, settings: Mapping[str, str]) -> dict[str, str]:
+def job_environment(root: Path, settings: Mapping[str, str], *, verdict: int = 0) -> dict[str, str]:
+    """What a job finds, whose results give that exit code of `gpuscale compare`."""
     return {
         "CALLS": str(root / "calls"),
         "PYTEST_EXIT": "0",
-        "COMPARE_EXIT": "0",
-        "MEASURED": str(MEASURED),
+        "MEASURED": str(root / f"verdict-{verdict}.jsonl"),
         "PYTHON": sys.executable,
-        "SAYS": "",
-        "SIGNAL": "",
-        "COMPARISON": "printed",
-        "SKIPPED": "",
+        "LEFT_OUT": "",
         "GPUSCALE_MODULES": "",
         "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(REPOSITORY),
         **settings,
     }
 
 
-def run_script(root: Path, script: str, **settings: str) -> Night:
+def run_script(root: Path, script: str, *, verdict: int = 0, **settings: str) -> Night:
     """Runs a job script as its scheduler does: a copy of it, from a folder somewhere else."""
     spool = root.parent / "spool"
     spool.mkdir(exist_ok=True)
     copy = shutil.copy(root / "ci" / script, spool / "job_script")
     submitted_from = {name: str(root) for name in SUBMITTED_FROM}
-    environment = job_environment(root, submitted_from | SCRIPTS[script] | settings)
+    in_the_job = submitted_from | SCRIPTS[script] | settings
+    environment = job_environment(root, in_the_job, verdict=verdict)
     environment["PATH"] = f"{root}/stand-ins:{environment['PATH']}"
     return run_night(["bash", str(copy)], spool, environment, root)
 

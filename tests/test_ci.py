@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ci_checkout import (
+    CASES,
     JOB,
     REPOSITORY,
     SCRIPTS,
@@ -54,13 +55,14 @@ def test_script_is_valid_bash(script: str) -> None:
 def test_night_ends_with_the_documented_exit_code(
     checkout: Path, script: str, codes: tuple[int, int]
 ) -> None:
-    night = run_script(checkout, script, PYTEST_EXIT=str(codes[0]), COMPARE_EXIT=str(codes[1]))
+    night = run_script(checkout, script, PYTEST_EXIT=str(codes[0]), verdict=codes[1])
     assert night.exit_code == EXIT_CODES[codes], night.output
     record = (night.directory / "night.txt").read_text()
     assert f"exit: {EXIT_CODES[codes]}\npytest exit: {codes[0]}\n" in record
     assert (night.directory / "pytest.log").read_text() == "measuring\n"
     assert (night.directory / "results.jsonl").exists() == (codes[0] != 5)
     assert (night.directory / "comparison.txt").exists() == (codes[0] != 5)
+    assert (f"compare exit: {codes[1]}\n" in record) == (codes[0] != 5)
 
 
 def test_documentation_shows_these_exit_codes() -> None:
@@ -78,80 +80,81 @@ def test_documentation_shows_these_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("verdict", "settings", "expected"),
     [
-        ({"SKIPPED": "needs 4 GPUs; 3 found"}, 6),
-        ({"SKIPPED": "needs 4 GPUs; 3 found", "COMPARE_EXIT": "1"}, 1),
-        ({"SKIPPED": "settled after 3 runs"}, 0),
-        ({"SKIPPED": "settled after 3 runs\nneeds 4 GPUs; 3 found"}, 6),
-        ({"SKIPPED": "dp on 2 devices needs GPUs: DataParallel has no CPU counterpart"}, 5),
-        ({"SKIPPED": "mnist_cnn/ddp on 2 GPUs: not steady: drifts"}, 5),
-        ({"MEASURED": "nothing"}, 4),
-        ({"PYTEST_EXIT": "137", "COMPARE_EXIT": "1"}, 1),
-        ({"PYTEST_EXIT": "137"}, 6),
-        ({"PYTEST_EXIT": "1", "MEASURED": "nothing"}, 4),
-        ({"PYTEST_EXIT": "4", "MEASURED": "nothing"}, 2),
-        ({"PYTEST_EXIT": "3", "MEASURED": "nothing"}, 2),
-        ({"PYTEST_EXIT": "3"}, 5),
-        ({"COMPARE_EXIT": "1", "COMPARISON": "crashed"}, 2),
-        ({"COMPARE_EXIT": "2"}, 2),
-        ({"COMPARE_EXIT": "139"}, 2),
-        # Grid Engine would queue the job again.
-        ({"COMPARE_EXIT": "99"}, 2),
+        (0, {"LEFT_OUT": "GPUs_missing"}, 6),
+        (1, {"LEFT_OUT": "GPUs_missing"}, 1),
+        (0, {"LEFT_OUT": "needless"}, 0),
+        (0, {"LEFT_OUT": "needless GPUs_missing"}, 6),
+        (0, {"LEFT_OUT": "cannot_be_measured"}, 5),
+        (0, {"LEFT_OUT": "marked_by_nobody"}, 5),
+        (0, {"MEASURED": "nothing"}, 4),
+        (1, {"PYTEST_EXIT": "137"}, 1),
+        (0, {"PYTEST_EXIT": "137"}, 6),
+        (0, {"PYTEST_EXIT": "74"}, 6),
+        (0, {"PYTEST_EXIT": "1", "MEASURED": "nothing"}, 4),
+        (0, {"PYTEST_EXIT": "4", "MEASURED": "nothing"}, 2),
+        (0, {"PYTEST_EXIT": "3", "MEASURED": "nothing"}, 2),
+        (0, {"PYTEST_EXIT": "3"}, 5),
+        # A comparison that breaks is no verdict: here of a file that is no results.
+        (0, {"MEASURED": "/proc/version"}, 2),
+        (0, {"MEASURED": "/proc/version", "PYTEST_EXIT": "137"}, 2),
     ],
 )
-def test_only_a_printed_regression_ends_with_1(
-    checkout: Path, settings: dict[str, str], expected: int
+def test_a_night_that_does_not_go_as_it_should_ends_with_its_own_code(
+    checkout: Path, verdict: int, settings: dict[str, str], expected: int
 ) -> None:
-    assert run_script(checkout, "arc4.sge", **settings).exit_code == expected
+    night = run_script(checkout, "arc4.sge", verdict=verdict, **settings)
+    assert night.exit_code == expected, night.output
 
 
 @pytest.mark.parametrize(
-    ("script", "measured", "judged"),
+    ("script", "measured", "case", "judged"),
     [
         (
             "arc4.sge",
             "bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1,2,4",
-            "baselines/arc4.json RESULTS --case mnist_cnn/ddp --gpus 1,2",
+            "mnist_cnn",
+            {1, 2},
         ),
         (
             "juwels-booster.sbatch",
             "bench_cases/test_resnet50.py --strategy ddp --gpus 1,4",
-            "baselines/juwels-booster.json RESULTS --case resnet50/ddp --gpus 1,4",
+            "resnet50",
+            {1, 4},
         ),
         (
             "cte-power.sbatch",
             "bench_cases/test_resnet50_cifar.py --strategy ddp --gpus 1,2,4",
-            "baselines/cte-power.json RESULTS --case resnet50_cifar/ddp --gpus 1,2,4",
+            "resnet50_cifar",
+            {1, 2, 4},
         ),
     ],
 )
 def test_job_measures_and_judges_its_clusters_case(
-    checkout: Path, script: str, measured: str, judged: str
+    checkout: Path, script: str, measured: str, case: str, judged: set[int]
 ) -> None:
     night = run_script(checkout, script, GPUSCALE_RUNS="5", GPUSCALE_DATA_ROOT="/some data")
     kept = night.directory.relative_to(checkout)
     outputs = f"--results {kept}/results.jsonl --junitxml {kept}/junit.xml"
     rest = f"--device cuda --size full --runs 5 --data-root /some data {outputs}"
     assert night.calls("pytest") == [f"{measured} {rest}"]
-    shown, compared = night.calls("gpuscale")
-    assert shown == f"show {judged.split()[0]}"
-    formats = f"--format json={kept}/comparison.json --format markdown={kept}/comparison.md"
-    formats += f" --format junit={kept}/comparison.xml"
-    assert compared == f"compare {judged.replace('RESULTS', f'{kept}/results.jsonl')} {formats}"
+    assert night.judged() == {(case, gpus) for gpus in judged}
+    assert "ok" in (night.directory / "comparison.txt").read_text()
     assert (REPOSITORY / measured.split()[0]).is_file()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_job_judges_the_numbers_of_gpus_that_the_site_names(checkout: Path, script: str) -> None:
-    judged = run_script(checkout, script, GPUSCALE_JUDGED_GPUS="1,4").calls("gpuscale")[-1]
-    assert " --gpus 1,4 --format " in judged
+    night = run_script(checkout, script, GPUSCALE_JUDGED_GPUS="1,4")
+    assert {gpus for _, gpus in night.judged()} == {1, 4}
 
 
 def test_a_job_without_a_baseline_of_its_profile_judges_all_that_it_measures(
     checkout: Path,
 ) -> None:
-    assert "--gpus" not in run_script(checkout, "waic.lsf").calls("gpuscale")[-1]
+    night = run_script(checkout, "waic.lsf")
+    assert night.judged() == {(case, gpus) for case in CASES for gpus in (1, 2, 4)}
 
 
 def test_arc4_job_frees_openmp_from_the_binding_of_sge(checkout: Path) -> None:
@@ -216,9 +219,9 @@ def test_two_nights_never_share_a_directory(checkout: Path) -> None:
 
 
 def test_night_keeps_the_baseline_it_was_judged_against(checkout: Path) -> None:
-    (checkout / "baselines/arc4.json").write_text('{"name": "of that night"}\n')
-    kept = run_script(checkout, "arc4.sge").directory / "baseline.json"
-    assert kept.read_text() == '{"name": "of that night"}\n'
+    night = run_script(checkout, "arc4.sge")
+    judged_against = (checkout / "baselines/arc4.json").read_text()
+    assert (night.directory / "baseline.json").read_text() == judged_against
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_slurm_accepts_fewer_gpus_with_the_cores_that_cte_power_ties_to_them(
 def test_job_that_regressed_fails_in_slurm(
     slurm: "SlurmCluster", checkout: Path, script: str
 ) -> None:
-    settings = job_environment(checkout, {"COMPARE_EXIT": "1", "PATH": slurm.environment["PATH"]})
+    settings = job_environment(checkout, {"PATH": slurm.environment["PATH"]}, verdict=1)
     submitted = slurm.run(
         "sbatch", "--wait", "--parsable", f"ci/{script}", cwd=checkout, environment=settings
     )

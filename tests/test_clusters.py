@@ -1,12 +1,12 @@
 import os
 import re
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
-from gpuscale.clusters import (
+from gpuscale.clusters.profile import (
     ClusterProfile,
     JobSettings,
     Judged,
@@ -19,10 +19,10 @@ from gpuscale.clusters import (
     read_profile,
     recognised_profile,
 )
-from gpuscale.clusters.finding import recognises
+from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.errors import FileError, UsageError
 
-SHIPPED = ("arc4", "cte-power", "generic-slurm", "juwels-booster", "waic")
+SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")
 SMALLEST = """\
 description = "Here"
 scheduler = "slurm"
@@ -107,15 +107,18 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
             "here.toml:5: job.time_limit: expected a time such as 01:00:00",
         ),
         (
-            SMALLEST.replace('"slurm"', '"pbs"'),
-            "here.toml:2: scheduler: expected 'slurm' or 'sge' or 'lsf', found text 'pbs'",
+            SMALLEST.replace('"slurm"', '"cron"'),
+            f"here.toml:2: scheduler: expected {' or '.join(map(repr, SCHEDULERS))}, found",
         ),
         (SMALLEST.replace("[job]", "[work]"), "unknown field 'work'"),
         (
             f'{SMALLEST}modules = ["gcc", 12]\n',
             "here.toml:6: job.modules[1]: expected text, found 12",
         ),
-        (f"{SMALLEST}[node]\ngpus = 0\n", "here.toml:7: node.gpus: expected a number of GPUs"),
+        (
+            f"{SMALLEST}[node]\ngpus = 0\n",
+            "here.toml:7: node.gpus: expected a whole number from 1",
+        ),
         (
             f'{SMALLEST}gpu_option = "--gres=gpu:4"\n',
             "here.toml:6: job.gpu_option: expected an option with {gpus} in it",
@@ -133,6 +136,9 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
             "here.toml:4: job: missing field 'gpu_option': every SGE site",
         ),
         ('scheduler = "slurm"\n', "missing field 'description'"),
+        (f'name = "x"\n{SMALLEST}', "here.toml:1: name: unknown field"),
+        (f'{SMALLEST}options = ["-a\\n-b"]\n', "here.toml:6: job.options[0]: text with the unpr"),
+        (f'{SMALLEST}options = [" -a"]\n', "here.toml:6: job.options[0]: expected text that is"),
         (
             'description = "Here"\nscheduler = "slurm"\njob = 1\n',
             "here.toml:3: job: expected a table, found 1",
@@ -196,11 +202,11 @@ def test_a_machine_is_recognised_by_host_file_or_variable(tmp_path: Path) -> Non
     by_file = Recognition(files={str(name): "juwelsbooster"})
     by_host = Recognition(hosts=("jwlogin*",))
     by_variable = Recognition(variables={"CLUSTER": "booster-*"})
-    assert recognises(by_file, {}, "anywhere")
-    assert recognises(by_host, {}, "jwlogin21.juwels")
-    assert recognises(by_variable, {"CLUSTER": "booster-2"}, "anywhere")
+    assert by_file.fits({}, "anywhere")
+    assert by_host.fits({}, "jwlogin21.juwels")
+    assert by_variable.fits({"CLUSTER": "booster-2"}, "anywhere")
     for known in (by_host, by_variable, Recognition(files={str(name): "other"}), Recognition()):
-        assert not recognises(known, {"CLUSTER": "cluster"}, "login01")
+        assert not known.fits({"CLUSTER": "cluster"}, "login01")
 
 
 def test_a_machine_that_no_profile_or_more_than_one_recognises_must_be_named(
@@ -222,6 +228,17 @@ def test_a_broken_profile_of_the_user_is_named_when_the_machine_is_looked_for(
     own_profile(environment, "broken", "scheduler = 1")
     with pytest.raises(FileError, match=r"broken\.toml"):
         recognised_profile(environment, "nowhere")
+
+
+def test_the_page_has_the_schedulers_as_the_registry_has_them() -> None:
+    page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
+    rows = re.findall(r"^\| `\w+` \(.*\|$", page, re.MULTILINE)
+    assert rows == [
+        f"| `{one.name}` ({one.title}) | `{one.submit_command[0]}` "
+        f"| {f'`{one.default_gpu_option}`' if one.default_gpu_option else 'the profile must say'} "
+        f"| {f'`--launcher {one.launcher}`' if one.launcher else 'within one node only'} |"
+        for one in SCHEDULERS.values()
+    ]
 
 
 def test_every_field_of_a_profile_is_in_the_documentation() -> None:

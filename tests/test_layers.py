@@ -25,13 +25,11 @@ LAYERS = {
     "nodes": 2,
     "validity": 2,
     "steadiness": 2,
-    "formats": 2,
     "cases": 2,
     "injections": 2,
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,
-    "submission": 3,
     "night": 3,
     "recording": 3,
     "compare": 3,
@@ -99,12 +97,10 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
         if part == "worker":
             assert LAYERS[other] <= WORKER_MAY_IMPORT, f"{path} imports {name}"
         elif LAYERS[other] == LAYERS[part] == 2:
-            # scaling stands on statistics, budget on scaling, profiles are decoded
-            # as records are; the others stand alone.
+            # scaling stands on statistics, budget on scaling; the others stand alone.
             stands_on = {
                 "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
-                "clusters": {"formats"},
             }
             assert other in stands_on.get(part, set()), f"{path} imports {name}"
         elif LAYERS[other] == LAYERS[part] == 5 or LAYERS[other] == LAYERS[part] == 3:

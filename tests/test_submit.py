@@ -1,3 +1,4 @@
+import os
 import re
 import shlex
 import shutil
@@ -10,19 +11,11 @@ import pytest
 from changing import replace
 from ci_checkout import REPOSITORY, write_program
 
-from gpuscale.cli.job_end import exit_code_of, verdict_of_both
-from gpuscale.clusters import ClusterProfile, Node, find_profile
+from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
+from gpuscale.clusters.profile import ClusterProfile, Node, find_profile
+from gpuscale.clusters.schedulers import SCHEDULERS, scheduler_of_job
 from gpuscale.errors import SchedulerError, UsageError
-from gpuscale.submission import (
-    Allocation,
-    JobEnd,
-    JobRequest,
-    allocation_for,
-    estimate_cost,
-    job_script,
-)
-from gpuscale.submission.allocation import Launcher
-from gpuscale.submission.schedulers import job_number, state_of
+from gpuscale.night.night import exit_of_both, job_exit
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",
@@ -36,29 +29,25 @@ def profile(name: str) -> ClusterProfile:
     return find_profile(name, {"XDG_CONFIG_HOME": "/nonexistent"})
 
 
-def request(name: str, gpus: Sequence[int], **others: object) -> JobRequest:
-    known = profile(name)
-    return replace(
-        JobRequest(
-            profile=known,
-            named=name,
-            options={},
-            allocation=allocation_for(known, tuple(gpus)),
-            gpus=tuple(gpus),
-            runs=3,
-            baseline=known.judge.baseline,
-            judged_gpus=tuple(gpus),
-            partition=known.job.partition,
-            account=None,
-            time_limit="01:00:00",
-            modules=known.job.modules,
-        ),
-        **others,  # type: ignore[arg-type]
+def request(
+    known: ClusterProfile | str, gpus: Sequence[int], *, runs: int = 3, **demanded: str
+) -> JobRequest:
+    known = profile(known) if isinstance(known, str) else known
+    return JobRequest(
+        profile=known,
+        named=known.name,
+        options={},
+        demand=job_demand(known, tuple(gpus), **({"time_limit": "01:00:00"} | demanded)),  # type: ignore[arg-type]
+        gpus=tuple(gpus),
+        runs=runs,
+        baseline=known.judge.baseline,
+        judged_gpus=tuple(gpus),
+        modules=known.job.modules,
     )
 
 
 def directives(script: str) -> list[str]:
-    return re.findall(r"^#(?:SBATCH|\$|BSUB) (.*)$", script, re.MULTILINE)
+    return re.findall(r"^#(?:SBATCH|\$|BSUB|PBS) (.*)$", script, re.MULTILINE)
 
 
 def gpuscale(
@@ -67,7 +56,7 @@ def gpuscale(
     return subprocess.run(
         [sys.executable, "-m", "gpuscale", *arguments],
         cwd=folder,
-        env=environment,
+        env=(os.environ if environment is None else environment) | {"PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -111,24 +100,20 @@ def test_every_script_is_valid_bash() -> None:
     ],
 )
 def test_the_largest_number_of_gpus_decides_the_allocation(
-    name: str, gpus: tuple[int, ...], expected: tuple[int, int, int, int, Launcher]
+    name: str, gpus: tuple[int, ...], expected: tuple[int, int, int, int, str]
 ) -> None:
-    nodes, gpus_per_node, tasks_per_node, cores_per_task, launcher = expected
-    assert allocation_for(profile(name), gpus) == Allocation(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        tasks_per_node=tasks_per_node,
-        cores_per_task=cores_per_task,
-        launcher=launcher,
-    )
+    asked = request(name, gpus)
+    demand = asked.demand
+    found = (demand.nodes, demand.gpus_per_node, demand.tasks_per_node, demand.cores_per_task)
+    assert (*found, asked.launcher) == expected
 
 
 def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(UsageError, match="ask for at most 4"):
-        allocation_for(profile("arc4"), (1, 8))
+        job_demand(profile("arc4"), (1, 8))
     with pytest.raises(UsageError, match="add --gpus-per-node N"):
-        allocation_for(profile("generic-slurm"), (1, 2))
-    assert allocation_for(profile("generic-slurm"), (1, 2), gpus_per_node=8).gpus_per_node == 8
+        job_demand(profile("generic-slurm"), (1, 2))
+    assert job_demand(profile("generic-slurm"), (1, 2), gpus_per_node=8).gpus_per_node == 8
 
 
 def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
@@ -167,21 +152,46 @@ def test_lsf_is_asked_for_exclusive_gpus_on_each_node() -> None:
     assert "--launcher mpirun" in job_script(request("waic", (1, 8)))
 
 
+def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
+    known = replace(profile("generic-pbs"), node=Node(gpus=4, cores=64))
+    script = job_script(request(known, (1, 8), partition="gpu", account="budget"))
+    assert directives(script) == [
+        "-S /bin/bash",
+        "-N gpuscale-generic-pbs",
+        "-q gpu",
+        "-A budget",
+        "-l select=2:ncpus=64:ngpus=4:mpiprocs=4",
+        "-l place=scatter",
+        "-l walltime=01:00:00",
+        "-r n",
+        "-j oe",
+        "-k doe",
+    ]
+    assert "--launcher mpirun" in script
+    assert 'cd "${PBS_O_WORKDIR:?submit this file with qsub}"' in script
+    assert 'ci/nightly.sh generic-pbs "${PBS_JOBID:?submit this file with qsub}"' in script
+    checked = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
+    assert checked.returncode == 0
+    alone = replace(known, node=Node(gpus=4, whole=True))
+    found = directives(job_script(request(alone, (1, 2))))
+    assert {"-l select=1:ncpus=4:ngpus=4:mpiprocs=1", "-l place=scatter:excl"} <= set(found)
+    without = replace(known, job=replace(known.job, gpu_option=""))
+    assert "-l select=1:ncpus=32:mpiprocs=1" in directives(job_script(request(without, (1, 2))))
+
+
 def test_a_job_without_gpus_to_ask_for_asks_for_none() -> None:
     known = profile("generic-slurm")
     cpu = replace(known, node=Node(gpus=2), job=replace(known.job, gpu_option=""))
-    asked = replace(
-        request("cte-power", (1, 2)), profile=cpu, allocation=allocation_for(cpu, (1, 2))
-    )
-    assert not [line for line in directives(job_script(asked)) if "gpu:" in line]
+    script = job_script(request(cpu, (1, 2)))
+    assert not [line for line in directives(script) if "gpu:" in line]
 
 
 def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> None:
     nasty = "a b\"$(touch broken)'c"
     known = profile("generic-slurm")
-    quoted = replace(known, job=replace(known.job, variables={"NASTY": nasty}))
-    asked = replace(request("cte-power", (1,)), profile=quoted)
-    (line,) = re.findall(r"^export NASTY=.*$", job_script(asked), re.MULTILINE)
+    job = replace(known.job, variables={"NASTY": nasty})
+    script = job_script(request(replace(known, node=Node(gpus=1), job=job), (1,)))
+    (line,) = re.findall(r"^export NASTY=.*$", script, re.MULTILINE)
     shown = subprocess.run(
         ["bash", "-c", f'{line}; printf %s "$NASTY"'],
         cwd=tmp_path,
@@ -191,16 +201,6 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     )
     assert shown.stdout == nasty
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_estimate_is_of_all_fresh_starts_on_all_nodes() -> None:
-    cost = estimate_cost(request("juwels-booster", (1, 4, 16, 64, 128)), cases=1)
-    assert cost.items == 15
-    assert cost.seconds == pytest.approx(15 * cost.seconds_an_item + cost.seconds_beside)
-    assert cost.node_hours == pytest.approx(32 * cost.seconds / 3600)
-    assert cost.most_node_hours == 32
-    assert cost.fits
-    assert not estimate_cost(request("arc4", (1, 2), runs=100), cases=1).fits
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> N
 def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profile() -> None:
     known = profile("waic")
     judging = replace(known, judge=replace(known.judge, cases=("mnist_cnn/ddp",)))
-    script = job_script(replace(request("waic", (1, 2)), profile=judging))
+    script = job_script(request(judging, (1, 2)))
     assert script.endswith(
         '    ${baseline:+compare "$baseline" --case mnist_cnn/ddp '
         '${judged_gpus:+--gpus "$judged_gpus"}}\n'
@@ -289,96 +289,107 @@ def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profi
         ("slurm", "4711;booster\n", "4711"),
         ("sge", "4711\n", "4711"),
         ("lsf", "Job <4711> is submitted to queue <waic-short>.\n", "4711"),
+        ("pbs", "4711.pbs01\n", "4711.pbs01"),
     ],
 )
 def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
     scheduler: str, said: str, number: str
 ) -> None:
-    assert job_number(scheduler, f"a greeting of the site\n{said}") == number  # type: ignore[arg-type]
+    asked = SCHEDULERS[scheduler]
+    assert asked.number_in(f"a greeting of the site\n{said}") == number
     with pytest.raises(SchedulerError, match="no job number"):
-        job_number(scheduler, "nothing of use")  # type: ignore[arg-type]
+        asked.number_in("nothing of use")
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "answers", "stage", "exit_code"),
-    [
-        ("slurm", ["JobId=1 JobState=PENDING Reason=Priority ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=RUNNING ExitCode=0:0"], "running", None),
-        ("slurm", ["JobId=1 JobState=COMPLETING ExitCode=3:0"], "running", None),
-        ("slurm", ["JobId=1 JobState=RESIZING ExitCode=0:0"], "running", None),
-        ("slurm", ["JobId=1 JobState=REQUEUE_FED ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=RESV_DEL_HOLD ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=SPECIAL_EXIT ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=POWER_UP_NODE ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=A_WORD_TO_COME ExitCode=0:0"], "waiting", None),
-        ("slurm", ["JobId=1 JobState=REVOKED ExitCode=0:0"], "ended", 0),
-        ("slurm", ["JobId=1 JobState=FAILED ExitCode=6:0"], "ended", 6),
-        ("slurm", ["JobId=1 JobState=TIMEOUT ExitCode=0:15"], "ended", 143),
-        ("slurm", ["", "COMPLETED|0:0\n"], "ended", 0),
-        ("slurm", ["", "CANCELLED by 1000|0:9\n"], "ended", 137),
-        ("slurm", [""], "unknown", None),
-        ("slurm", ["", ""], "unknown", None),
-        ("sge", ["job_number: 1\n"], "waiting", None),
-        ("sge", ["job_number: 1\nusage    1:  cpu=00:00:01\n"], "running", None),
-        ("sge", ["", "failed       0    \nexit_status  3                   \n"], "ended", 3),
-        ("sge", ["", "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 137),
-        ("sge", ["", "failed       1 : before writing config\nexit_status  0\n"], "ended", None),
-        ("sge", ["", "failed       26 : opening output\nexit_status  1\n"], "ended", None),
-        ("sge", ["job_number: 1\nerror reason    1:      can't chdir to /x\n"], "ended", None),
-        ("sge", ["", ""], "unknown", None),
-        ("lsf", ["PEND:-\n"], "waiting", None),
-        ("lsf", ["RUN:-\n"], "running", None),
-        ("lsf", ["DONE:-\n"], "ended", 0),
-        ("lsf", ["EXIT:3\n"], "ended", 3),
-        ("lsf", ["UNKWN:-\n"], "unknown", None),
-        ("lsf", [""], "unknown", None),
-    ],
-)
-def test_where_a_job_is_is_read_from_what_the_scheduler_says(
-    scheduler: str, answers: list[str], stage: str, exit_code: int | None
+# What a scheduler answers, how far the job is, and with what the night ends if it has ended.
+STATES = [
+    ("slurm", ["JobId=1 JobState=PENDING Reason=Priority ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=RUNNING ExitCode=0:0"], "running", None),
+    ("slurm", ["JobId=1 JobState=COMPLETING ExitCode=3:0"], "running", None),
+    ("slurm", ["JobId=1 JobState=RESIZING ExitCode=0:0"], "running", None),
+    ("slurm", ["JobId=1 JobState=REQUEUE_FED ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=RESV_DEL_HOLD ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=SPECIAL_EXIT ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=POWER_UP_NODE ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=A_WORD_TO_COME ExitCode=0:0"], "waiting", None),
+    ("slurm", ["JobId=1 JobState=COMPLETED ExitCode=0:0"], "ended", 0),
+    ("slurm", ["JobId=1 JobState=REVOKED ExitCode=0:0"], "ended", 2),
+    ("slurm", ["JobId=1 JobState=FAILED ExitCode=1:0"], "ended", 1),
+    ("slurm", ["JobId=1 JobState=FAILED ExitCode=6:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=FAILED ExitCode=0:0"], "ended", 2),
+    ("slurm", ["JobId=1 JobState=FAILED ExitCode=7:0"], "ended", 2),
+    ("slurm", ["JobId=1 JobState=TIMEOUT ExitCode=0:15"], "ended", 5),
+    ("slurm", ["JobId=1 JobState=DEADLINE ExitCode=0:0"], "ended", 5),
+    ("slurm", ["JobId=1 JobState=NODE_FAIL ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=BOOT_FAIL ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=LAUNCH_FAILED ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=RECONFIG_FAIL ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=OUT_OF_MEMORY ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=PREEMPTED ExitCode=0:0"], "ended", 6),
+    ("slurm", ["JobId=1 JobState=CANCELLED ExitCode=0:0"], "ended", 2),
+    ("slurm", ["", "COMPLETED|0:0\n"], "ended", 0),
+    ("slurm", ["", "CANCELLED by 1000|0:9\n"], "ended", 2),
+    ("slurm", [""], "unknown", None),
+    ("slurm", ["", ""], "unknown", None),
+    ("sge", ["job_number: 1\n"], "waiting", None),
+    ("sge", ["job_number: 1\nusage    1:  cpu=00:00:01\n"], "running", None),
+    ("sge", ["", "failed       0    \nexit_status  0                   \n"], "ended", 0),
+    ("sge", ["", "failed       0    \nexit_status  3                   \n"], "ended", 3),
+    ("sge", ["", "failed       100 : assumedly after job\nexit_status  137\n"], "ended", 2),
+    ("sge", ["", "failed       100 : assumedly after job\nexit_status  5\n"], "ended", 5),
+    ("sge", ["", "failed       100 : assumedly after job\nexit_status  0\n"], "ended", 2),
+    ("sge", ["", "failed       1 : before writing config\nexit_status  0\n"], "ended", 2),
+    ("sge", ["", "failed       26 : opening output\nexit_status  1\n"], "ended", 2),
+    ("sge", ["job_number: 1\nerror reason    1:      can't chdir to /x\n"], "ended", 2),
+    ("sge", ["", ""], "unknown", None),
+    ("lsf", ["PEND:-\n"], "waiting", None),
+    ("lsf", ["RUN:-\n"], "running", None),
+    ("lsf", ["DONE:-\n"], "ended", 0),
+    ("lsf", ["EXIT:3\n"], "ended", 3),
+    ("lsf", ["EXIT:0\n"], "ended", 2),
+    ("lsf", ["EXIT:-\n"], "ended", 2),
+    ("lsf", ["UNKWN:-\n"], "unknown", None),
+    ("lsf", [""], "unknown", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = Q\n"], "waiting", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = H\n"], "waiting", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = R\n"], "running", None),
+    ("pbs", ["", "Job Id: 1.s\n    job_state = E\n"], "running", None),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 0\n"], "ended", 0),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 3\n"], "ended", 3),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -29\n"], "ended", 5),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -27\n"], "ended", 6),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = -1\n"], "ended", 2),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n    Exit_status = 271\n"], "ended", 2),
+    ("pbs", ["Job Id: 1.s\n    job_state = F\n"], "ended", 2),
+    ("pbs", ["", ""], "unknown", None),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "answers", "stage", "code"), STATES)
+def test_how_a_job_ended_is_read_from_what_its_scheduler_says_and_only_well_gives_0(
+    scheduler: str, answers: list[str], stage: str, code: int | None
 ) -> None:
-    state = state_of(scheduler, tuple(answers))  # type: ignore[arg-type]
-    assert (state.stage, state.exit_code) == (stage, exit_code)
-
-
-@pytest.mark.parametrize(
-    ("word", "code", "expected"),
-    [
-        ("COMPLETED", 0, 0),
-        ("FAILED", 1, 1),
-        ("FAILED", 6, 6),
-        ("EXIT", 3, 3),
-        ("TIMEOUT", 143, 5),
-        ("TIMEOUT", 0, 5),
-        ("NODE_FAIL", 0, 6),
-        ("OUT_OF_MEMORY", 0, 6),
-        ("CANCELLED", 0, 2),
-        ("CANCELLED", 137, 2),
-        ("REVOKED", 0, 2),
-        ("PREEMPTED", 0, 6),
-        ("RECONFIG_FAIL", 0, 6),
-        ("DONE", 0, 0),
-        ("done", 0, 0),
-        ("a word to come", 0, 2),
-        ("failed 1 before writing config", None, 2),
-        ("Eqw (can't chdir to /x)", None, 2),
-        ("EXIT", None, 2),
-    ],
-)
-def test_a_job_that_did_not_end_by_itself_is_never_a_pass(
-    word: str, code: int | None, expected: int
-) -> None:
-    assert exit_code_of(JobEnd(word=word, exit_code=code))[0] == expected
+    state = SCHEDULERS[scheduler].read_state(answers)
+    assert state.stage == stage
+    if code is not None:
+        assert job_exit(state)[0] == code
 
 
 @pytest.mark.parametrize(
     ("first", "last", "expected"),
-    [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (6, 2, 2)],
+    [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (1, 4, 4), (1, 1, 1), (6, 2, 2)],
 )
 def test_a_regression_that_only_the_first_job_saw_outlives_a_second_that_fails(
     first: int, last: int, expected: int
 ) -> None:
-    assert verdict_of_both(first, last) == expected
+    assert exit_of_both(first, last) == expected
+
+
+def test_a_job_knows_its_scheduler_by_the_variables_that_are_set() -> None:
+    for scheduler in SCHEDULERS.values():
+        inside = {scheduler.job_variable: "1", "SGE_TASK_ID": "undefined"}
+        assert scheduler_of_job(inside) is scheduler
+    assert scheduler_of_job({"JOB_ID": "1"}) is None
 
 
 @pytest.fixture
@@ -406,8 +417,13 @@ def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     assert answer.returncode == 2
     assert (
         "estimate: 9 fresh starts of about 45.0 s and 60.0 s around them are 7 min 45 s on 1 node"
-        in answer.stdout
+        ": 0.13 node-hours (start-up is guessed; the time limit allows 1)" in answer.stdout
     )
+    assert "may not fit into the time limit" not in answer.stdout
+    answer = gpuscale(site, "submit", "arc4", "--runs", "100", environment=environment)
+    assert "may not fit into the time limit of 01:00:00" in answer.stdout
+    across = ("submit", "juwels-booster", "--gpus", "1,128")
+    assert "estimate: 6 fresh starts of about 55.0 s" in gpuscale(site, *across).stdout
     assert "there is no terminal to ask on; add --yes" in answer.stderr
     assert not (site / "calls").exists()
 
@@ -447,6 +463,23 @@ def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
     assert answer.returncode == 6, answer.stderr
     assert "#BSUB -q waic-short" in (site / "submitted").read_text()
     assert "job 4711 ended as EXIT: infrastructure failed" in answer.stdout
+
+
+def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:
+    environment = with_programs(
+        site,
+        qsub='cat "${@: -1}" >submitted; echo "a log" >gpuscale-generic-pbs.o4711; echo 4711.pbs',
+        qstat='printf "Job Id: 4711.pbs\\n    job_state = F\\n    Exit_status = -29\\n"',
+    ) | {"GPUSCALE_VENV": "/venv"}
+    arguments = ("generic-pbs", "--gpus", "1,2", "--gpus-per-node", "2", "--yes", "--wait")
+    answer = gpuscale(site, "submit", *arguments, environment=environment)
+    assert answer.returncode == 5, answer.stderr
+    assert "#PBS -N gpuscale-generic-pbs" in (site / "submitted").read_text()
+    calls = (site / "calls").read_text().splitlines()
+    assert calls[0].startswith("qsub -v GPUSCALE_VENV .gpuscale/jobs/generic-pbs-")
+    assert calls[1] == "qstat -x -f 4711.pbs"
+    assert "a log\n" in answer.stdout
+    assert "its time was up" in answer.stdout
 
 
 def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> None:

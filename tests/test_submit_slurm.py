@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import scaling_records as make
+from changing import replace
 from ci_checkout import REPOSITORY
 from measuring import write_case
 from node_cluster import NodeCluster, kill_host, processes_in, reason_against, start_cluster
 
-from gpuscale.store import read_results
+from gpuscale.store import read_results, write_baseline
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
@@ -65,18 +67,6 @@ class Case(Tiny):
 """
 
 
-def published(gpus: int, *, nodes: int, samples_per_s: float) -> dict[str, object]:
-    return {
-        "case": "case",
-        "strategy": "ddp",
-        "gpus": gpus,
-        "batch_per_gpu": 8,
-        "runs": 1,
-        "nodes": nodes,
-        "samples_per_s": samples_per_s,
-    }
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NodeCluster]:
     """Two nodes, which end with the tests of this file."""
@@ -97,20 +87,14 @@ def site(tmp_path: Path) -> Path:
     (root / "bench_cases").mkdir()
     (root / "baselines").mkdir()
     (root / "mysite.toml").write_text(PROFILE)
-    baseline = {
-        "format": "gpuscale-baseline",
-        "version": 1,
-        "name": "Slower than anything",
-        "cluster": "Two nodes on one machine",
-        "hardware": {"device": "cpu"},
-        "source": {"title": "Made for this test"},
-        "published": [
-            published(1, nodes=1, samples_per_s=1.0),
-            # Far below any scaling, so that the noise of this machine decides nothing.
-            published(3, nodes=2, samples_per_s=1e-6),
-        ],
-    }
-    (root / "baselines/here.json").write_text(json.dumps(baseline))
+    # Slower than anything, and on 3 below any scaling: this machine's noise decides nothing.
+    figures = (
+        make.figure(1, samples_per_s=1.0, batch_per_gpu=8),
+        make.figure(3, nodes=2, samples_per_s=1e-6, batch_per_gpu=8),
+    )
+    slow = make.published(*(replace(figure, case="case") for figure in figures))
+    slow = replace(slow, hardware=replace(slow.hardware, device="cpu", gpu_name=None))
+    write_baseline(root / "baselines/here.json", replace(slow, cluster="Two nodes on one machine"))
     return root
 
 
@@ -206,8 +190,10 @@ def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
     (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
     record = record_of(night)
     assert "stopped by SIGTERM" in record["night"]
-    assert record["compare exit"] == "0"
-    assert all(run.is_valid for run in read_results(night / "results.jsonl").runs)
+    assert (night / "comparison.json").is_file()
+    # A busy machine makes runs unsteady; a run that was cut short would be another failure.
+    failures = [run.failure for run in read_results(night / "results.jsonl").runs]
+    assert all(failure is None or failure.kind == "unsteady" for failure in failures)
     assert processes_in(site) == []
 
 

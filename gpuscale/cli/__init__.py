@@ -1,4 +1,8 @@
-"""The `gpuscale` command: parses, dispatches, and turns expected failures into one line."""
+"""The `gpuscale` command: parses, dispatches, and turns expected failures into one line.
+
+A command is a module with `add_arguments(parser)` and `run(arguments)`, and a line in `_COMMANDS`.
+It is imported only when it is named: `gpuscale --help` is typed often.
+"""
 
 import argparse
 import io
@@ -7,17 +11,28 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import Any, TextIO
 
 from gpuscale.cli.arguments.baseline import add_baseline
+from gpuscale.cli.arguments.commands import Commands
 from gpuscale.cli.arguments.compare import add_compare
 from gpuscale.cli.arguments.doctor import add_doctor
-from gpuscale.cli.arguments.night import add_night
 from gpuscale.cli.arguments.selftest import add_selftest
 from gpuscale.cli.arguments.show import add_show
-from gpuscale.cli.arguments.submit import add_submit
 from gpuscale.errors import ExitCode, GpuscaleError
 from gpuscale.version import __version__
+
+# Name and help of each command, in the order of `gpuscale --help`. Those whose arguments still
+# stand apart in cli/arguments add themselves.
+_COMMANDS: tuple[tuple[str, str] | Callable[[Commands], None], ...] = (
+    add_compare,
+    add_show,
+    add_baseline,
+    add_doctor,
+    ("submit", "measure and judge in a job of this cluster's scheduler"),
+    ("night", "measure, compare and keep, in a job that is running (ci/nightly.sh calls this)"),
+    add_selftest,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     parsed = _parser().parse_args(arguments)
     try:
-        # Each command imports what it needs: `gpuscale --help` is typed often.
         code = _dispatch(parsed)
         sys.stdout.flush()
         return code
@@ -61,9 +75,23 @@ def _silence(stream: TextIO) -> None:
 
 
 def _dispatch(parsed: argparse.Namespace) -> int:
-    module, function = parsed.run.split(":")
-    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+    module, _, function = parsed.run.partition(":")
+    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function or "run")
     return run(parsed)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A command's parser, which takes in its arguments from the module when it is needed."""
+
+    module: str | None = None
+
+    def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
+        """Parse, as argparse does with the parser of the command that is named."""
+        if self.module is not None:
+            import_module(self.module).add_arguments(self)
+            self.set_defaults(run=self.module)
+            self.module = None
+        return super().parse_known_args(*arguments, **keywords)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,12 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Measure with pytest: pytest bench_cases --gpus 1,2,4",
     )
     parser.add_argument("--version", action="version", version=f"gpuscale {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_compare(commands)
-    add_show(commands)
-    add_baseline(commands)
-    add_doctor(commands)
-    add_submit(commands)
-    add_night(commands)
-    add_selftest(commands)
+    commands: Any = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
+    for command in _COMMANDS:
+        if callable(command):
+            command(commands)
+        else:
+            name, summary = command
+            commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name}"
     return parser

@@ -2,72 +2,86 @@
 
 import argparse
 import os
+import shutil
 import socket
-from contextlib import suppress
-from dataclasses import dataclass
+import sys
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
-from signal import Signals
 
-from gpuscale.cli.night_files import (
-    copy_or_say,
-    night_to_go_on_in,
-    on_host,
-    results_in,
-    say,
-    write_or_say,
-)
-from gpuscale.cli.night_judging import Judgement, judge
-from gpuscale.cli.night_process import Stopping, answer_of, lost_nodes, nodes_of_the_job
-from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale import cli
+from gpuscale.clusters.schedulers import scheduler_of_job
+from gpuscale.clusters.schedulers.base import answer_of
+from gpuscale.errors import ExitCode, FileError, GpuscaleError, UsageError
+from gpuscale.launch.mpirun import job_hosts
 from gpuscale.launch.placement import EXCLUDED_HOSTS
-from gpuscale.night import (
+from gpuscale.night.attempt import (
+    FAULT_FILE,
     Attempt,
-    Fault,
+    StopRequest,
+    read_items,
+    read_machine_faults,
+    suspects,
+)
+from gpuscale.night.night import (
+    RETRIED_AS,
+    RETRY_OF,
     NightExit,
     NightFolder,
-    failed_attempt_json,
-    faults_of,
     new_night,
     night_exit,
     night_meaning,
     nights_folder,
-    read_items,
     record_text,
-    resubmission,
-    suspects,
 )
-from gpuscale.night.record import exit_fact, has_regressed, retried_fact
-from gpuscale.night.retry import RETRY_OF
-from gpuscale.submission.schedulers import job_number
+from gpuscale.records import Results
+from gpuscale.store import read_results
 
-_USAGE = "use: NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
+_USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
+_FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
 
 
-def run_night(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `gpuscale night` takes."""
+    parser.usage = f"gpuscale night {_USAGE}"
+    parser.description = (
+        "One night on one machine: measure with pytest, compare with a baseline, keep "
+        "everything below .gpuscale/nightly/NAME, and end with one exit code. What fails for "
+        "the infrastructure is tried once more, on other nodes if there are any."
+    )
+    parser.epilog = (
+        "Exit codes: 0 ok or improved, 1 regressed, 2 it could not be run or judged, "
+        "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
+        "cannot be compared, 4 nothing comparable was measured, 5 not everything was measured, "
+        "6 infrastructure failed."
+    )
+    parser.add_argument("name", metavar="NAME", help="of the machine, such as arc4")
+    parser.add_argument(
+        "job", metavar="JOB", help="a word for this night, such as the job's number"
+    )
+    # Everything after them is pytest's or that of `gpuscale compare`.
+    parser.add_argument(
+        "words",
+        metavar="measure PYTEST_ARGUMENT...",
+        nargs=argparse.REMAINDER,
+        help=argparse.SUPPRESS,
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """One night; the exit code is `NightExit`'s."""
     measure, compare = _split(arguments.words)
-    night = _Night(name=arguments.name, job=arguments.job, measure=measure, compare=compare)
-    return night.run()
+    return _Night(name=arguments.name, job=arguments.job, measure=measure, compare=compare).run()
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """The arguments of pytest and those of `gpuscale compare`."""
-    if not words or words[0] != "measure":
-        raise UsageError(_USAGE)
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
-    if not measure or (end < len(words) and not compare):
-        raise UsageError(_USAGE)
+    if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
+        raise UsageError(f"use: {_USAGE}")
     return measure, compare
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    """An attempt, and what looks like the infrastructure's fault in it."""
-
-    attempt: Attempt
-    faults: tuple[Fault, ...]
 
 
 class _Night:
@@ -76,174 +90,180 @@ class _Night:
         self._measure = measure
         self._compare = compare
         self._started = datetime.now().astimezone()
-        self._stopping = Stopping()
-        self._nodes = nodes_of_the_job()
+        self._stop = StopRequest()
+        self._scheduler = scheduler_of_job(os.environ)
+        self._nodes = self._nodes_of_the_job()
         self._is_retry = RETRY_OF in os.environ
         self._first_regressed = False
         if compare:
             self._show_baseline(compare[0])
         if self._is_retry:
-            self._folder = night_to_go_on_in(Path(os.environ[RETRY_OF]))
-            self._first_regressed = has_regressed(self._folder.first_attempt)
+            self._folder = NightFolder(Path(os.environ[RETRY_OF]))
+            if not self._folder.path.is_dir():
+                raise UsageError(
+                    f"{RETRY_OF}: {self._folder.path} is not a night's folder; unset it"
+                )
+            self._first_regressed = self._folder.first_attempt.has_regressed
         else:
             day = self._started.date()
             self._folder = new_night(nights_folder(os.environ), name=name, job=job, day=day)
         if compare:
-            copy_or_say(Path(compare[0]), self._folder.baseline)
+            _copy_or_say(Path(compare[0]), self._folder.baseline)
 
     def run(self) -> int:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
-        tried = self._try(["--results", str(self._folder.results)], dict(os.environ))
-        if tried.faults and not self._is_retry:
-            first = self._keep_first(tried)
-            bad = suspects(tried.faults, self._nodes, lost=lost_nodes(self._nodes))
+        attempt = self._try("--results", self._folder)
+        if attempt.faults and not self._is_retry:
+            first_exit = self._keep_first(attempt)
+            lost = self._scheduler.lost_nodes(self._nodes) if self._scheduler else ()
+            bad = suspects(attempt.faults, self._nodes, lost=lost)
             job = self._submit_again(bad)
             if job is not None:
-                return self._hand_over(tried, job, first)
-            tried = self._try_here(tried, bad)
-        judged = judge(self._folder, self._compare, self._stopping)
-        attempt = tried.attempt
-        code = night_exit(
-            has_measured=attempt.has_measured,
-            is_complete=attempt.is_complete,
-            has_faults=bool(tried.faults),
-            could_run=attempt.could_run,
-            compare_exit=judged.exit_code,
-            is_judged=judged.is_judged,
-            first_regressed=self._first_regressed,
-        )
-        meaning = night_meaning(
-            code, has_measured=attempt.has_measured, has_baseline=bool(self._compare)
-        )
-        if code == NightExit.REGRESSED and not judged.has_regressed:
-            meaning += ", by what the first attempt measured: see attempt-1"
-        if attempt.stopped_by is not None:
-            meaning += f"; stopped by {Signals(attempt.stopped_by).name} (the job's time limit?)"
-        self._record(self._folder, tried, code, meaning, judged.exit_code)
-        say(f"{meaning} (exit {int(code)}); kept in {self._folder.path}")
+                return self._hand_over(attempt, job, first_exit)
+            attempt = self._try_here(attempt, bad)
+        compare_exit = self._judge(self._folder)
+        code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
+        has_baseline = bool(self._compare)
+        meaning = night_meaning(code, attempt, compare_exit, has_baseline=has_baseline)
+        self._record(self._folder, attempt, code, meaning, compare_exit)
+        _say(f"{meaning} (exit {int(code)}); kept in {self._folder.path}")
         return code
 
-    def _try(self, where: list[str], environment: dict[str, str]) -> _Tried:
-        folder = self._folder
-        items = ["--junitxml", str(folder.items)]
-        code, end = self._stopping.run_until_asked(
-            ["pytest", *self._measure, *where, *items],
+    def _nodes_of_the_job(self) -> tuple[str, ...]:
+        """The nodes that the scheduler gave, by its names; empty where it does not tell."""
+        nodes = self._scheduler.nodes(os.environ) if self._scheduler else None
+        if nodes is None:
+            with suppress(OSError):
+                nodes = job_hosts(os.environ)
+        return nodes or ()
+
+    def _try(self, option: str, folder: NightFolder, *, without: tuple[str, ...] = ()) -> Attempt:
+        environment = {**os.environ, FAULT_FILE: str(folder.machine_fault.absolute())}
+        if without:
+            environment[EXCLUDED_HOSTS] = ",".join(without)
+        command = ["pytest", *self._measure, option, str(folder.results)]
+        code = self._stop.run(
+            [*command, "--junitxml", str(folder.items)],
             log=folder.pytest_log,
             environment=environment,
         )
         attempt = Attempt(
             exit_code=code,
-            stopped_by=self._stopping.number,
+            stopped_by=self._stop.number,
             items=read_items(folder.items),
-            results=results_in(folder.results),
-            log_end=end,
+            results=_results_in(folder.results),
+            machine=read_machine_faults(folder.machine_fault),
         )
-        faults = faults_of(attempt)
-        for fault in faults:
-            say(f"infrastructure: {fault.text}{on_host(fault)}")
-        return _Tried(attempt=attempt, faults=faults)
+        for fault in attempt.faults:
+            _say(f"infrastructure: {fault}")
+        return attempt
 
-    def _keep_first(self, tried: _Tried) -> Judgement:
+    def _judge(self, folder: NightFolder) -> int | None:
+        """The comparison's exit code; None where there is nothing to compare, or to compare with.
+
+        Its text and its other formats are kept in the folder.
+        """
+        results = folder.results
+        if not self._compare or not results.exists() or not results.stat().st_size:
+            return None
+        formats: list[str] = []
+        for name, ending in _FORMATS.items():
+            formats += ["--format", f"{name}={folder.comparison(ending)}"]
+        baseline, *options = self._compare
+        code, said = _gpuscale("compare", baseline, str(results), *options, *formats)
+        _write_or_say(folder.comparison("txt"), said)
+        return code
+
+    def _keep_first(self, attempt: Attempt) -> int | None:
         """Set aside what the first attempt left, with what tells which hardware failed.
 
         It is judged here: nobody knows whether another attempt will measure anything.
         """
-        first = self._folder.first_attempt
-        evidence = failed_attempt_json(
-            tried.attempt,
-            tried.faults,
-            host=socket.gethostname(),
-            job=self._job,
-            nodes=self._nodes,
+        first, folder = self._folder.first_attempt, self._folder
+        evidence = attempt.evidence(
+            job=self._job, host=socket.gethostname(), nodes=list(self._nodes)
         )
         with suppress(OSError):
             first.path.mkdir(exist_ok=True)
-            for path in (self._folder.results, self._folder.pytest_log, self._folder.items):
+            for path in (folder.results, folder.pytest_log, folder.items, folder.machine_fault):
                 if path.exists():
                     path.replace(first.path / path.name)
-        write_or_say(first.evidence, evidence)
+        _write_or_say(first.path / "evidence.json", evidence)
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
-            write_or_say(first.path / "doctor.json", doctor + "\n")
-        judged = judge(first, self._compare, self._stopping)
-        self._first_regressed = judged.has_regressed
-        return judged
+            _write_or_say(first.path / "doctor.json", doctor + "\n")
+        code = self._judge(first)
+        self._first_regressed = code == NightExit.REGRESSED
+        return code
 
     def _submit_again(self, bad: tuple[str, ...]) -> str | None:
         """Submit this job once more, for other nodes; its number, None where that cannot be."""
-        job = os.environ.get("SLURM_JOB_ID")
-        shown = answer_of(["scontrol", "--oneliner", "show", "job", job]) if job else None
-        found = resubmission(
-            os.environ,
-            avoid=bad,
-            night=str(self._folder.path.absolute()),
-            shown=shown or "",
-        )
-        if found is None:
+        found = self._scheduler.submit_again(os.environ, avoid=bad) if self._scheduler else None
+        if self._scheduler is None or found is None:
             return None
-        answer = answer_of(*found)
+        command, environment = found
+        night = str(self._folder.path.absolute())
+        answer = answer_of(command, {**environment, RETRY_OF: night})
         if answer is None:
-            say("Slurm does not take the job once more without these nodes; trying again here")
+            title = self._scheduler.title
+            _say(f"{title} does not take the job once more without these nodes; trying again here")
             return None
         try:
-            return job_number("slurm", answer)
+            return self._scheduler.number_in(answer)
         except GpuscaleError as error:
-            say(f"{error}; trying again here")
+            _say(f"{error}; trying again here")
             return None
 
-    def _hand_over(self, tried: _Tried, job: str, judged: Judgement) -> int:
-        code = NightExit.REGRESSED if judged.has_regressed else NightExit.INFRASTRUCTURE
+    def _hand_over(self, attempt: Attempt, job: str, compare_exit: int | None) -> int:
+        code = NightExit.REGRESSED if self._first_regressed else NightExit.INFRASTRUCTURE
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
-        if judged.has_regressed:
+        if self._first_regressed:
             meaning = f"regressed, and {meaning}"
         first = self._folder.first_attempt
-        self._record(first, tried, code, meaning, judged.exit_code, retried_fact(job))
-        say(f"{meaning}; kept in {first.path}")
+        self._record(first, attempt, code, meaning, compare_exit, retried_as=job)
+        _say(f"{meaning}; kept in {first.path}")
         return code
 
-    def _try_here(self, first: _Tried, bad: tuple[str, ...]) -> _Tried:
+    def _try_here(self, first: Attempt, bad: tuple[str, ...]) -> Attempt:
         """Once more in this job: without the bad node where it has others, else going on."""
-        environment = dict(os.environ)
         kept = self._folder.first_attempt
         if len(bad) < len(self._nodes):
-            say(f"trying once more, without {', '.join(bad)}")
-            environment[EXCLUDED_HOSTS] = ",".join(bad)
-            again = self._try(["--results", str(self._folder.results)], environment)
-        elif first.attempt.results is not None:
-            say("trying once more, on the same node")
-            copy_or_say(kept.results, self._folder.results)
+            _say(f"trying once more, without {', '.join(bad)}")
+            again = self._try("--results", self._folder, without=bad)
+        elif first.results is not None:
+            _say("trying once more, on the same node")
+            _copy_or_say(kept.results, self._folder.results)
             # Its runs are compared together with those that follow.
             self._first_regressed = False
-            again = self._try(["--resume", str(self._folder.results)], environment)
+            again = self._try("--resume", self._folder)
         else:
-            say("trying once more, on the same node")
-            again = self._try(["--results", str(self._folder.results)], environment)
-        if not again.attempt.has_measured and first.attempt.has_measured:
+            _say("trying once more, on the same node")
+            again = self._try("--results", self._folder)
+        if not again.has_measured and first.has_measured:
             # What had been measured before is still something to judge.
-            copy_or_say(kept.results, self._folder.results)
+            _copy_or_say(kept.results, self._folder.results)
         return again
 
     def _record(
         self,
         folder: NightFolder,
-        tried: _Tried,
+        attempt: Attempt,
         code: NightExit,
         meaning: str,
         compare_exit: int | None,
-        *further: tuple[str, object],
+        *,
+        retried_as: str | None = None,
     ) -> None:
         again = self._is_retry or self._folder.first_attempt.path.exists()
         facts: list[tuple[str, object]] = [
-            ("night", meaning),
-            exit_fact(code),
-            ("pytest exit", tried.attempt.exit_code),
+            ("pytest exit", attempt.exit_code),
             ("compare exit", compare_exit),
-            ("all measured", "yes" if tried.attempt.is_complete else "no"),
-            *(("infrastructure", f"{fault.text}{on_host(fault)}") for fault in tried.faults),
-            *(("left out", reason) for reason in tried.attempt.items.left_out),
-            *(("not collected", name) for name in tried.attempt.items.uncollected),
+            ("all measured", "yes" if attempt.is_complete else "no"),
+            *(("infrastructure", fault) for fault in attempt.faults),
+            *(("left out", reason) for reason in attempt.items.left_out),
+            *(("not collected", name) for name in attempt.items.uncollected),
             ("attempts", "2, see attempt-1" if again and folder == self._folder else 1),
-            *further,
+            (RETRIED_AS, retried_as),
             ("started", self._started.isoformat(timespec="seconds")),
             ("finished", datetime.now().astimezone().isoformat(timespec="seconds")),
             ("host", socket.gethostname()),
@@ -252,14 +272,60 @@ class _Night:
             ("revision", answer_of(["git", "describe", "--always", "--dirty"]) or "unknown"),
             ("baseline", self._compare[0] if self._compare else None),
         ]
-        write_or_say(folder.record, record_text(facts))
+        _write_or_say(folder.record, record_text(meaning, code, facts))
 
     def _show_baseline(self, baseline: str) -> None:
         """A wrong baseline is found here, before the GPUs have worked for an hour."""
-        say(f"judged against {baseline}")
-        code, _ = self._stopping.run(["gpuscale", "show", baseline], log=Path(os.devnull))
+        _say(f"judged against {baseline}")
+        code, _ = _gpuscale("show", baseline)
         if code != 0:
-            raise UsageError(
-                f"{baseline} cannot be shown (see above); name another one, or repair the "
-                "environment"
-            )
+            raise UsageError(f"{baseline} cannot be shown (see above); name another one")
+
+
+def _gpuscale(*arguments: str) -> tuple[int, str]:
+    """The exit code of another command of gpuscale, in this process, and what it said."""
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        try:
+            code = cli.main(arguments)
+        except SystemExit:
+            # argparse's, of options that it does not know.
+            code = ExitCode.USAGE
+    _print(said.getvalue())
+    return code, said.getvalue()
+
+
+def _results_in(path: Path) -> Results | None:
+    """What a file holds; None where it is not there or broken, which the comparison will say."""
+    try:
+        return read_results(path) if path.exists() else None
+    except FileError:
+        return None
+
+
+def _write_or_say(path: Path, text: str) -> None:
+    """Write a file, or print what would be in it."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _say(f"{path} cannot be written ({error.strerror}); its text was:\n{text}")
+
+
+def _copy_or_say(source: Path, target: Path) -> None:
+    """Copy a file, or print why not."""
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        _say(f"{target} cannot be written ({error.strerror})")
+
+
+def _say(text: str) -> None:
+    """Print a line of the night's own."""
+    _print(f"gpuscale night: {text}\n")
+
+
+def _print(text: str) -> None:
+    """Print, if anybody still listens."""
+    with suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()

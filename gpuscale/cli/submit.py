@@ -2,34 +2,90 @@
 
 import argparse
 import os
+import re
 import socket
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from gpuscale.cli.job_end import exit_code_of, next_job, verdict_of_both
-from gpuscale.cli.job_request import as_the_job_takes_it, job_request
-from gpuscale.clusters import find_profile, recognised_profile
-from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
-from gpuscale.night import nights_folder
-from gpuscale.store import write_report
-from gpuscale.submission import (
-    CostEstimate,
+from gpuscale.cli.inputs import gpu_counts
+from gpuscale.clusters.job_script import (
     JobRequest,
-    estimate_cost,
-    follow_job,
+    job_demand,
     job_script,
-    submit_script,
+    nodes_text,
+    numbers_text,
 )
-from gpuscale.submission.directives import log_name
-from gpuscale.submission.schedulers import cancel_command
+from gpuscale.clusters.profile import (
+    SHELL_WORD_SIGNS,
+    ClusterProfile,
+    find_profile,
+    is_shell_word,
+    recognised_profile,
+)
+from gpuscale.clusters.schedulers import SCHEDULERS
+from gpuscale.clusters.schedulers.base import TIME_LIMIT, JobState, Scheduler
+from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
+from gpuscale.night.night import exit_of_both, job_exit, next_job, nights_folder
+from gpuscale.run_defaults import PACINGS
+from gpuscale.store import write_report
 from gpuscale.units import format_seconds
 
-JOBS_FOLDER = Path(".gpuscale") / "jobs"
-_ENDINGS = {"slurm": "sbatch", "sge": "sge", "lsf": "lsf"}
+_JOBS_FOLDER = Path(".gpuscale") / "jobs"
+_BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
+"""Starting the ranks, loading kernels, joining, warming up, the checks: a guess, on the high side
+for a node of today, on the low side for one whose file system is slow tonight."""
+_ACROSS_NODES_S = 10.0
+_BESIDE_MEASURING_S = 60.0
+"""Starting pytest, describing the machine, comparing."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
+_MOST_UNKNOWN = 15
+"""So often in a row may the scheduler not know the job: SGE's accounting lags by minutes."""
 
 
-def run_submit(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `gpuscale submit` takes."""
+    programs = _alternatives(one.submit_command[0] for one in SCHEDULERS.values())
+    partition = _alternatives(one.partition_word for one in SCHEDULERS.values())
+    account = _alternatives(one.account_word for one in SCHEDULERS.values())
+    parser.description = (
+        "Write the job script of a cluster, say what the job will cost, and hand it to "
+        f"{programs}. Run it from the root of a checkout."
+    )
+    parser.epilog = (
+        "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that its "
+        "scheduler ended 5 (its time was up) or 6 (a node of it failed), where it tells; else 0 "
+        "submitted or printed, 2 not submitted."
+    )
+    add = parser.add_argument
+    add(
+        "profile",
+        metavar="PROFILE",
+        nargs="?",
+        help="such as juwels-booster, or a file such as ./mysite.toml (default: the one that "
+        "recognises this machine)",
+    )
+    for option, metavar, text in (
+        ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
+        ("--runs", "R", "fresh starts of each (default: the profile's)"),
+        ("--baseline", "FILE", "what to judge against (default: the profile's)"),
+        ("--partition", "P", f"{partition} (default: the profile's)"),
+        ("--account", "A", f"{account} (default: the profile's)"),
+        ("--time", "HH:MM:SS", "time limit of the job (default: the profile's)"),
+        ("--modules", "'M M …'", "modules to load (default: the profile's)"),
+        ("--gpus-per-node", "N", "for profiles that do not know it, such as generic-slurm"),
+    ):
+        kind = int if metavar in ("R", "N") else str
+        # Kept under their own names, by which the head of the script has them again.
+        add(option, metavar=metavar, type=kind, help=text, dest=option)
+    add("--print", action="store_true", help="print the script and submit nothing")
+    add("--wait", action="store_true", help="follow the job and end with its exit code")
+    add("--yes", action="store_true", help="do not ask before submitting")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print or submit; the exit code is the job's with `--wait`."""
     environment = os.environ
     profile = (
@@ -37,67 +93,145 @@ def run_submit(arguments: argparse.Namespace) -> int:
         if arguments.profile is None
         else find_profile(arguments.profile, environment)
     )
-    request = job_request(profile, arguments)
+    request = _request(profile, arguments)
     script = job_script(request)
     if arguments.print:
         sys.stdout.write(script)
         return ExitCode.OK
-    _refuse_other_folder()
-    settled = as_the_job_takes_it(request, environment)
-    for line in _announcement(settled, estimate_cost(settled, cases=_count_cases(request))):
+    if not Path("ci/nightly.sh").is_file():
+        raise UsageError(
+            "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
+            "checkout of gpuscale"
+        )
+    for line in _announcement(request, environment):
         print(line)  # noqa: T201 - a command line prints
     if not arguments.yes and not _go_on():
         print("nothing was submitted")  # noqa: T201
         return ExitCode.USAGE
     path = _write(request, script)
     try:
-        job = submit_script(profile.scheduler, path)
+        job = request.scheduler.submit(path, os.environ)
     except SchedulerError:
         path.unlink(missing_ok=True)
         raise
-    log = Path(log_name(request, job))
+    log = request.scheduler.log_name(request.demand.job_name, job)
     print(f"submitted {path} as job {job}; its log is {log}", flush=True)  # noqa: T201
-    return _follow(request, job) if arguments.wait else ExitCode.OK
+    return _wait(request, job) if arguments.wait else ExitCode.OK
 
 
-def _follow(request: JobRequest, job: str) -> int:
-    """Wait for the job, and for the one that took its place where a node failed."""
-    nights = nights_folder(os.environ) / request.profile.name
-    before: int = ExitCode.OK
-    try:
-        while True:
-            log = Path(log_name(request, job))
-            end = follow_job(request.profile.scheduler, job, log=log, say=_say)
-            again = next_job(nights, job)
-            code, meaning = exit_code_of(end)
-            if again is None:
-                print(f"gpuscale: job {job} ended as {end.word}: {meaning}")  # noqa: T201
-                return _night_code(before, code)
-            print(f"gpuscale: job {job} was submitted once more as job {again}")  # noqa: T201
-            before, job = code, again
-    except KeyboardInterrupt:
-        command = " ".join(cancel_command(request.profile.scheduler, job))
-        print(f"\ngpuscale: job {job} goes on; '{command}' ends it", file=sys.stderr)  # noqa: T201
-        raise
+def _alternatives(words: Iterator[str]) -> str:
+    *first, last = dict.fromkeys(words)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def _night_code(before: int, last: int) -> int:
-    code = verdict_of_both(before, last)
-    if code != last:
-        print("gpuscale: what the first job measured had regressed")  # noqa: T201
-    return code
+def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
+    """The job that is asked for: the profile, and what the command line says otherwise.
 
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _refuse_other_folder() -> None:
-    if not Path("ci/nightly.sh").is_file():
+    Raises:
+        UsageError: an option means nothing, or nobody said what is needed.
+    """
+    given = {
+        option: value
+        for option, value in vars(arguments).items()
+        if option.startswith("--") and value is not None
+    }
+    _check_options(given)
+    if "--gpus" in given:
+        gpus = tuple(sorted(gpu_counts(given["--gpus"])))
+    elif profile.measure.gpus:
+        gpus = tuple(sorted(set(profile.measure.gpus)))
+    else:
         raise UsageError(
-            "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
-            "checkout of gpuscale"
+            f"the profile {profile.name} does not say on how many GPUs to measure; "
+            "add, for example, --gpus 1,2,4"
+        )
+    judged = gpus if "--baseline" in given else _judged(profile, gpus)
+    modules = given["--modules"].split() if "--modules" in given else profile.job.modules
+    is_open = profile.job.modules_remedy is not None and "--modules" not in given
+    return JobRequest(
+        profile=profile,
+        named=arguments.profile or profile.name,
+        options={option: str(value) for option, value in given.items()},
+        demand=job_demand(
+            profile,
+            gpus,
+            gpus_per_node=given.get("--gpus-per-node"),
+            partition=given.get("--partition"),
+            account=given.get("--account"),
+            time_limit=given.get("--time"),
+        ),
+        gpus=gpus,
+        runs=given.get("--runs", profile.measure.runs),
+        baseline=given.get("--baseline", profile.judge.baseline),
+        judged_gpus=judged,
+        modules=None if is_open else tuple(modules),
+    )
+
+
+def _check_options(given: Mapping[str, str | int]) -> None:
+    for option, value in given.items():
+        if isinstance(value, int):
+            if value < 1:
+                raise UsageError(f"{option}: {value} is not at least 1")
+        elif option == "--time" and not re.match(TIME_LIMIT, value):
+            raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
+        elif option not in ("--time", "--gpus"):
+            words = value.split() if option == "--modules" else [value]
+            for word in words:
+                if not is_shell_word(word):
+                    raise UsageError(
+                        f"{option}: '{word}' goes into a shell script, so it may have letters, "
+                        f"digits and {SHELL_WORD_SIGNS} only"
+                    )
+
+
+def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
+    """What the profile's baseline knows of the numbers; all of them where it does not say."""
+    if not profile.judge.gpus:
+        return gpus
+    judged = tuple(number for number in gpus if number in profile.judge.gpus)
+    if profile.judge.baseline is not None and not judged:
+        raise UsageError(
+            f"--gpus: {profile.judge.baseline} has {numbers_text(profile.judge.gpus)} GPUs only, "
+            "so nothing would be judged; include some of them, or name a --baseline of your own"
+        )
+    return judged
+
+
+def _announcement(request: JobRequest, environment: Mapping[str, str]) -> Iterator[str]:
+    """What the job does and will cost, roughly: nobody knows before it has run.
+
+    All its nodes are held from the first item to the last: those on few GPUs leave most idle.
+    """
+    demand, measured = request.demand, request.profile.measure
+    runs, baseline = request.runs, request.baseline
+    # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
+    most = re.search(r"[1-9]\d*$", environment.get("GPUSCALE_RUNS", ""))
+    if most is not None and "--runs" not in request.options:
+        runs = int(most[0])
+    if "--baseline" not in request.options:
+        baseline = environment.get("GPUSCALE_BASELINE") or baseline
+    gpus, nodes = numbers_text(request.gpus), nodes_text(demand)
+    judged = baseline or "nothing: it is only measured, and ends with 4"
+    yield (
+        f"{request.profile.description}: on {gpus} GPU{'' if gpus == '1' else 's'}, "
+        f"{nodes} with {demand.gpus_per_node} each, "
+        f"launcher {request.launcher}, compared with {judged}"
+    )
+    item_s = measured.run_seconds or PACINGS[measured.device].run_seconds
+    item_s += _BESIDE_RUN_S[measured.device] + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
+    items = _count_cases(request) * len(measured.strategies) * len(request.gpus) * runs
+    seconds = items * item_s + _BESIDE_MEASURING_S
+    yield (
+        f"estimate: {items} fresh starts of about {format_seconds(item_s)} and "
+        f"{format_seconds(_BESIDE_MEASURING_S)} around them are {format_seconds(seconds)} on "
+        f"{nodes}: {seconds * demand.nodes / 3600:.2g} node-hours "
+        f"(start-up is guessed; the time limit allows {demand.limit_s * demand.nodes / 3600:.2g})"
+    )
+    if seconds > demand.limit_s:
+        yield (
+            f"this may not fit into the time limit of {demand.time_limit}; "
+            "give it more with --time, or fewer --runs"
         )
 
 
@@ -115,28 +249,6 @@ def _count_cases(request: JobRequest) -> int:
     return count
 
 
-def _announcement(request: JobRequest, cost: CostEstimate) -> list[str]:
-    allocation, profile = request.allocation, request.profile
-    nodes = f"{allocation.nodes} node{'' if allocation.nodes == 1 else 's'}"
-    gpus = ",".join(str(number) for number in request.gpus)
-    judged = request.baseline or "nothing: it is only measured, and ends with 4"
-    lines = [
-        f"{profile.description}: on {gpus} GPU{'' if gpus == '1' else 's'}, "
-        f"{nodes} with {allocation.gpus_per_node} each, "
-        f"launcher {allocation.launcher}, compared with {judged}",
-        f"estimate: {cost.items} fresh starts of about {format_seconds(cost.seconds_an_item)} and "
-        f"{format_seconds(cost.seconds_beside)} around them are {format_seconds(cost.seconds)} on "
-        f"{nodes}: {cost.node_hours:.2g} node-hours "
-        f"(start-up is guessed; the time limit allows {cost.most_node_hours:.2g})",
-    ]
-    if not cost.fits:
-        lines.append(
-            f"this may not fit into the time limit of {request.time_limit}; "
-            "give it more with --time, or fewer --runs"
-        )
-    return lines
-
-
 def _go_on() -> bool:
     if not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask on; add --yes to submit all the same")
@@ -148,12 +260,82 @@ def _go_on() -> bool:
 
 def _write(request: JobRequest, script: str) -> Path:
     now = datetime.now().strftime("%Y-%m-%dT%H%M%S.%f")
-    name = f"{request.profile.name}-{now}.{_ENDINGS[request.profile.scheduler]}"
-    path = JOBS_FOLDER / name
+    path = _JOBS_FOLDER / f"{request.profile.name}-{now}.{request.scheduler.script_ending}"
     try:
-        JOBS_FOLDER.mkdir(parents=True, exist_ok=True)
+        _JOBS_FOLDER.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot be made ({error.strerror}); use --print and submit the script yourself"
-        raise FileError(JOBS_FOLDER, problem) from None
+        raise FileError(_JOBS_FOLDER, problem) from None
     write_report(path, script)
     return path
+
+
+def _wait(request: JobRequest, job: str) -> int:
+    """Follow the job, and the one that took its place where a node failed; the night's code."""
+    nights = nights_folder(os.environ) / request.profile.name
+    scheduler = request.scheduler
+    first: int = ExitCode.OK
+    try:
+        while True:
+            log = Path(scheduler.log_name(request.demand.job_name, job))
+            state = _followed(scheduler, job, log)
+            again = next_job(nights, job)
+            code, meaning = job_exit(state)
+            if again is None:
+                break
+            print(f"gpuscale: job {job} was submitted once more as job {again}")  # noqa: T201
+            first, job = code, again
+    except KeyboardInterrupt:
+        command = f"{scheduler.cancel_program} {job}"
+        print(f"\ngpuscale: job {job} goes on; '{command}' ends it", file=sys.stderr)  # noqa: T201
+        raise
+    print(f"gpuscale: job {job} ended as {state.word}: {meaning}")  # noqa: T201
+    both = exit_of_both(first, code)
+    if both != code:
+        print("gpuscale: what the first job measured had regressed")  # noqa: T201
+    return both
+
+
+def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
+    """How a job ended, once it has; what it writes is passed on meanwhile.
+
+    The schedulers' own waiting (sbatch --wait, qsub -sync y, bsub -K) is not used: it cannot wait
+    for the job that takes another's place, ends with 1 for jobs that were killed, and on Ctrl-C
+    Grid Engine deletes the job.
+
+    Raises:
+        SchedulerError: the scheduler does not know the job any more.
+    """
+    written = 0
+    unknown = 0
+    before: JobState | None = None
+    pause_s = _SHORTEST_PAUSE_S
+    while unknown <= _MOST_UNKNOWN:
+        state = scheduler.state_of(job)
+        written += _pass_on(log, written)
+        if state.stage == "ended":
+            return state
+        unknown = unknown + 1 if state.stage == "unknown" else 0
+        if state != before and state.stage != "unknown":
+            print(f"gpuscale: job {job} is {state.stage} ({state.word})", flush=True)  # noqa: T201
+            pause_s = _SHORTEST_PAUSE_S
+        before = state
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * _GROWTH)
+    raise SchedulerError(
+        f"the scheduler no longer knows job {job}; its log is {log}, and the night's "
+        f"directory says how it ended. If it still runs, '{scheduler.cancel_program} {job}' ends it"
+    )
+
+
+def _pass_on(log: Path, start: int) -> int:
+    """Print what a log holds from some byte on; how many bytes that were."""
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            new = file.read()
+    except OSError:
+        return 0
+    sys.stdout.write(new.decode("utf-8", errors="replace"))
+    sys.stdout.flush()
+    return len(new)

@@ -1,97 +1,324 @@
-"""What is known of a cluster: its nodes, its scheduler, and what a night measures there."""
+"""What is known of a cluster: its nodes, its scheduler and what a night measures, as TOML files.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+The shipped profiles lie beside this module; a site adds its own (docs/clusters.md).
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
 from typing import Literal
 
-Scheduler = Literal["slurm", "sge", "lsf"]
+from msgspec import field
+
+from gpuscale.clusters.schedulers import SCHEDULERS
+from gpuscale.clusters.schedulers.base import TIME_LIMIT
+from gpuscale.encoding import converted
+from gpuscale.errors import DecodeError, FileError, UsageError
+from gpuscale.printable import shown, visible
+from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
+
+MOST_BYTES = 256 * 1024
+SHELL_WORD_SIGNS = "@%_+=:,./~-"
+"""What a word that goes into a shell script may have besides letters and digits."""
+_ENDING = ".toml"
+_TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_SHELL_WORD = re.compile(rf"[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+def is_shell_word(text: str) -> bool:
+    """Whether a shell takes the text as it is."""
+    return _SHELL_WORD.fullmatch(text) is not None
+
+
+def _refuse(place: str, wanted: str, value: str) -> None:
+    raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
+
+
+def _check_shell_words(**values: str | None) -> None:
+    for place, value in values.items():
+        if value is not None and not is_shell_word(value):
+            signs = f"letters, digits and {SHELL_WORD_SIGNS}"
+            _refuse(place, f"a word of {signs} (it goes into a shell script)", value)
+
+
+def _numbered(place: str, values: Iterable[str]) -> dict[str, str]:
+    return {f"{place}[{position}]": value for position, value in enumerate(values)}
+
+
+class Node(Record, frozen=True, kw_only=True):
     """The GPU nodes, which are all alike."""
 
-    gpus: int | None = None
+    gpus: Gpus | None = None
     """None where only the site knows."""
-    cores: int | None = None
+    cores: PositiveCount | None = None
     """As the scheduler counts them; a job gets them in proportion to its GPUs."""
     whole: bool = False
     """Whether a job takes whole nodes, however few GPUs it needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recognition:
+class Recognition(Record, frozen=True, kw_only=True):
     """How the machine is told from others, from where jobs are submitted; any one is enough."""
 
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[Line, Line] = field(default_factory=dict)
     """Files and the text that each holds there, apart from spaces around it."""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: dict[Line, Line] = field(default_factory=dict)
     """Environment variables and patterns of their values."""
 
+    def fits(self, environment: Mapping[str, str], host: str) -> bool:
+        """Whether a machine of that name and with those variables is the profile's."""
+        return (
+            any(fnmatchcase(host, pattern) for pattern in self.hosts)
+            or any(_holds(Path(path), text) for path, text in self.files.items())
+            or any(
+                variable in environment and fnmatchcase(environment[variable], pattern)
+                for variable, pattern in self.variables.items()
+            )
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
+
+class JobSettings(Record, frozen=True, kw_only=True):
     """What the scheduler is told, and what the job's shell does first."""
 
     time_limit: str
     """As `HH:MM:SS`."""
-    gpu_option: str | None = None
+    gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
     partition: str | None = None
-    """Slurm's partition; the queue of SGE and LSF."""
+    """The partition or queue."""
     account: str | None = None
-    """Slurm's account; the project of SGE and LSF."""
-    options: tuple[str, ...] = ()
+    """The account or project."""
+    options: tuple[Name, ...] = ()
     """Further options of the scheduler, as they are."""
     modules: tuple[str, ...] = ()
-    modules_remedy: str | None = None
+    modules_remedy: Name | None = None
     """What to say where modules must be named and are not; None where `modules` will do."""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: dict[str, Line] = field(default_factory=dict)
     """Environment variables to set in the job."""
     unset: tuple[str, ...] = ()
     """Environment variables that the scheduler sets and that disturb."""
 
+    def __post_init__(self) -> None:
+        if not re.match(TIME_LIMIT, self.time_limit):
+            _refuse("time_limit", "a time such as 01:00:00", self.time_limit)
+        if self.gpu_option and "{gpus}" not in self.gpu_option:
+            wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
+            _refuse("gpu_option", wanted, self.gpu_option)
+        _check_shell_words(partition=self.partition, account=self.account)
+        _check_shell_words(**_numbered("modules", self.modules))
+        for place, names in (("variables", self.variables), ("unset", self.unset)):
+            for name in names:
+                if not _VARIABLE.fullmatch(name):
+                    _refuse(place, "the name of an environment variable", name)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+
+class Measured(Record, frozen=True, kw_only=True):
     """What a night measures: arguments of pytest."""
 
     cases: tuple[str, ...] = ("bench_cases",)
     strategies: tuple[str, ...] = ("ddp",)
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Gpus, ...] = ()
     """Where `--gpus` does not say; empty where it must."""
-    runs: int = 3
+    runs: PositiveCount = 3
     device: Literal["cuda", "cpu"] = "cuda"
     size: str = "full"
-    run_seconds: float | None = None
+    run_seconds: Seconds | None = None
     """Time for the windows of a run; None for the default of the device."""
-    options: tuple[str, ...] = ()
+    options: tuple[Name, ...] = ()
     """Further arguments of pytest."""
 
+    def __post_init__(self) -> None:
+        _check_shell_words(size=self.size, **_numbered("cases", self.cases))
+        _check_shell_words(**_numbered("strategies", self.strategies))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+
+class Judged(Record, frozen=True, kw_only=True):
     """What a night is compared with; without a baseline it is only measured."""
 
     baseline: str | None = None
     cases: tuple[str, ...] = ()
     """`CASE/STRATEGY`; empty for all."""
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Gpus, ...] = ()
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
 
+    def __post_init__(self) -> None:
+        _check_shell_words(baseline=self.baseline, **_numbered("cases", self.cases))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterProfile:
+
+class ClusterProfile(Record, frozen=True, kw_only=True):
     """A cluster as its file describes it."""
 
-    name: str
-    """The file's name without its ending: part of the names of jobs and nights."""
-    description: str
-    scheduler: Scheduler
+    description: Name
+    scheduler: str
+    """A name of `SCHEDULERS`."""
     job: JobSettings
-    node: Node = field(default_factory=Node)
-    recognise: Recognition = field(default_factory=Recognition)
-    measure: Measured = field(default_factory=Measured)
-    judge: Judged = field(default_factory=Judged)
+    node: Node = Node()
+    recognise: Recognition = Recognition()
+    measure: Measured = Measured()
+    judge: Judged = Judged()
+    name: str = ""
+    """The file's own without its ending, and not in it: part of the names of jobs and nights."""
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in SCHEDULERS:
+            known = " or ".join(f"'{name}'" for name in SCHEDULERS)
+            _refuse("scheduler", known, self.scheduler)
+        scheduler = SCHEDULERS[self.scheduler]
+        if self.job.gpu_option is None and scheduler.default_gpu_option is None:
+            raise ValueError(
+                f"job: missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
+                'its own way, such as gpu_option = "-l coproc_v100={gpus}"'
+            )
+
+
+def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
+    """The profile of that name, or in that file.
+
+    Args:
+        wanted: A name such as `arc4`, or a path that ends in `.toml` or holds a `/`.
+        environment: Says where the user's own profiles are.
+
+    Raises:
+        UsageError: there is no such profile; the message names those there are.
+        FileError: its file cannot be read or is wrong.
+    """
+    if wanted.endswith(_ENDING) or os.sep in wanted:
+        return read_profile(Path(wanted).expanduser())
+    own = _site_folder(environment) / f"{wanted}{_ENDING}"
+    if own.is_file():
+        return read_profile(own)
+    known = known_profiles(environment)
+    if wanted not in known:
+        raise UsageError(
+            f"there is no cluster profile '{wanted}'; choose from {', '.join(known)}, or give a "
+            "file such as ./mysite.toml (docs/clusters.md)"
+        )
+    shipped = resources.files("gpuscale.clusters") / f"{wanted}{_ENDING}"
+    text = shipped.read_text(encoding="utf-8")
+    return parse_profile(text, name=wanted, shown_as=f"the shipped {wanted}{_ENDING}")
+
+
+def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The names that `find_profile` knows, the user's own among them, in order."""
+    shipped = (entry.name for entry in resources.files("gpuscale.clusters").iterdir())
+    own = (path.name for path in _site_folder(environment).glob(f"*{_ENDING}"))
+    names = {name for name in (*shipped, *own) if name.endswith(_ENDING)}
+    return tuple(sorted(name.removesuffix(_ENDING) for name in names))
+
+
+def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
+    """The profile that recognises this machine, by its variables and its name.
+
+    Raises:
+        UsageError: none does, or more than one.
+    """
+    known = known_profiles(environment)
+    profiles = (find_profile(name, environment) for name in known)
+    found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(profile.name for profile in found)
+    problem = f"{names} all recognise" if found else "no profile recognises"
+    raise UsageError(
+        f"{problem} this machine ({host}); name one of {', '.join(known)}, "
+        "or a file such as ./mysite.toml"
+    )
+
+
+def read_profile(path: Path) -> ClusterProfile:
+    """The profile in a file.
+
+    Raises:
+        FileError: it cannot be read, or is wrong: with the line and the field.
+    """
+    named = visible(str(path))
+    try:
+        # Bounded: somebody may name a results file, or a device.
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        problem = f"cannot be read ({reason}); name a TOML file, or a profile that is shipped"
+        raise FileError(named, problem) from None
+    if len(content) > MOST_BYTES:
+        raise FileError(named, f"has more than {MOST_BYTES} bytes; is it a cluster profile?")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        problem = "is not UTF-8 text; save it as UTF-8"
+        raise FileError(named, problem, place=f"byte {error.start + 1}") from None
+    return parse_profile(text, name=path.stem, shown_as=named)
+
+
+def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
+    """The profile that the text of a file stands for.
+
+    Args:
+        text: TOML.
+        name: The profile's name.
+        shown_as: The file, as messages name it.
+
+    Raises:
+        FileError: with the line and the field that are wrong.
+    """
+    if not _FILE_NAME.fullmatch(name):
+        problem = (
+            f"'{visible(name)}' cannot be part of a job's name; call the file by letters, digits, "
+            "'.', '_' and '-' only, such as mysite.toml"
+        )
+        raise FileError(shown_as, problem)
+    try:
+        document = tomllib.loads(text)
+        if "name" in document:
+            raise DecodeError("name", "unknown field; the file's own name is the profile's")
+        return converted(ClusterProfile, {**document, "name": name})
+    except tomllib.TOMLDecodeError as error:
+        raise FileError(shown_as, f"is not TOML: {error}; correct it there") from None
+    except RecursionError:
+        raise FileError(shown_as, "is nested too deeply to be a cluster profile") from None
+    except DecodeError as error:
+        line = _line_of(text, ".".join(filter(None, (error.place, error.key))))
+        problem = error.problem.replace("an object", "a table").replace("a list", "an array")
+        raise FileError(shown_as, problem, place=error.place or None, line=line) from None
+
+
+def _line_of(text: str, wanted: str) -> int | None:
+    """The line of a TOML text that a place such as `job.modules[1]` stands in; None: unknown.
+
+    A field that is missing stands where its table begins.
+    """
+    wanted = re.sub(r"\[[^\]]*\]", "", wanted)
+    table, table_line = "", None
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = _TABLE.fullmatch(line)
+        if header:
+            table = re.sub(r"[\s\"']", "", header[1])
+            if table == wanted or table.startswith(f"{wanted}."):
+                table_line = table_line or number
+            continue
+        assigned = re.match(r"\s*([^=#]+?)\s*=", line)
+        if assigned:
+            full = ".".join(filter(None, (table, re.sub(r"[\s\"']", "", assigned[1]))))
+            if wanted and (full == wanted or wanted.startswith(f"{full}.")):
+                return number
+    return table_line
+
+
+def _site_folder(environment: Mapping[str, str]) -> Path:
+    """Where the user's own profiles are."""
+    base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return Path(base) / "gpuscale" / "clusters"
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() == text.strip()
+    except OSError:
+        return False

@@ -9,6 +9,7 @@ FEWEST_NUMBERS = 2
 _NO_WINDOWS = ("has no windows", "have no windows")
 _WORDS = {
     "raised": ("raised an error", "raised an error"),
+    "system": ("met a fault of the system", "met faults of the system"),
     "killed": ("was killed", "were killed"),
     "timeout": ("took too long", "took too long"),
     "launch": ("did not start", "did not start"),

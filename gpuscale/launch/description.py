@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpuscale.encoding import from_json
-from gpuscale.errors import DecodeError, GpuscaleError, UsageError
+from gpuscale.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.records import Environment, Node, NodeProbe
 from gpuscale.run_directory import RunDirectory
 
@@ -23,8 +23,8 @@ def job_environment(
     """The environment of a job on these hosts, as their descriptions in the directory say.
 
     Raises:
-        GpuscaleError: a node did not leave its description.
-        UsageError: nodes without GPUs, or of different kinds.
+        MachineError: a node did not leave its description, or has no GPUs.
+        UsageError: nodes of different kinds.
     """
     found: dict[str, Environment] = {}
     for host in hosts:
@@ -35,7 +35,9 @@ def job_environment(
             continue
     missing = [host for host in hosts if host not in found]
     if missing:
-        raise GpuscaleError(_silence(missing, hosts, directory, exit_code, timed_out=timed_out))
+        text = _silence(missing, hosts, directory, exit_code, timed_out=timed_out)
+        named = timed_out or len(missing) < len(hosts)
+        raise MachineError(text, hosts=missing if named else ())
     return joined(found, device)
 
 
@@ -43,14 +45,16 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
     """The environments of a job's nodes as one: the first one's, with all nodes in it.
 
     Raises:
-        UsageError: nodes without GPUs, or whose GPUs or software are different.
+        MachineError: nodes without GPUs.
+        UsageError: nodes whose GPUs or software are different.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]
     if without and (device == "cuda" or len(without) < len(found)):
-        raise UsageError(
+        raise MachineError(
             f"torch sees no GPU on {', '.join(without)}; ask the scheduler for GPUs on every node, "
-            "or measure CPU ranks with --device cpu"
+            "or measure CPU ranks with --device cpu",
+            hosts=without,
         )
     for host, environment in found.items():
         for name in ("gpu_names", "torch_version", "cuda_version", "nccl_version"):

@@ -6,7 +6,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 from gpuscale.encoding import from_json
-from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.errors import MachineError
 from gpuscale.launch.trampoline import describe_machine
 from gpuscale.records import Environment
 from gpuscale.scratch import scratch_folder
@@ -35,7 +35,7 @@ def describe_machine_in_child(device: str) -> Environment:
     """The environment of this machine, found out by a process that may touch CUDA.
 
     Raises:
-        GpuscaleError: the process failed or did not answer.
+        MachineError: there are no GPUs, or the process failed or did not answer.
     """
     with scratch_folder("gpuscale-machine-") as folder:
         path = folder / "environment.json"
@@ -45,18 +45,18 @@ def describe_machine_in_child(device: str) -> Environment:
         if process.is_alive():
             process.kill()
             process.join()
-            raise GpuscaleError(
+            raise MachineError(
                 f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
                 "see whether 'nvidia-smi' does"
             )
         if not path.exists():
-            raise GpuscaleError(
+            raise MachineError(
                 f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
                 "see its message above, or measure with --device cpu"
             )
         environment = from_json(Environment, path.read_text(encoding="utf-8"))
     if device == "cuda" and not environment.gpus:
-        raise UsageError(
+        raise MachineError(
             "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
             "or measure CPU ranks with --device cpu"
         )

@@ -1,37 +1,65 @@
-"""An attempt to measure, and which of its faults look like those of the infrastructure."""
+"""An attempt to measure: pytest as a child, what it leaves as values, and whose its faults are."""
 
-import re
+import json
+import os
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Literal
 
-from gpuscale.errors import CANNOT_WRITE
-from gpuscale.night.items import Items
+from gpuscale.errors import CANNOT_WRITE, GpuscaleError, MachineError, UsageError
 from gpuscale.records import Results, Run
 
-_OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch"})
+FAULT_FILE = "GPUSCALE_FAULT_FILE"
+"""The variable that names the file in which a session of a night says what the machine lacks."""
+LeftOut = Literal["needless", "GPUs missing", "cannot be measured"]
+"""Why an item made no run: it needed none, the node has lost GPUs, or the case is not for it."""
+
+_LEFT_OUT = "gpuscale left out"
+_NOT_COLLECTED = "collection failure"
+"""How pytest marks a file or a test that it could not make items of."""
+_OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that are no exception of the training's own code."""
-_ERRORS_OF_THE_INFRASTRUCTURE = re.compile(
-    r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
-    r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
-    r"|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
-    r"|DistNetworkError|DistStoreError|Connection (?:reset|closed|refused|timed out)"
-    r"|No route to host|Network is unreachable|Broken pipe|Stale file handle|Input/output error"
-    r"|No space left on device|Disk quota exceeded|Read-only file system",
-    re.IGNORECASE,
-)
-_HOSTS = r"(?P<{0}>[\w.-]+(?:, [\w.-]+)*)"
-_NODES_ARE_GONE = re.compile(
-    # Errors of the launchers before anything is measured: launch/forkserver.py, description.py.
-    "torch sees no GPU here|the GPUs did not answer|process that looks at the GPUs ended"
-    f"|torch sees no GPU on {_HOSTS.format('without')}"
-    f"|{_HOSTS.format('silent')} did not answer in time"
-    f"|{_HOSTS.format('blind')}: does not see "
-    "|no node could be looked at"
-)
-_FEWER_GPUS = re.compile(r"needs \d+ GPUs; ")
 _OF_PYTEST_ITSELF = (3, 4)
 """Pytest's exit codes for an internal error and for a wrong use."""
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """Of one invocation of pytest; each item stands for a run that was asked for."""
+
+    count: int
+    left_out: tuple[str, ...] = ()
+    """Why items gave no number although nothing failed, each reason once: a night asks only for
+    what its nodes have. Not those that needed no run."""
+    gpus_missing: tuple[str, ...] = ()
+    """Those of the reasons that say that a node has lost GPUs."""
+    uncollected: tuple[str, ...] = ()
+    """Files and tests that no items could be made of, such as a case that cannot be imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that looks like a failure of the infrastructure."""
+
+    text: str
+    host: str | None = None
+    """Where, if that is known."""
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        named = self.host is None or self.host in self.text
+        return self.text if named else f"{self.text} (on {self.host})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +72,8 @@ class Attempt:
     """The signal by which this night was asked to end meanwhile."""
     items: Items
     results: Results | None
-    log_end: str
-    """The last lines that pytest wrote."""
+    machine: tuple[Fault, ...] = ()
+    """Why the session could not start, where that is the machine's fault."""
 
     @property
     def has_measured(self) -> bool:
@@ -64,62 +92,207 @@ class Attempt:
         passed = self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
         return passed and self.stopped_by is None
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What looks like a failure of nodes, network, file system or scheduler.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One thing that looks like a failure of the infrastructure."""
+        An exception of the training's own code, ranks that do not agree and steps that are not
+        steady are none; nor is what came after a signal that asked for the end.
+        """
+        return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
-    text: str
-    host: str | None = None
-    """Where, if that is known."""
-    rank: int | None = None
-
-
-def faults_of(attempt: Attempt) -> tuple[Fault, ...]:
-    """What looks like a failure of nodes, network, file system or scheduler.
-
-    An exception of the training's own code, ranks that do not agree and steps that are not
-    steady are none; nor is what came after a signal that asked for the end.
-    """
-    if attempt.stopped_by is not None or attempt.is_complete:
-        return ()
-    return tuple(_faults(attempt))
-
-
-def _faults(attempt: Attempt) -> Iterator[Fault]:
-    for run in _last_runs(attempt.results):
-        failure = run.failure
-        if failure is None:
-            continue
-        text = f"{run.key.label}, run {run.index}: {failure.message}"
-        if failure.kind in _OF_THE_INFRASTRUCTURE or (
-            failure.kind == "raised" and _ERRORS_OF_THE_INFRASTRUCTURE.search(failure.message)
-        ):
-            yield Fault(text=text, host=failure.host, rank=failure.rank)
-    for reason in attempt.items.left_out:
-        if _FEWER_GPUS.match(reason):
+    def _faults(self) -> Iterator[Fault]:
+        for run in self._runs_as_they_stand():
+            failure = run.failure
+            if failure is not None and failure.kind in _OF_THE_INFRASTRUCTURE:
+                text = f"{run.key.label}, run {run.index}: {failure.message}"
+                yield Fault(text=text, host=failure.host, rank=failure.rank)
+        for reason in self.items.gpus_missing:
             yield Fault(text=f"GPUs are missing: {reason}")
-    if attempt.exit_code < 0 or attempt.exit_code >= 128:
-        number = -attempt.exit_code if attempt.exit_code < 0 else attempt.exit_code - 128
-        memory = " (out of memory?)" if number == signal.SIGKILL else ""
-        yield Fault(text=f"pytest was ended by {_signal_name(number)}{memory}")
-    elif attempt.exit_code == CANNOT_WRITE:
-        yield Fault(text="results could not be written; see the end of pytest.log")
-    if gone := _NODES_ARE_GONE.search(attempt.log_end):
-        hosts = next((text for text in gone.groupdict().values() if text), None)
-        for host in hosts.split(", ") if hosts else [None]:
-            yield Fault(text=f"nothing could be started: {gone[0].strip()}", host=host)
+        if self.exit_code < 0 or self.exit_code >= 128:
+            number = -self.exit_code if self.exit_code < 0 else self.exit_code - 128
+            memory = " (out of memory?)" if number == signal.SIGKILL else ""
+            yield Fault(text=f"pytest was ended by {signal_name(number)}{memory}")
+        elif self.exit_code == CANNOT_WRITE:
+            yield Fault(text="results could not be written; see the end of pytest.log")
+        yield from self.machine
+
+    def _runs_as_they_stand(self) -> Iterator[Run]:
+        """Each run but those that failed and were made again well."""
+        runs = () if self.results is None else self.results.runs
+        done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
+        yield from (run for run in runs if (run.key, run.configuration, run.index) not in done)
+
+    def evidence(self, **facts: object) -> str:
+        """The text of `evidence.json`: where it ran, on which devices, and what went wrong."""
+        runs = () if self.results is None else self.results.runs
+        ranks = [rank for run in runs for rank in run.ranks]
+        environment = None if self.results is None else self.results.environment
+        places = [] if environment is None else [*(environment.nodes or (environment,))]
+        document = {
+            "format": "gpuscale-evidence",
+            "version": 1,
+            **facts,
+            "hosts": sorted({rank.host for rank in ranks}),
+            "gpus": [
+                {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
+                for place in places
+                for gpu in place.gpus
+            ],
+            "gpu_uuids_used": sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
+            "pytest_exit": self.exit_code,
+            "valid_runs": sum(run.is_valid for run in runs),
+            "failed_runs": sum(run.failure is not None for run in runs),
+            "faults": [asdict(fault) for fault in self.faults],
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _last_runs(results: Results | None) -> Iterator[Run]:
-    """Each run as it stands: one that failed and was made again well is no fault any more."""
-    runs = () if results is None else results.runs
-    done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
-    yield from (run for run in runs if (run.key, run.configuration, run.index) not in done)
+def suspects(
+    faults: Sequence[Fault], nodes: Sequence[str], *, lost: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The nodes of a job to keep away from, by the scheduler's names.
+
+    Returns:
+        Those that the scheduler has lost, since ranks on the others then fail too; else those
+        that faults name; all of them where none is named.
+    """
+    if gone := tuple(node for node in nodes if node in lost):
+        return gone
+    blamed = {fault.host.partition(".")[0] for fault in faults if fault.host is not None}
+    named = tuple(node for node in nodes if node.partition(".")[0] in blamed)
+    return named or tuple(nodes)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGTERM."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def left_out_property(why: LeftOut) -> tuple[str, str]:
+    """What an item without a run is marked with, for `read_items`."""
+    return _LEFT_OUT, why
+
+
+def read_items(path: Path) -> Items:
+    """The items in pytest's XML file; none where it is missing or broken, as after a crash."""
+    try:
+        cases = list(ET.parse(path).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
+        return Items(count=0)
+    reasons: dict[str, str] = {}
+    for case in cases:
+        skipped = case.find("skipped")
+        marks = {mark.get("name"): mark.get("value", "") for mark in case.iter("property")}
+        if skipped is not None and marks.get(_LEFT_OUT) != "needless":
+            reasons[skipped.get("message", "")] = marks.get(_LEFT_OUT, "")
+    return Items(
+        count=len(cases),
+        left_out=tuple(reasons),
+        gpus_missing=tuple(text for text, why in reasons.items() if why == "GPUs missing"),
+        uncollected=tuple(case.get("name", "") for case in cases if _is_uncollected(case)),
+    )
+
+
+def _is_uncollected(case: ET.Element) -> bool:
+    return any(error.get("message") == _NOT_COLLECTED for error in case.iter("error"))
+
+
+def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
+    """Leave for a night why its session cannot start, where that is the machine's fault."""
+    path = environment.get(FAULT_FILE)
+    if path is not None and isinstance(error, MachineError):
+        text = json.dumps({"message": str(error), "hosts": list(error.hosts)})
+        with suppress(OSError):
+            Path(path).write_text(text, encoding="utf-8")
+
+
+def read_machine_faults(path: Path) -> tuple[Fault, ...]:
+    """What `tell_night` left; empty where it left nothing."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        text = f"nothing could be started: {told['message']}"
+        return tuple(Fault(text=text, host=host) for host in told["hosts"] or [None])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+class StopRequest:
+    """Notes the first signal that asks for the end, and passes it on to the pytest that runs."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._running: subprocess.Popen[bytes] | None = None
+        for number in _ASKED_TO_END:
+            signal.signal(number, self._asked)
+
+    def run(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> int:
+        """Run a program, copying what it prints to a log and to standard output.
+
+        It is ended when this process is asked to end.
+
+        Returns:
+            Its exit code, negative for the signal that ended it.
+
+        Raises:
+            UsageError: there is no such program.
+        """
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{command[0]} cannot be started ({error.strerror}); run 'make setup', or put the "
+                "environment that has it first on PATH"
+            ) from None
+        self._running = process
+        if self.number is not None:
+            _end(process)
+        assert process.stdout is not None
+        _copy(process.stdout, log)
+        self._running = None
+        return process.wait()
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            return
+        self.number = number
+        if self._running is not None:
+            # Schedulers and terminals signal all processes of a job; a second signal would
+            # disturb one that is ending in order.
+            later = threading.Timer(_PATIENCE_S, _end, [self._running])
+            later.daemon = True
+            later.start()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(OSError):
+        process.send_signal(signal.SIGTERM)
+
+
+def _copy(source: IO[bytes], log: Path) -> None:
+    """Copy to standard output and to a file, also where one of them takes nothing more."""
+    with open(log if _can_write(log) else os.devnull, "ab", buffering=0) as file:  # noqa: PTH123
+        while chunk := source.read(65536):
+            with suppress(OSError):
+                file.write(chunk)
+            with suppress(OSError):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+
+
+def _can_write(log: Path) -> bool:
+    try:
+        log.touch()
+    except OSError:
+        return False
+    return True

@@ -9,6 +9,7 @@ import pytest
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher
 from gpuscale.launch.termination import RunTerminated
+from gpuscale.night.attempt import LeftOut, left_out_property
 from gpuscale.plugin.clock import BenchmarkFixture, show_windows
 from gpuscale.plugin.confirming import BaselineJudge
 from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
@@ -121,9 +122,10 @@ class MeasuringSession:
         plan = plan_of(item)
         if plan is None:
             raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
-        reason = skip_reason(plan, self._recorder.environment, self._options)
-        if reason := reason or self._reason_to_leave_out(plan):
+        if (left_out := self._left_out(plan)) is not None:
+            reason, why = left_out
             self._skips[reason] += 1
+            item.user_properties.append(left_out_property(why))
             pytest.skip(reason)
         benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
 
@@ -141,6 +143,16 @@ class MeasuringSession:
             return run_request(plan, self._recorder.environment, self._options)
         except GpuscaleError as error:
             return str(error)
+
+    def _left_out(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
+        """Why an item makes no run, in words and for a night; None where it must."""
+        environment = self._recorder.environment
+        if reason := skip_reason(plan, environment, self._options):
+            there = environment.node_count * environment.gpus_per_node
+            lacks = environment.device == "cuda" and plan.gpus > there
+            return reason, "GPUs missing" if lacks else "cannot be measured"
+        reason = self._reason_to_leave_out(plan)
+        return None if reason is None else (reason, "needless")
 
     def _reason_to_leave_out(self, plan: ItemPlan) -> str | None:
         """Why an item that could be measured need not be; None where it must."""

@@ -1,5 +1,6 @@
 """From the command line to a session that measures, or to the reason why there is none."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from msgspec.structs import replace
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.launch.choice import launcher_by_name
+from gpuscale.night.attempt import tell_night
 from gpuscale.plugin.confirming import BaselineJudge
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.requests import cases_revision
@@ -40,6 +42,7 @@ def start_session(config: pytest.Config) -> None:
         resumed = _resumed(options, environment)
         judge = _judge(options)
     except GpuscaleError as error:
+        tell_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.

@@ -28,7 +28,8 @@ from gpuscale.records.record import (
     UnixTime,
 )
 
-FailureKind = Literal["raised", "killed", "timeout", "launch", "invalid", "unsteady"]
+FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
+"""`system` is an exception that a GPU, the network or a file system caused."""
 
 
 class Window(Record, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ def describe(device: str) -> Environment:
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=gpus,
         python_version=platform.python_version(),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
         cuda_version=torch.version.cuda,
         cudnn_version=_cudnn_version(on_gpu),

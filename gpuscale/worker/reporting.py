@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import re
 import socket
 import traceback
 
@@ -12,6 +13,16 @@ from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
 
 _PROGRESS_BYTES = 64
+# CUDA, NCCL and gloo tell by the text of an exception only.
+_OF_THE_SYSTEM = re.compile(
+    r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
+    r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
+    r"|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
+    r"|DistNetworkError|DistStoreError|Connection (?:reset|closed|refused|timed out)"
+    r"|No route to host|Network is unreachable|Broken pipe|Stale file handle|Input/output error"
+    r"|No space left on device|Disk quota exceeded|Read-only file system",
+    re.IGNORECASE,
+)
 
 
 class RankFiles:
@@ -51,9 +62,10 @@ class RankFiles:
     def write_failure(self, error: BaseException, *, lost_peer: bool) -> None:
         """Leave the traceback of what ended this rank."""
         summary = "".join(traceback.format_exception_only(error)).strip()
+        message = summary.splitlines()[0] if summary else type(error).__name__
         failure = Failure(
-            kind="raised",
-            message=summary.splitlines()[0] if summary else type(error).__name__,
+            kind="system" if _OF_THE_SYSTEM.search(message) else "raised",
+            message=message,
             rank=self._rank,
             host=socket.gethostname(),
             detail="".join(traceback.format_exception(error)),

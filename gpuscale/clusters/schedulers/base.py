@@ -1,0 +1,243 @@
+"""What a scheduler is to gpuscale: how a job is asked for, handed over, looked at and ended."""
+
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from textwrap import indent
+from typing import ClassVar, Literal
+
+from gpuscale.errors import SchedulerError
+from gpuscale.printable import visible
+
+_ANSWER_S = 60.0
+_OUR_VARIABLES = "GPUSCALE_"
+TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
+"""A time limit, `HH:MM:SS`, that is not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a job asks its scheduler for; all of its nodes alike."""
+
+    job_name: str
+    nodes: int
+    whole_nodes: bool
+    """Whether the job is to be alone on them."""
+    gpus_per_node: int
+    tasks_per_node: int
+    cores_per_task: int | None
+    """None where the profile does not know how many cores a node has."""
+    gpu_option: str | None
+    """How the site asks for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
+    partition: str | None
+    account: str | None
+    time_limit: str
+    """As `TIME_LIMIT` has it."""
+
+    @property
+    def limit_s(self) -> int:
+        """The time limit in seconds."""
+        hours, minutes, seconds = (int(part) for part in self.time_limit.split(":"))
+        return hours * 3600 + minutes * 60 + seconds
+
+
+class Ending(Enum):
+    """Why a job has ended, as far as its scheduler tells."""
+
+    COMPLETED = "by itself, and well"
+    FAILED = "by itself or by somebody"
+    TIME_UP = "its time was up"
+    RESOURCES_LOST = "a node failed, memory ran out, or somebody else got the nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """Where a job is, as its scheduler said when it was asked."""
+
+    stage: Literal["waiting", "running", "ended", "unknown"]
+    word: str = "unknown"
+    """The scheduler's own, such as COMPLETED, qw or EXIT."""
+    exit_code: int | None = None
+    """Of a job that has ended, above 128 for a signal; None where the scheduler does not tell."""
+    ending: Ending = Ending.FAILED
+    remark: str | None = None
+    """What to say of an end that is none of the job's own."""
+
+
+UNKNOWN = JobState(stage="unknown")
+
+
+class Scheduler(ABC):
+    """One scheduler; there is one object of each, in `SCHEDULERS`."""
+
+    name: ClassVar[str]
+    """As profiles name it."""
+    title: ClassVar[str]
+    directive: ClassVar[str]
+    """What its lines in a job script begin with."""
+    script_ending: ClassVar[str]
+    submit_command: ClassVar[tuple[str, ...]]
+    takes_stdin: ClassVar[bool] = False
+    """Whether the script is handed over by standard input, and not by its name."""
+    job_number: ClassVar[re.Pattern[str]]
+    """The number of a job in what the submit command prints."""
+    cancel_program: ClassVar[str]
+    tells_by_failing: ClassVar[bool] = False
+    """Whether its questions may be answered and end with an error."""
+    job_variable: ClassVar[str]
+    """The variable that holds a job's number inside of it."""
+    folder_variable: ClassVar[str]
+    """The variable that holds the folder which the job was submitted from."""
+    default_gpu_option: ClassVar[str | None]
+    """How GPUs are asked for where a profile does not say; None where it must."""
+    partition_word: ClassVar[str] = "queue"
+    account_word: ClassVar[str] = "project"
+    launcher: ClassVar[Literal["slurm", "mpirun"] | None]
+    """What starts ranks across nodes; None where jobs stay within one."""
+
+    @abstractmethod
+    def options(self, demand: Demand) -> Iterator[str]:
+        """The options of a job, in order, without what its profile adds."""
+
+    @abstractmethod
+    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
+        """The commands that tell where a job is: each where those before do not know it."""
+
+    @abstractmethod
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        """Where a job is, out of what the questions so far printed; empty where they failed."""
+
+    def log_name(self, job_name: str, job: str) -> str:
+        """The job's log, in the folder that it was submitted from."""
+        return f"{job_name}-{job}.log"
+
+    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Options that give a job these variables, where it does not get all of them anyway."""
+        return ()
+
+    def preparation(self, demand: Demand) -> Iterator[str]:
+        """Lines of the job's shell that only this scheduler needs."""
+        yield from ()
+
+    def is_here(self, environment: Mapping[str, str]) -> bool:
+        """Whether this process is in one of its jobs."""
+        return self.job_variable in environment
+
+    def submit_again(
+        self, environment: Mapping[str, str], *, avoid: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]] | None:
+        """A command that submits this job once more without some nodes, and its environment.
+
+        None where that cannot be.
+        """
+        return None
+
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
+        """The nodes of this job by the scheduler's names; None where a file or variable tells."""
+        return None
+
+    def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
+        return ()
+
+    def gpu_request(self, demand: Demand) -> str:
+        """The option for GPUs; empty for a partition without them."""
+        option = demand.gpu_option
+        text = self.default_gpu_option if option is None else option
+        return (text or "").replace("{gpus}", str(demand.gpus_per_node))
+
+    def state_of(self, job: str) -> JobState:
+        """Where a job is now."""
+        answers: list[str] = []
+        for question in self.questions(job):
+            answers.append(answer_of(question, also_failed=self.tells_by_failing) or "")
+            state = self.read_state(answers)
+            if state.stage != "unknown":
+                return state
+        return UNKNOWN
+
+    def submit(self, script: Path, environment: Mapping[str, str]) -> str:
+        """Submit a script, with the variables of gpuscale that are set; the job's number.
+
+        Raises:
+            SchedulerError: the scheduler is not there or did not take it; with what it said.
+        """
+        program = self.submit_command[0]
+        ours = sorted(name for name in environment if name.startswith(_OUR_VARIABLES))
+        named = () if self.takes_stdin else (str(script),)
+        try:
+            with script.open(encoding="utf-8") as file:
+                answer = subprocess.run(
+                    [*self.submit_command, *self.handed_on(ours), *named],
+                    stdin=file if self.takes_stdin else subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_ANSWER_S,
+                    check=False,
+                )
+        except FileNotFoundError:
+            raise SchedulerError(
+                f"{program} is not here; submit from a login node of the cluster, or keep the "
+                "script with --print"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise SchedulerError(
+                f"{program} has not answered within {_ANSWER_S:.0f} s; see whether the job is "
+                "there before submitting again"
+            ) from None
+        if answer.returncode != 0:
+            said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
+            raise SchedulerError(
+                f"{program} did not take the job:\n{indent(visible(said, multiline=True), '    ')}"
+                "\n    correct what it names by an option such as --partition, --account or "
+                "--time, or in the profile; --print shows what is asked for"
+            )
+        return self.number_in(answer.stdout)
+
+    def number_in(self, output: str) -> str:
+        """The number of the job that was submitted, out of what the command printed.
+
+        Raises:
+            SchedulerError: there is none in it.
+        """
+        found = self.job_number.search(output)
+        if found is None:
+            raise SchedulerError(
+                f"{self.submit_command[0]} said '{output.strip()[:200]}', in which there is no job "
+                "number; see with the scheduler's own command whether the job is there"
+            )
+        return found[1]
+
+
+def answer_of(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    also_failed: bool = False,
+) -> str | None:
+    """What a short command prints; None where it cannot be run, fails or does not answer.
+
+    Args:
+        command: The program and its arguments.
+        environment: None for this process's own.
+        also_failed: Whether what it printed counts also where it ended with an error.
+    """
+    try:
+        answer = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if also_failed or answer.returncode == 0 else None

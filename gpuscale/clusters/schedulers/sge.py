@@ -1,0 +1,81 @@
+"""SGE and its descendants."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
+
+_RAN = frozenset({"15", "37", "100"})
+"""Of a job that `failed`: in its epilog, at its time limit, by a signal. Elsewhere `exit_status`
+is none of the job's."""
+
+
+class Sge(Scheduler):
+    """`qsub` of Grid Engine."""
+
+    name = "sge"
+    title = "SGE"
+    directive = "#$"
+    script_ending = "sge"
+    submit_command = ("qsub", "-terse")
+    job_number = re.compile(r"^(\d+)\s*$", re.MULTILINE)
+    cancel_program = "qdel"
+    job_variable = "JOB_ID"
+    folder_variable = "SGE_O_WORKDIR"
+    # Every site names its GPUs in its own way, and asks for several nodes of them in its own too.
+    default_gpu_option = None
+    launcher = None
+
+    def options(self, demand: Demand) -> Iterator[str]:
+        """See `Scheduler`."""
+        yield "-S /bin/bash"
+        yield f"-N {demand.job_name}"
+        if demand.partition is not None:
+            yield f"-q {demand.partition}"
+        if demand.account is not None:
+            yield f"-P {demand.account}"
+        yield "-cwd"
+        yield "-j y"
+        yield f"-o {self.log_name(demand.job_name, '$JOB_ID')}"
+        yield "-r n"
+        yield f"-l h_rt={demand.time_limit}"
+        if gpus := self.gpu_request(demand):
+            yield gpus
+
+    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
+        """See `Scheduler`."""
+        return ("-v", ",".join(names)) if names else ()
+
+    def is_here(self, environment: Mapping[str, str]) -> bool:
+        """See `Scheduler`; JOB_ID alone is too common a name to mean SGE."""
+        return self.job_variable in environment and "SGE_TASK_ID" in environment
+
+    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
+        """See `Scheduler`."""
+        return ("qstat", "-j", job), ("qacct", "-j", job)
+
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        """See `Scheduler`."""
+        if answers[0]:
+            # qstat -j shows usage lines only of jobs that run.
+            runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
+            stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
+            if stuck is not None and not runs:
+                return JobState(
+                    stage="ended",
+                    word=f"Eqw ({stuck[1].strip()})",
+                    remark="it could not be started and stays in the queue; qdel removes it",
+                )
+            return JobState(stage="running" if runs else "waiting", word="r" if runs else "qw")
+        accounted = answers[1] if len(answers) > 1 else ""
+        status = re.search(r"^exit_status\s+(\d+)", accounted, re.MULTILINE)
+        failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
+        if status is None:
+            return UNKNOWN
+        if failed is None or not int(failed[1]):
+            return JobState(
+                stage="ended", word="done", exit_code=int(status[1]), ending=Ending.COMPLETED
+            )
+        word = f"failed {failed[1]} {failed[2] or ''}".strip()
+        code = int(status[1]) if failed[1] in _RAN else None
+        return JobState(stage="ended", word=word, exit_code=code or None)

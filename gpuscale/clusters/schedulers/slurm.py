@@ -1,0 +1,170 @@
+"""Slurm."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpuscale.clusters.schedulers.base import (
+    UNKNOWN,
+    Demand,
+    Ending,
+    JobState,
+    Scheduler,
+    answer_of,
+)
+
+_WARNING_S, _SHORTEST_WARNED_S = 180, 300
+"""So many seconds before its end a job is told, to compare what it has: to end ranks on other
+nodes takes longer than Slurm waits before it kills. Slurm may tell a minute too early, so short
+jobs are told nothing."""
+_ENDINGS = {
+    "COMPLETED": Ending.COMPLETED,
+    "FAILED": Ending.FAILED,
+    "CANCELLED": Ending.FAILED,
+    "REVOKED": Ending.FAILED,
+    "TIMEOUT": Ending.TIME_UP,
+    "DEADLINE": Ending.TIME_UP,
+    "OUT_OF_MEMORY": Ending.RESOURCES_LOST,
+    "PREEMPTED": Ending.RESOURCES_LOST,
+    "NODE_FAIL": Ending.RESOURCES_LOST,
+    "BOOT_FAIL": Ending.RESOURCES_LOST,
+    "LAUNCH_FAILED": Ending.RESOURCES_LOST,
+    "RECONFIG_FAIL": Ending.RESOURCES_LOST,
+}
+# While COMPLETING its processes may still be writing to the log.
+_RUNS = (
+    *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
+    "EXPEDITING",
+)
+_NOTHING = "(null)"
+"""What Slurm calls a value that is not there."""
+
+
+class Slurm(Scheduler):
+    """`sbatch`."""
+
+    name = "slurm"
+    title = "Slurm"
+    directive = "#SBATCH"
+    script_ending = "sbatch"
+    submit_command = ("sbatch", "--parsable")
+    # Behind a semicolon comes the cluster's name.
+    job_number = re.compile(r"^(\d+)(?:;\S*)?\s*$", re.MULTILINE)
+    cancel_program = "scancel"
+    job_variable = "SLURM_JOB_ID"
+    folder_variable = "SLURM_SUBMIT_DIR"
+    default_gpu_option = "--gres=gpu:{gpus}"
+    partition_word = "partition"
+    account_word = "account"
+    launcher = "slurm"
+
+    def options(self, demand: Demand) -> Iterator[str]:
+        """See `Scheduler`."""
+        yield f"--job-name={demand.job_name}"
+        if demand.partition is not None:
+            yield f"--partition={demand.partition}"
+        if demand.account is not None:
+            yield f"--account={demand.account}"
+        yield f"--nodes={demand.nodes}"
+        yield f"--ntasks-per-node={demand.tasks_per_node}"
+        if demand.cores_per_task is not None:
+            yield f"--cpus-per-task={demand.cores_per_task}"
+        if gpus := self.gpu_request(demand):
+            yield gpus
+        yield f"--time={demand.time_limit}"
+        # Never begun again under the same job number: each night has a directory of its own.
+        yield "--no-requeue"
+        if demand.nodes > 1:
+            # When one node fails, the night goes on with the others and tries once more.
+            yield "--no-kill"
+        if demand.limit_s >= _SHORTEST_WARNED_S:
+            yield f"--signal=B:TERM@{min(_WARNING_S, demand.limit_s // 10)}"
+        yield f"--output={self.log_name(demand.job_name, '%j')}"
+
+    def preparation(self, demand: Demand) -> Iterator[str]:
+        """See `Scheduler`."""
+        if demand.cores_per_task is not None:
+            yield "# srun has not taken over --cpus-per-task from sbatch since Slurm 22.05."
+            yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+        yield "# What is submitted once more, for other nodes, where one of these fails."
+        yield 'export GPUSCALE_JOB_SCRIPT="$0"'
+
+    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
+        """See `Scheduler`."""
+        # sacct needs a database that not every site has; scontrol forgets a job after minutes.
+        sacct = ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job)
+        return ("scontrol", "--oneliner", "show", "job", job), sacct
+
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        """See `Scheduler`."""
+        told = re.search(r"\bJobState=(\w+)", answers[0])
+        code = re.search(r"\bExitCode=(\d+):(\d+)", answers[0])
+        if told is None and len(answers) > 1:
+            told = re.match(r"\s*(\w+)[^|]*\|(\d+):(\d+)", answers[1])
+            code = re.search(r"\|(\d+):(\d+)", answers[1])
+        if told is None:
+            return UNKNOWN
+        word = told[1]
+        if word not in _ENDINGS:
+            return JobState(stage="running" if word in _RUNS else "waiting", word=word)
+        ended = JobState(stage="ended", word=word, ending=_ENDINGS[word])
+        if word == "REVOKED":
+            remark = "another cluster of the federation has started it; see there"
+            return replace(ended, remark=remark)
+        if code is None:
+            return ended
+        signal = int(code[2])
+        return replace(ended, exit_code=128 + signal if signal else int(code[1]))
+
+    def submit_again(
+        self, environment: Mapping[str, str], *, avoid: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]] | None:
+        """See `Scheduler`."""
+        script = environment.get("GPUSCALE_JOB_SCRIPT")
+        if not script or not avoid:
+            return None
+        job = environment[self.job_variable]
+        shown = answer_of(["scontrol", "--oneliner", "show", "job", job]) or ""
+        # What was given on the command line of the first job is not in its script.
+        kept = {
+            "--partition": environment.get("SLURM_JOB_PARTITION"),
+            "--account": environment.get("SLURM_JOB_ACCOUNT"),
+            "--qos": environment.get("SLURM_JOB_QOS"),
+            "--reservation": environment.get("SLURM_JOB_RESERVATION"),
+            "--time": _told(shown, "TimeLimit"),
+            "--mail-type": _told(shown, "MailType"),
+            "--mail-user": _told(shown, "MailUser"),
+        }
+        # The option takes the place of what the script, or the first command line, excludes.
+        excluded = [name for name in (_told(shown, "ExcNodeList"), *avoid) if name]
+        command = [*self.submit_command, f"--exclude={','.join(excluded)}", "--export=ALL"]
+        command += [
+            f"{option}={value}" for option, value in kept.items() if value and value != _NOTHING
+        ]
+        # The variables of this job are not to be taken for those of the next.
+        fresh = {
+            name: value
+            for name, value in environment.items()
+            if not name.startswith(("SLURM_", "SRUN_", "SBATCH_")) or name == "SLURM_CONF"
+        }
+        return [*command, script], fresh
+
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
+        """See `Scheduler`."""
+        nodes = environment.get("SLURM_JOB_NODELIST")
+        if nodes is None:
+            return None
+        return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
+
+    def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """See `Scheduler`."""
+        if not nodes:
+            return ()
+        question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]
+        lost = answer_of([*question, "--states=down,fail,no_respond"]) or ""
+        return tuple(dict.fromkeys(lost.split()))
+
+
+def _told(shown: str, name: str) -> str | None:
+    found = re.search(rf"(?:^|\s){name}=(\S+)", shown)
+    return found[1] if found is not None and found[1] != _NOTHING else None

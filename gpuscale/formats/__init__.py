@@ -1,1 +1,0 @@
-"""Decoding of cluster profiles."""
