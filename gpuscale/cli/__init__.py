@@ -13,25 +13,19 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
-from gpuscale.cli.arguments.baseline import add_baseline
-from gpuscale.cli.arguments.commands import Commands
-from gpuscale.cli.arguments.compare import add_compare
-from gpuscale.cli.arguments.doctor import add_doctor
-from gpuscale.cli.arguments.selftest import add_selftest
-from gpuscale.cli.arguments.show import add_show
 from gpuscale.errors import ExitCode, GpuscaleError
 from gpuscale.version import __version__
 
-# Name and help of each command, in the order of `gpuscale --help`. Those whose arguments still
-# stand apart in cli/arguments add themselves.
-_COMMANDS: tuple[tuple[str, str] | Callable[[Commands], None], ...] = (
-    add_compare,
-    add_show,
-    add_baseline,
-    add_doctor,
+# Name and help of each command, in the order of `gpuscale --help`.
+_COMMANDS = (
+    ("compare", "judge results against a baseline"),
+    ("show", "print a results or baseline file as a table"),
+    ("baseline", "make a baseline, show it, and keep it true"),
+    ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),
     ("night", "measure, compare and keep, in a job that is running (ci/nightly.sh calls this)"),
-    add_selftest,
+    ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),
+    ("schema", "print the JSON Schema of results or baselines"),
 )
 
 
@@ -75,8 +69,7 @@ def _silence(stream: TextIO) -> None:
 
 
 def _dispatch(parsed: argparse.Namespace) -> int:
-    module, _, function = parsed.run.partition(":")
-    run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function or "run")
+    run: Callable[[argparse.Namespace], int] = import_module(parsed.run).run
     return run(parsed)
 
 
@@ -104,10 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     commands: Any = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
-    for command in _COMMANDS:
-        if callable(command):
-            command(commands)
-        else:
-            name, summary = command
-            commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name}"
+    for name, summary in _COMMANDS:
+        commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name}"
     return parser

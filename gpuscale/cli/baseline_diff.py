@@ -23,7 +23,17 @@ _MOST_NAMED = 4
 _LONGEST_SHOWN = 70
 
 
-def run_baseline_diff(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Print what differs between two baselines, entry by entry; measured entries of B are "
+        "judged against those of A. The exit code is 0 whatever differs."
+    )
+    parser.add_argument("before", metavar="A", help="a baseline")
+    parser.add_argument("after", metavar="B", help="another one")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print the differences; the entries of B are judged against those of A."""
     before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
     changes = _changes(before, after, arguments.before, arguments.after)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.baseline_record import refuse_existing
+from gpuscale.cli.baseline import add_output, refuse_existing
 from gpuscale.errors import ExitCode
 from gpuscale.recording import TableDefaults, figures_from_table
 from gpuscale.recording.hand_kept_table import tables_in
@@ -12,7 +12,44 @@ from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline
 
 
-def run_baseline_import(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Make a baseline of published figures from a table: a column of GPUs ('gpus' or 'n') "
+        "and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "
+        "options say what the table does not."
+    )
+    parser.add_argument("table", metavar="TABLE", help="a .csv or .md file")
+    add_output(parser)
+    parser.add_argument(
+        "--source", metavar="TEXT", required=True, help="where the figures come from"
+    )
+    parser.add_argument("--url", help="where that can be read")
+    parser.add_argument("--published", metavar="DATE", help="when it was published")
+    parser.add_argument("--note", metavar="TEXT", help="what a reader must know of the figures")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    parser.add_argument("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
+    parser.add_argument("--gpus-per-node", metavar="N", type=int, help="GPUs of each node")
+    parser.add_argument("--cpu-model", metavar="NAME", help="the model of the CPUs")
+    parser.add_argument("--case", help="the case of rows that do not name theirs")
+    parser.add_argument("--strategy", help="their strategy, such as ddp")
+    parser.add_argument("--batch-per-gpu", metavar="N", type=int, help="their batch per GPU")
+    parser.add_argument(
+        "--nodes", metavar="N", type=int, help="their nodes (default: by --gpus-per-node, else 1)"
+    )
+    parser.add_argument(
+        "--timed", choices=("job", "training_loop", "epoch"), help="what the times span"
+    )
+    parser.add_argument(
+        "--discard-first",
+        metavar="N",
+        type=int,
+        default=0,
+        help="how many first times of each row the source leaves out (default: 0)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output = Path(arguments.output)
     refuse_existing(output)

@@ -1,14 +1,14 @@
 """`gpuscale baseline record`: measured results become the reference."""
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from gpuscale.cli.identity import login_name
+from gpuscale.cli.baseline import add_expiry, add_output, login_name, refuse_existing
 from gpuscale.cli.inputs import gpu_counts, read_all_results
 from gpuscale.compare import compare
-from gpuscale.errors import ExitCode, FileError
+from gpuscale.errors import ExitCode
 from gpuscale.recording import baseline_from_results, entries_of, measured_at, results_of
 from gpuscale.records import Baseline
 from gpuscale.report.entry_text import step_time_text
@@ -17,10 +17,28 @@ from gpuscale.units import whole_percent
 from gpuscale.validity import last_valid_day
 
 _WEAK = 0.1
-"""A smallest loss to be found from which a baseline is of little use."""
+"""A minimum detectable loss from which a baseline is of little use."""
+_MOST_NAMED = 5
 
 
-def run_baseline_record(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = "Make a baseline of measured results: at least 6 runs of each entry."
+    parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    add_output(parser)
+    parser.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help="take only this case; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--gpus", metavar="N,N,…", help="take only these numbers of GPUs (default: all)"
+    )
+    add_expiry(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output = Path(arguments.output)
     refuse_existing(output)
@@ -40,32 +58,31 @@ def run_baseline_record(arguments: argparse.Namespace) -> int:
     entries = entries_of(baseline.runs)
     until = "" if baseline.expires_on is None else f", valid until {baseline.expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
-    weak = ", ".join(_weak_entries(baseline))
+    weak = _weak_entries(baseline)
     if weak:
+        named = ", ".join(weak[:_MOST_NAMED])
+        more = f" and {len(weak) - _MOST_NAMED} more" if len(weak) > _MOST_NAMED else ""
         sys.stderr.write(
-            f"gpuscale: warning: against this baseline only large losses can be found: {weak}; "
+            "gpuscale: warning: against this baseline only large losses can be found: "
+            f"{named}{more}; "
             "runs that differ that much blur the other rows too, so measure those with wide "
             "intervals again, longer (--run-seconds) or while nothing else runs\n"
         )
     return ExitCode.OK
 
 
-def _weak_entries(baseline: Baseline) -> Iterator[str]:
-    """The entries against which as many runs as they have would find a large loss only."""
+def _weak_entries(baseline: Baseline) -> list[str]:
+    """The entries against which as many runs as they have would find a large loss only.
+
+    The worst come first.
+    """
     times = {tuple(e): step_time_text(runs) for e, runs in entries_of(baseline.runs).items()}
+    found = []
     for entry in compare(baseline, results_of(baseline)).entries:
         loss = entry.minimum_detectable_loss
         if entry.configuration is not None and (loss is None or loss > _WEAK):
-            found = "none" if loss is None else f"from {whole_percent(loss)}"
+            named = "none" if loss is None else f"from {whole_percent(loss)}"
             time = times[entry.configuration, entry.key.gpus]
-            yield f"{entry.key.label} {found} (step time {time})"
-
-
-def refuse_existing(output: Path) -> None:
-    """Checks that a baseline is written to a new file.
-
-    Raises:
-        FileError: there is one of that name.
-    """
-    if output.exists():
-        raise FileError(output, "exists already; choose another name, or delete it")
+            text = f"{entry.key.label} {named} (step time {time})"
+            found.append((math.inf if loss is None else loss, text))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]

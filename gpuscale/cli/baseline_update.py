@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.identity import login_name, now_text
+from gpuscale.cli.baseline import add_expiry, login_name, now_text
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
@@ -31,7 +31,29 @@ from gpuscale.validity import last_valid_day
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
 
-def run_baseline_update(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Show what new results would change, and write what is approved: at the terminal, or "
+        "with --accept. The old values and the reason are kept in the file's history."
+    )
+    parser.epilog = (
+        "Exit codes: 0 written as approved, or nothing would change; 2 usage, unreadable "
+        "input or another machine; 3 nothing was approved, or not all could be written."
+    )
+    parser.add_argument("baseline", metavar="BASELINE", help="the baseline file to change")
+    parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    parser.add_argument(
+        "--accept",
+        metavar="CASE[/STRATEGY][@GPUS]",
+        action="append",
+        help="approve this change, or 'all'; may be given several times",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
+    add_expiry(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Show what would change, and write what was approved.
 
     The exit code is 0 where that is all, and 3 where something that would change was neither

@@ -12,7 +12,45 @@ from gpuscale.store import RESULTS_FOLDER, read_baseline
 from gpuscale.validity import with_validity
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = "Judge results against a baseline."
+    parser.epilog = (
+        "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
+        "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
+        "cannot be compared, 4 nothing comparable was measured."
+    )
+    parser.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
+    parser.add_argument(
+        "results",
+        metavar="RESULTS",
+        nargs="*",
+        # Without a default argparse calls them required.
+        default=(),
+        help="results files of one machine (default: the newest in .gpuscale/results)",
+    )
+    parser.add_argument(
+        "--gpus", metavar="N,N,…", help="judge only these numbers of GPUs (default: all)"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help="judge only this case; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT[=FILE]",
+        action="append",
+        help=(
+            "text, json, markdown, junit or github, to standard output or into a file; may be "
+            "given several times, such as --format junit=report.xml --format markdown=comment.md "
+            "(default: text to standard output, also beside files)"
+        ),
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Compare, and write the verdict in every format asked for; the exit code is the verdict's."""
     outputs = outputs_of(arguments.format)
     gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)

@@ -33,6 +33,62 @@ from gpuscale.units import format_seconds
 _PROMISED_ALARMS = 0.01
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Try gpuscale itself. Without --overhead: identical measurements on this machine must "
+        "raise no alarm, faults made on purpose must be found, and then the overhead is "
+        "measured as with --overhead."
+    )
+    parser.epilog = (
+        "Exit codes: 0 gpuscale holds what it says, 1 it does not, 2 usage, 3 not decided, "
+        "4 nothing could be judged."
+    )
+    parser.add_argument(
+        "--overhead",
+        action="store_true",
+        help="only what measuring costs: gpuscale's windows in turn with a bare training loop",
+    )
+    parser.add_argument(
+        "--case",
+        metavar="FILE::CLASS",
+        help="the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)",
+    )
+    parser.add_argument(
+        "--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="auto (default: CUDA where there is one), cuda or cpu",
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="N",
+        type=int,
+        default=8,
+        help="of the overhead: fresh starts on each number of GPUs (default: 8)",
+    )
+    parser.add_argument(
+        "--pairs",
+        metavar="N",
+        type=int,
+        default=10,
+        help="identical measurements that are compared with those before them (default: 10)",
+    )
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=int,
+        default=5,
+        help="of each fault at each size (default: 5)",
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="text (default) or json"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Try false alarms and faults, unless only the overhead is asked for, and the overhead."""
     _refuse_too_few(arguments)

@@ -1,0 +1,96 @@
+"""`gpuscale baseline`: its actions, and what several of them take."""
+
+import argparse
+import getpass
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from gpuscale.errors import ExitCode, FileError
+from gpuscale.printable import clean
+from gpuscale.records.record import NAME_LIMIT
+from gpuscale.store import read_baseline
+
+_ACTIONS = (
+    ("record", "make a baseline of measured results", "gpuscale.cli.baseline_record"),
+    ("show", "print what a baseline holds, and where it comes from", None),
+    ("diff", "print what differs between two baselines", "gpuscale.cli.baseline_diff"),
+    (
+        "update",
+        "put new results in place of old ones, each change approved",
+        "gpuscale.cli.baseline_update",
+    ),
+    ("import", "make a baseline of a table kept by hand", "gpuscale.cli.baseline_import"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions; each module's own arguments are added when it is named."""
+    parser.description = "Make a baseline, show it, and keep it true."
+    actions: Any = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=type(parser)
+    )
+    for name, summary, module in _ACTIONS:
+        action = actions.add_parser(name, help=summary)
+        action.module = module
+        if module is None:
+            action.description = "Print what a baseline holds, and where it comes from."
+            action.add_argument("file", metavar="FILE", help="such as baselines/arc4.json")
+            action.set_defaults(run=__name__)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a baseline: `gpuscale baseline show`."""
+    from gpuscale.report.baseline_text import baseline_text
+    from gpuscale.report.wrapping import columns_of
+
+    baseline = read_baseline(Path(arguments.file))
+    text = baseline_text(baseline, date.today(), columns=columns_of(sys.stdout))
+    sys.stdout.write(f"{text}\n")
+    return ExitCode.OK
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add where a new baseline goes, and whose it is."""
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the baseline file to write"
+    )
+    parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
+    parser.add_argument("--name", help="the baseline's name (default: that of FILE)")
+
+
+def add_expiry(parser: argparse.ArgumentParser) -> None:
+    """Add until when a baseline holds."""
+    parser.add_argument(
+        "--expires", metavar="DATE", help="the last day on which it is valid, such as 2027-05-01"
+    )
+    parser.add_argument(
+        "--expires-after",
+        metavar="PERIOD",
+        help="the same as days or weeks after the latest results, such as 180d or 26w",
+    )
+
+
+def refuse_existing(output: Path) -> None:
+    """Checks that a baseline is written to a new file.
+
+    Raises:
+        FileError: there is one of that name.
+    """
+    if output.exists():
+        raise FileError(output, "exists already; choose another name, or delete it")
+
+
+def login_name() -> str | None:
+    """The user's login name; None where the system has none, as in some containers."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+    return clean(name).strip()[:NAME_LIMIT] or None
+
+
+def now_text() -> str:
+    """This moment, to the second: ISO 8601 with offset."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,25 @@
+"""`gpuscale schema`: the JSON Schema of a file format, for scripts that read or write one."""
+
+import argparse
+import json
+import sys
+
+from gpuscale.errors import ExitCode
+from gpuscale.store.codec import BASELINE_FORMAT, RESULTS_FORMAT, schema
+
+_FORMATS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add which format."""
+    parser.description = (
+        "Print the JSON Schema of a file format. Of results it describes a line: the header "
+        "(beside its format and version) or a run."
+    )
+    parser.add_argument("kind", choices=tuple(_FORMATS), help="results or baseline")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the schema."""
+    sys.stdout.write(f"{json.dumps(schema(_FORMATS[arguments.kind]), indent=2)}\n")
+    return ExitCode.OK
