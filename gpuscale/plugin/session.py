@@ -246,8 +246,9 @@ class MeasuringSession:
             return None
         if resumed is not None and is_recorded(request, resumed.results.runs):
             return f"measured before, in {resumed.path.name}", "needless"
-        reason = rule and rule.reason_to_leave_out(request, self._recorder.measured)
-        return (reason, "needless") if reason else None
+        if rule and (reason := rule.reason_to_leave_out(request, self._recorder.measured)):
+            return reason, "needless"
+        return None
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
         # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.

@@ -98,20 +98,6 @@ def counted_runs(
         yield advance
 
 
-def bar(stream: TextIO, what: str) -> Callable[[int, int], None]:
-    """What draws how many of a total are done whenever it is called, and erases it with the last.
-
-    It draws nothing at all where the stream is no terminal.
-    """
-
-    def draw(done: int, total: int) -> None:
-        if can_redraw(stream):
-            text = "" if done == total else progress_text(what, done, total)
-            _write(stream, f"{_ERASE_LINE}{text}")
-
-    return draw
-
-
 def _write(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()
