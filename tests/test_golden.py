@@ -31,8 +31,8 @@ from nvml.library import compile_driver
 
 from gpuscale.cli import main
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.recorder import Recorder
-from gpuscale.plugin.summary import summary_lines
+from gpuscale.plugin.stopping import StoppingRule
+from gpuscale.plugin.terminal import summary_lines
 from gpuscale.recording import proposals, revised
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
@@ -335,14 +335,14 @@ def test_results_are_shown_as_before(name: str, folder: Path) -> None:
 def test_a_session_closes_with_the_table_as_before(name: str, folder: Path) -> None:
     results = results_of_night(NIGHTS[name])
     options = {"gpus": "1,2,4", "runs": "3:8", "target_ci": "1%", "device": "auto"}
-    options |= {"precision": "fp32", "threads_per_rank": "1", "launcher": "local"}
-    recorder = Recorder(
-        results.environment, results=None, folder=folder, injections=results.injections
-    )
-    recorder.runs = list(results.runs)
-    recorder.path = folder / "night.jsonl"
     with redirect_stdout(io.StringIO()):
-        lines = summary_lines(recorder, parse_options(options), interrupted=name == "failures")
+        lines = summary_lines(
+            results,
+            folder / "night.jsonl",
+            StoppingRule.of(parse_options(options)),
+            new_runs=results.runs,
+            interrupted=name == "failures",
+        )
         text = "".join(f"{line}\n" for line in lines)
     check(f"session/{name}.txt", text)
 

@@ -8,16 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measuring import REPOSITORY, run_pytest, write_case
 from test_cli import gpuscale
-from test_options import GIVEN
 
 from gpuscale.errors import UsageError
-from gpuscale.formats import decode_results, encode_header
 from gpuscale.injections import Injection, parse_injection, parse_injections
-from gpuscale.plugin.options import parse_options
 from gpuscale.store import read_results
 
 WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"
-RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -90,39 +86,6 @@ def test_one_rank_has_each_kind_of_fault_only_once() -> None:
             parse_injections(texts)
 
 
-def test_a_fault_of_a_rank_that_never_exists_is_refused() -> None:
-    assert parse_options(GIVEN | {"inject": ["hang=1@50"]}).injections == ("hang=1@50",)
-    with pytest.raises(UsageError, match="on 2 GPUs the ranks are 0 to 1"):
-        parse_options(GIVEN | {"inject": ["hang=2@50"]})
-
-
-def test_a_fault_of_a_rank_that_dp_does_not_have_is_refused(tmp_path: Path) -> None:
-    write_case(tmp_path, 'class Case(Tiny):\n    strategies = ("dp", "ddp")\n')
-    session = run_pytest(
-        tmp_path,
-        *("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--strategy", "dp"),
-        *("--inject", "slow-rank=1:1.2"),
-    )
-    assert session.exit_code == 4, session.output
-    assert "'slow-rank=1:1.2' would never happen: no item that was chosen has a rank 1" in (
-        session.output
-    )
-
-
-def test_without_faults_the_header_does_not_speak_of_any() -> None:
-    environment = read_results(RESULTS).environment
-    moment = "2026-11-21T03:30:15+00:00"
-    header = encode_header(created_at=moment, gpuscale_version="0", environment=environment)
-    assert "injections" not in header
-    injected = encode_header(
-        created_at=moment,
-        gpuscale_version="0",
-        environment=environment,
-        injections=("data=5ms",),
-    )
-    assert decode_results(injected + "\n").injections == ("data=5ms",)
-
-
 def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     session = run_pytest(
@@ -154,11 +117,3 @@ def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: 
     assert recorded.returncode == 2
     assert "a baseline is made of real ones, measured without --inject" in recorded.stderr
     assert not (tmp_path / "b.json").exists()
-
-
-def test_a_fault_that_means_nothing_ends_pytest_before_anything_starts(tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--inject", "data=5")
-    assert session.exit_code == 4, session.output
-    assert "for example data=5ms" in session.output
-    assert not (tmp_path / ".gpuscale").exists()

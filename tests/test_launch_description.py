@@ -12,11 +12,9 @@ from gpuscale.encoding import to_json
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.launch.description import job_environment, joined
 from gpuscale.launch.placement import place
-from gpuscale.plugin.items import ItemPlan
+from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment, GpuDevice
-from gpuscale.records.configuration import Device, Strategy
 from gpuscale.run_defaults import devices_of_run
 from gpuscale.run_directory import RunDirectory
 
@@ -52,7 +50,7 @@ def test_nodes_of_different_kinds_are_named() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 9])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: Device) -> None:
+def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: str) -> None:
     machine = replace(node("n1"), device=device)
     plan = ItemPlan(case=TrainingCase, strategy="dp", gpus=gpus, run=1)
     reason = skip_reason(plan, machine, parse_options(GIVEN | {"compile": True}))
@@ -72,7 +70,7 @@ def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: Device
     ],
 )
 def test_a_run_that_the_job_is_too_small_for_is_skipped_with_the_reason(
-    strategy: Strategy, gpus: int, reason: str | None
+    strategy: str, gpus: int, reason: str | None
 ) -> None:
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
     plan = ItemPlan(case=TrainingCase, strategy=strategy, gpus=gpus, run=1)

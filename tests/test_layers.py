@@ -158,7 +158,7 @@ def test_the_plugin_loads_no_machinery_without_gpus_asked_for(tmp_path: Path) ->
         "import sys\n\n"
         "def test_nothing_is_loaded():\n"
         "    assert 'gpuscale.plugin' in sys.modules\n"
-        "    heavy = ('torch', 'scipy', 'pynvml', 'gpuscale.plugin.starting', 'gpuscale.records')\n"
+        "    heavy = ('torch', 'scipy', 'pynvml', 'gpuscale.plugin.session', 'gpuscale.records')\n"
         "    assert not [name for name in heavy if name in sys.modules]\n"
     )
     answer = subprocess.run(

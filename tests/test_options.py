@@ -1,81 +1,140 @@
 """What is asked for on the command line is checked before anything starts."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from measuring import run_pytest, write_case
+from hypothesis import given
+from hypothesis import strategies as st
+from measuring import REPOSITORY, Session, run_pytest, write_case
 
 from gpuscale.errors import UsageError
-from gpuscale.plugin.options import DEFAULT_TIMEOUT_S, parse_options
+from gpuscale.plugin.items import timing_plan
+from gpuscale.plugin.options import OPTIONS, parse_options
+from gpuscale.plugin.stopping import StoppingRule
+from gpuscale.records.configuration import Precision
+from gpuscale.run_defaults import MOST_WINDOWS, PACINGS
 
-GIVEN: dict[str, object] = {
-    "gpus": "1,2",
-    "runs": "3",
-    "device": "auto",
-    "precision": "fp32",
-    "threads_per_rank": "1",
-    "launcher": "local",
-}
+GIVEN: dict[str, object] = {"gpus": "1,2"}
+PAGE = REPOSITORY / "docs" / "options.md"
+ON_CPU = ("--gpus", "1", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("given", "message"),
     [
-        ("gpus", "0", "--gpus: 0 is not at least 1; for example --gpus 1,2,4"),
-        ("gpus", "1,1", "--gpus 1,1: a number is given twice"),
-        ("gpus", "two", "--gpus: 'two' is not a whole number; for example --gpus 1,2,4"),
-        ("gpus", "", "--gpus: '' is not a whole number"),
-        ("gpus", "1,,2", "--gpus: '' is not a whole number"),
-        ("gpus", "-1", "--gpus: -1 is not at least 1"),
-        ("gpus", "1e3", "--gpus: '1e3' is not a whole number"),
-        ("gpus", "9" * 5000, "is not a whole number"),
-        ("gpus", "999999999", "--gpus: 999999999 is not at most"),
-        ("runs", "0", "--runs: 0 is not at least 1"),
-        ("runs", "2:8", "--runs: 2 is not at least 3; for example --runs 3:8"),
-        ("strategy", "fsdp", "--strategy: there is no 'fsdp'; choose from dp, ddp"),
-        ("launcher", "torchrun", "--launcher: there is no 'torchrun'; choose from local, slurm"),
-        ("device", "tpu", "--device: there is no 'tpu'; choose from auto, cuda, cpu"),
-        ("precision", "int8", "--precision: there is no 'int8'"),
-        ("timeout", "-3", "--timeout: '-3' is not a number of seconds above 0"),
-        ("run_seconds", "nan", "--run-seconds: 'nan' is not a number of seconds above 0"),
-        ("data_workers", "-1", "--data-workers: -1 is not at least 0"),
-        ("threads_per_rank", "0", "--threads-per-rank: 0 is not at least 1"),
-        ("download", True, "add --data-root DIR"),
-        ("data_root", "/no/such/folder", "--data-root: /no/such/folder is not a folder"),
+        ({"gpus": "0"}, "--gpus: 0 is not at least 1; for example --gpus 1,2,4"),
+        ({"gpus": "1,1"}, "--gpus 1,1: a number is given twice"),
+        ({"gpus": "two"}, "--gpus: 'two' is not a whole number; for example --gpus 1,2,4"),
+        ({"gpus": ""}, "--gpus: '' is not a whole number"),
+        ({"gpus": "1,,2"}, "--gpus: '' is not a whole number"),
+        ({"gpus": "1e3"}, "--gpus: '1e3' is not a whole number"),
+        ({"gpus": "9" * 5000}, "is not a whole number"),
+        ({"gpus": "999999999"}, "--gpus: 999999999 is not at most"),
+        ({"runs": "0"}, "--runs: 0 is not at least 1"),
+        ({"runs": "2:8"}, "--runs: 2 is not at least 3; for example --runs 3:8"),
+        ({"runs": "8:3"}, "--runs: 8:3 has its maximum first; write --runs 3:8"),
+        ({"runs": "3:"}, "--runs: '' is not a whole number"),
+        ({"runs": "3:8:9"}, "--runs: '8:9' is not a whole number"),
+        *(
+            ({"runs": "3:8", "target_ci": text}, "is not a percentage above 0% and below 100%")
+            for text in ("0%", "5", "abc", "100%", "-1%", "nan%", "inf%", "1%%", "%", "")
+        ),
+        ({"target_ci": "1%"}, "--target-ci 1% needs room to stop in; write --runs 3:8"),
+        ({"baseline": "b.json", "target_ci": "1%"}, "leave out one"),
+        ({"baseline": "b.json", "runs": "4"}, "--baseline needs room for runs that confirm a loss"),
+        ({"baseline": "b.json", "runs": "9:9"}, "confirm a loss; write --runs 3:9, or leave"),
+        ({"strategy": "fsdp"}, "--strategy: there is no 'fsdp'; choose from dp, ddp"),
+        ({"launcher": "torchrun"}, "--launcher: there is no 'torchrun'; choose from local, slurm"),
+        ({"device": "tpu"}, "--device: there is no 'tpu'; choose from auto, cuda, cpu"),
+        ({"precision": "int8"}, "--precision: there is no 'int8'"),
+        ({"timeout": "-3"}, "--timeout: '-3' is not a number of seconds above 0"),
+        ({"run_seconds": "nan"}, "--run-seconds: 'nan' is not a number of seconds above 0"),
+        ({"data_workers": "-1"}, "--data-workers: -1 is not at least 0"),
+        ({"threads_per_rank": "0"}, "--threads-per-rank: 0 is not at least 1"),
+        ({"download": True}, "add --data-root DIR"),
+        ({"data_root": "/no/such/folder"}, "--data-root: /no/such/folder is not a folder"),
+        ({"results": str(PAGE)}, "exists already"),
+        ({"results": "a.jsonl", "resume": "b.jsonl"}, "leave out one"),
+        ({"inject": ["data=5"]}, "for example data=5ms"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_with_the_remedy(
-    option: str, value: object, message: str
+    given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_options(GIVEN | {option: value})
+        parse_options(GIVEN | given)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_of_gpus_come_in_order() -> None:
-    assert parse_options(GIVEN | {"gpus": "4, 1,2"}).gpus == (1, 2, 4)
+def test_what_is_given_is_read_and_what_is_not_has_its_default() -> None:
+    asked = parse_options({"gpus": "4, 1,2", "strategy": "ddp,ddp", "inject": ["hang=1@50"]})
+    assert (asked.gpus, asked.strategies, asked.injections) == ((1, 2, 4), ("ddp",), ("hang=1@50",))
+    assert (asked.threads_per_rank, asked.compiled, asked.results) == (1, False, None)
+    with pytest.raises(AttributeError):
+        asked.gpus = (1,)
 
 
-def test_results_are_never_overwritten(tmp_path: Path) -> None:
-    existing = tmp_path / "night.jsonl"
-    existing.touch()
-    with pytest.raises(UsageError, match="exists already"):
-        parse_options(GIVEN | {"results": str(existing)})
+def test_every_number_format_that_is_recorded_can_be_asked_for() -> None:
+    for name in get_args(Precision):
+        assert parse_options(GIVEN | {"precision": name}).precision == name
 
 
 @pytest.mark.parametrize("value", [None, 0, 0.0])
 def test_no_timeout_of_another_plugin_is_still_a_timeout_here(value: object) -> None:
-    assert parse_options(GIVEN | {"timeout": value}).timeout_s == DEFAULT_TIMEOUT_S
+    assert parse_options(GIVEN | {"timeout": value}).timeout_s == 600
+    assert parse_options(GIVEN | {"timeout": 30.0}).timeout_s == 30
+
+
+def test_runs_are_three_or_what_decides_has_three_to_eight() -> None:
+    assert parse_options(GIVEN).bounds_of_runs == (None, 3)
+    assert StoppingRule.of(parse_options(GIVEN)) is None
+    asked = parse_options(GIVEN | {"runs": "4:9", "target_ci": "2.5%"})
+    assert asked.bounds_of_runs == (4, 9)
+    assert StoppingRule.of(asked) == StoppingRule(minimum_runs=4, target=0.025, gpus=(1, 2))
+    judged = parse_options(GIVEN | {"baseline": "b.json"})
+    assert judged.bounds_of_runs == (3, 8)
+    assert StoppingRule.of(judged) is None
+
+
+def test_the_page_has_what_the_options_say_of_themselves() -> None:
+    lines = ["| option | meaning | default |", "|---|---|---|"]
+    for option in OPTIONS:
+        if option.heading:
+            lines.append(f"| **{option.heading}** | | |")
+        more = f" ([{option.see.partition('#')[0]}]({option.see}))" if option.see else ""
+        lines.append(f"| `{option.usage}` | {option.meaning}{more} | {option.default_text} |")
+    assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_default_of_run_seconds_does_what_leaving_it_out_does(device: str) -> None:
+    plan = PACINGS[device]
+    assert timing_plan(device, None) == plan
+    assert timing_plan(device, plan.run_seconds) == plan
+    (text,) = (option.default_text for option in OPTIONS if option.flag == "--run-seconds")
+    unit = {"cuda": "GPUs", "cpu": "CPU ranks"}[device]
+    assert f"{plan.run_seconds:g} on {unit}" in text
+
+
+@given(st.floats(0.01, 500), st.floats(0.01, 500))
+def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: float) -> None:
+    less, more = (timing_plan("cpu", seconds) for seconds in sorted((one, other)))
+    assert less.windows <= more.windows <= MOST_WINDOWS
+    assert less.window_s <= more.window_s
+    # More of them first, since they tell whether a run is steady.
+    assert more.windows == MOST_WINDOWS or more.window_s == PACINGS["cpu"].window_s
+    assert more.most_windows_s <= max(more.run_seconds, PACINGS["cpu"].most_windows_s) * 1.001
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--gpus", "two"], "'two' is not a whole number"),
-        (["--gpus", "1", "--strategy", "fsdp"], "there is no 'fsdp'"),
         (["--gpus", "1", "--device", "cuda"], "--device cuda: torch sees no GPU here"),
-        (["--gpus", "1", "--device", "cpu", "--precision", "tf32"], "tf32 exists on GPUs only"),
+        ([*ON_CPU, "--precision", "tf32"], "tf32 exists on GPUs only"),
+        ([*ON_CPU, "--baseline", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_pytest_ends_with_its_usage_code_before_anything_starts(
@@ -83,66 +142,82 @@ def test_pytest_ends_with_its_usage_code_before_anything_starts(
 ) -> None:
     write_case(tmp_path, "Case = Tiny")
     session = run_pytest(tmp_path, *arguments, environment=["CUDA_VISIBLE_DEVICES="])
-    assert session.exit_code == 4
+    assert session.exit_code == pytest.ExitCode.USAGE_ERROR
     assert message in session.output
     assert "Traceback" not in session.output
     assert not (tmp_path / ".gpuscale").exists()
 
 
-def test_two_cases_of_one_name_are_refused(tmp_path: Path) -> None:
-    write_case(tmp_path, "class Case(Tiny):\n    pass", name="test_one.py")
-    write_case(tmp_path, "class Case(Tiny):\n    pass", name="test_two.py")
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu")
-    assert session.exit_code == 4, session.output
-    assert "two cases are named case" in session.output
-
-
 @pytest.mark.parametrize(
-    ("mark", "message"),
+    ("cases", "arguments", "message"),
     [
-        ("", "uses 'scaling' but names no case"),
-        ("@pytest.mark.gpuscale(case=42)\n", "takes a TrainingCase class"),
+        (["class Case(Tiny):\n    pass"] * 2, [], "two cases are named case"),
+        (
+            ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],
+            ["--size", "huge"],
+            "--size huge: case has no size 'huge'; it has big",
+        ),
+        (
+            ['class Case(Tiny):\n    strategies = ("dp", "ddp")'],
+            ["--strategy", "dp", "--gpus", "1,2", "--inject", "slow-rank=1:1.2"],
+            "'slow-rank=1:1.2' would never happen: no item that was chosen has a rank 1",
+        ),
     ],
+    ids=["namesakes", "unknown size", "a rank that dp does not have"],
 )
-def test_a_test_without_a_case_is_an_error_of_collection(
-    tmp_path: Path, mark: str, message: str
+def test_items_that_cannot_be_measured_together_are_refused_before_any_is(
+    tmp_path: Path, cases: list[str], arguments: list[str], message: str
 ) -> None:
-    test = tmp_path / "test_forgotten.py"
-    test.write_text(f"import pytest\n\n{mark}def test_forgotten(scaling):\n    scaling()\n")
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu")
-    assert session.exit_code == 2, session.output
+    for number, case in enumerate(cases):
+        write_case(tmp_path, "from gpuscale import Size", case, name=f"test_{number}.py")
+    session = run_pytest(tmp_path, *ON_CPU, *arguments)
+    assert session.exit_code == pytest.ExitCode.USAGE_ERROR, session.output
     assert message in session.output
 
 
-def test_a_size_that_the_case_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
-    sizes = 'class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'
-    write_case(tmp_path, "from gpuscale import Size", sizes)
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--runs", "1")
-    assert session.exit_code == 1, session.output
-    assert "case has no size 'smoke'; it has big" in session.output
-    asked = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--size", "huge")
-    assert asked.exit_code == 4, asked.output
-    assert "--size huge: case has no size 'huge'; it has big" in asked.output
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Tests and cases that cannot become items."""
+    folder = tmp_path_factory.mktemp("broken")
+    for name, mark in (("no_case", ""), ("no_class", "@pytest.mark.gpuscale(case=42)\n")):
+        text = f"import pytest\n\n{mark}def test_forgotten(scaling):\n    scaling()\n"
+        (folder / f"test_{name}.py").write_text(text)
+    for name, line in (
+        ("word", 'strategies = "ddp"'),
+        ("unknown", 'strategies = ("fsdp",)'),
+        ("mode", 'scaling = "stong"'),
+    ):
+        write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
+    return run_pytest(folder, *ON_CPU)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "message",
     [
-        ('strategies = "ddp"', "it takes a tuple of dp, ddp"),
-        ('strategies = ("fsdp",)', "it takes a tuple of dp, ddp"),
-        ('scaling = "stong"', "Case.scaling is 'stong'; it is one of weak, strong"),
+        "test_no_case.py::test_forgotten uses 'scaling' but names no case",
+        "test_no_class.py::test_forgotten: the gpuscale mark takes a TrainingCase class",
+        "Case.strategies is 'ddp'; it takes a tuple of dp, ddp",
+        "Case.strategies is ('fsdp',); it takes a tuple of dp, ddp",
+        "Case.scaling is 'stong'; it is one of weak, strong",
     ],
 )
-def test_a_case_that_says_what_gpuscale_does_not_know_is_refused_before_it_runs(
-    tmp_path: Path, line: str, message: str
+def test_what_cannot_become_an_item_is_an_error_of_collection(
+    broken: Session, message: str
 ) -> None:
-    write_case(tmp_path, f"class Case(Tiny):\n    {line}")
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu")
-    assert session.exit_code == 2, session.output
-    assert message in session.output
+    assert broken.exit_code == pytest.ExitCode.INTERRUPTED, broken.output
+    assert message in broken.output
 
 
-def test_a_strategy_that_the_case_lacks_is_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_a_case_without_the_strategy_is_skipped_and_one_without_the_size_fails(
+    tmp_path: Path,
+) -> None:
     write_case(tmp_path, "Case = Tiny")
-    session = run_pytest(tmp_path, "--gpus", "1", "--device", "cpu", "--strategy", "dp", "-rs")
+    sizes = 'strategies = ("dp",)\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'
+    sized = f"class Case(Tiny):\n    {sizes}"
+    write_case(tmp_path, "from gpuscale import Size", sized, name="test_sized.py")
+    session = run_pytest(tmp_path, *ON_CPU, "--strategy", "dp", "--runs", "1", "-rs")
+    assert session.exit_code == pytest.ExitCode.TESTS_FAILED, session.output
     assert "tiny has ddp only (--strategy)" in session.output
+    assert "case has no size 'smoke'; it has big" in session.output
+    assert "nothing was measured" in session.output
+    assert not (tmp_path / ".gpuscale").exists()

@@ -1,21 +1,16 @@
 """A session that was ended goes on: only what lacks is measured, into the same file."""
 
-import json
-import re
-import subprocess
-import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from changing import replace
-from measuring import pytest_command, run_pytest, write_case
 from scaling_records import CNN, environment, measured, request
 from scaling_records import run as made
-from test_store import NOW, refusal, results, writer
 
-from gpuscale.errors import UsageError
-from gpuscale.plugin.resuming import (
+from gpuscale.errors import FileError, UsageError
+from gpuscale.plugin.results_file import (
     is_recorded,
     refuse_other_configurations,
     refuse_other_environment,
@@ -25,13 +20,24 @@ from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_r
 from gpuscale.version import __version__
 
 HERE = Path("night.jsonl")
-TINY = ("--gpus", "1,2", "--device", "cpu", "--run-seconds", "0.1")
+NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)
+RESULTS = measured({1: [1.0], 2: [1.0]})
+
+
+def writer(path: Path) -> ResultsWriter:
+    return ResultsWriter(path, environment=RESULTS.environment, created_at=NOW)
+
+
+def refusal(action: Callable[..., object], *arguments: object) -> str:
+    with pytest.raises(FileError) as caught:
+        action(*arguments)
+    return str(caught.value)
 
 
 def file_of(path: Path, count: int) -> bytes:
     """A results file with so many runs; its bytes."""
     with writer(path) as file:
-        for run in (results().runs * count)[:count]:
+        for run in (RESULTS.runs * count)[:count]:
             file.append(run)
     return path.read_bytes()
 
@@ -43,9 +49,9 @@ def test_resuming_appends_to_the_file(tmp_path: Path) -> None:
         assert resumed.results == read_results(path)
         assert resumed.copy is None
         assert path.read_bytes() == before
-        resumed.append(results().runs[1])
+        resumed.append(RESULTS.runs[1])
     assert path.read_bytes().startswith(before)
-    assert read_results(path).runs == results().runs
+    assert read_results(path).runs == RESULTS.runs
     assert [entry.name for entry in tmp_path.iterdir()] == ["night.jsonl"]
 
 
@@ -57,13 +63,13 @@ def test_a_line_that_a_kill_cut_short_gives_way_to_the_next_run(
     whole = file_of(path, 1)
     path.write_bytes(whole + partial)
     with ResumedResults(path) as resumed:
-        assert resumed.results.runs == results().runs[:1]
+        assert resumed.results.runs == RESULTS.runs[:1]
         assert resumed.copy is not None
         assert path.read_bytes() == whole + partial
-        resumed.append(results().runs[1])
-        resumed.append(results().runs[1])
+        resumed.append(RESULTS.runs[1])
+        resumed.append(RESULTS.runs[1])
     assert resumed.copy.read_bytes() == whole + partial
-    assert read_results(path).runs == (*results().runs, results().runs[1])
+    assert read_results(path).runs == (*RESULTS.runs, RESULTS.runs[1])
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -81,15 +87,14 @@ def test_a_last_run_without_its_line_break_is_kept(tmp_path: Path) -> None:
     path.write_bytes(file_of(path, 1).rstrip(b"\n"))
     with ResumedResults(path) as resumed:
         assert resumed.copy is None
-        resumed.append(results().runs[1])
-    assert read_results(path).runs == results().runs
+        resumed.append(RESULTS.runs[1])
+    assert read_results(path).runs == RESULTS.runs
 
 
 def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     path.write_bytes(file_of(path, 1) + b"{\n")
     assert "night.jsonl:3: " in refusal(ResumedResults, path)
-    ResultsWriter(tmp_path / "b", environment=results().environment, created_at=NOW).close()
 
 
 def test_a_header_that_was_cut_short_leaves_nothing_to_resume(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_file_that_changed_meanwhile_is_not_written_to(tmp_path: Path) -> None
     whole = file_of(path, 1)
     with ResumedResults(path) as resumed:
         path.write_bytes(whole + b" ")
-        assert "has changed since it was read" in refusal(resumed.append, results().runs[1])
+        assert "has changed since it was read" in refusal(resumed.append, RESULTS.runs[1])
     assert path.read_bytes() == whole + b" "
 
 
@@ -125,7 +130,7 @@ def test_the_copy_is_never_taken_for_the_newest_results(tmp_path: Path) -> None:
     path = tmp_path / "2026-11-21T033015.123Z-5f0a1c.jsonl"
     path.write_bytes(file_of(path, 1) + b"{")
     with ResumedResults(path) as resumed:
-        resumed.append(results().runs[1])
+        resumed.append(RESULTS.runs[1])
     assert newest_results(tmp_path) == path
 
 
@@ -241,69 +246,3 @@ def test_other_cases_strategies_and_divided_batches_may_join() -> None:
         request(gpus=2, batch_per_gpu=64),
     )
     refuse_other_configurations(HERE, [made(1, 1.0)], others)
-
-
-def test_a_killed_session_goes_on_where_it_was(tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    path = tmp_path / "night.jsonl"
-    process = subprocess.Popen(
-        pytest_command(*TINY, "--runs", "3", "--results", "night.jsonl"),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not path.exists() or path.read_bytes().count(b"\n") < 3:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait(timeout=60)
-    runs = len(read_results(path).runs)
-    # As if the kill had come while a line was being written.
-    path.write_bytes(path.read_bytes() + b'{"run": {"configuration"')
-
-    session = run_pytest(tmp_path, *TINY, "--runs", "3", "--resume", "night.jsonl", "-rs")
-    assert session.exit_code == 0, session.output
-    assert f"resuming night.jsonl: {runs} runs so far" in session.output
-    assert "its last line is cut short" in session.output
-    assert len(re.findall(r"run\d\] PASSED", session.output)) == 6 - runs
-    assert "measured before, in night.jsonl" in session.output
-    everything = read_results(path).runs
-    assert sorted((run.gpus, run.index) for run in everything) == [
-        (gpus, index) for gpus in (1, 2) for index in (1, 2, 3)
-    ]
-    table = session.output.split(" scaling -")[1]
-    assert len(re.findall(r"^tiny/ddp +[12] +weak +8 +3 ", table, re.MULTILINE)) == 2
-    assert len(list(tmp_path.glob("night.jsonl.*.cut-short"))) == 1
-
-    again = run_pytest(tmp_path, *TINY, "--runs", "3", "--resume", "night.jsonl")
-    assert again.exit_code == 0, again.output
-    assert "6 skipped" in again.output
-    assert read_results(path).runs == everything
-
-
-def test_a_session_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    path = tmp_path / "night.jsonl"
-    one = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.1", "--runs", "1")
-    assert run_pytest(tmp_path, *one, "--results", "night.jsonl").exit_code == 0
-    before = path.read_bytes()
-
-    other = run_pytest(tmp_path, *one, "--resume", "night.jsonl", "--precision", "bf16")
-    assert other.exit_code == 4, other.output
-    assert "precision: fp32 → bf16" in other.output
-
-    both = run_pytest(tmp_path, *one, "--resume", "night.jsonl", "--results", "b.jsonl")
-    assert both.exit_code == 4, both.output
-    assert "leave out one" in both.output
-    assert path.read_bytes() == before
-
-    lines = before.decode().splitlines(keepends=True)
-    header = json.loads(lines[0])
-    header["environment"]["torch_version"] = "1.0"
-    path.write_text("".join([json.dumps(header) + "\n", *lines[1:]]))
-    elsewhere = run_pytest(tmp_path, *one, "--resume", "night.jsonl")
-    assert elsewhere.exit_code == 4, elsewhere.output
-    assert "torch_version: 1.0 → " in elsewhere.output
-    assert "Traceback" not in elsewhere.output

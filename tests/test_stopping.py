@@ -1,22 +1,20 @@
-"""Runs go on until they tell enough: the rule, what it does to intervals, and a real session."""
+"""Runs go on until they tell enough, what that does to intervals, and how a session ends."""
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from measuring import run_pytest, write_case
 from scaling_records import run
-from test_options import GIVEN
 
-from gpuscale.errors import UsageError
-from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.stopping import StoppingRule, settled_after, unsettled_points
-from gpuscale.records import Run
+from gpuscale.plugin.stopping import StoppingRule, status_of_verdict, status_without_verdict
+from gpuscale.records import Comparison, EntryKey, EntryVerdict, Run, SpeedupPair, Verdict
 from gpuscale.scaling import PointKey, scaling_points
 
-ONE_PERCENT = StoppingRule(minimum_runs=3, target=0.01)
+
+def one_percent(*gpus: int) -> StoppingRule:
+    return StoppingRule(minimum_runs=3, target=0.01, gpus=gpus)
+
+
 QUIET = (1.0, 1.001, 0.999)
 NOISY = (1.0, 1.05, 0.95)
 
@@ -27,7 +25,7 @@ def runs(gpus: int, *step_times_s: float | None) -> list[Run]:
 
 def settled(measured: list[Run], of_gpus: int, gpus: tuple[int, ...] = (1, 2, 4)) -> int | None:
     key = next(PointKey.of(r) for r in measured if r.gpus == of_gpus)
-    return settled_after(key, measured, ONE_PERCENT, gpus=gpus)
+    return one_percent(*gpus).settled_after(key, measured)
 
 
 def test_quiet_runs_are_settled_after_the_minimum() -> None:
@@ -80,27 +78,23 @@ def test_a_speedup_that_only_failed_is_not_waited_for() -> None:
 
 def test_what_is_not_settled_at_the_end_is_named() -> None:
     measured = runs(1, *QUIET) + runs(2, *QUIET) + runs(4, *NOISY)
-    found = unsettled_points(measured, ONE_PERCENT, gpus=(1, 2, 4))
+    found = one_percent(1, 2, 4).unsettled_points(measured)
     assert [point.key.gpus for point in found] == [4]
     short = runs(1, *QUIET) + runs(2, *QUIET[:2])
-    assert [p.key.gpus for p in unsettled_points(short, ONE_PERCENT, gpus=(1, 2))] == [2]
-    assert unsettled_points(runs(1, None), ONE_PERCENT, gpus=(1,)) == ()
+    assert [p.key.gpus for p in one_percent(1, 2).unsettled_points(short)] == [2]
+    assert one_percent(1).unsettled_points(runs(1, None)) == ()
 
 
 def sequential_session(
-    random: np.random.Generator,
-    deviation: float,
-    rule: StoppingRule,
-    maximum: int,
-    gpus: tuple[int, ...] = (1, 2),
+    random: np.random.Generator, deviation: float, gpus: tuple[int, ...] = (1, 2)
 ) -> list[Run]:
     """Runs on 1 and 2 GPUs in turn, as a session makes them; T(1) = 2 s and T(2) = 1 s."""
     made: list[Run] = []
-    for index in range(1, maximum + 1):
+    for index in range(1, 9):
         for count in gpus:
             time_s = 2 / count * math.exp(random.normal(0, deviation))
             candidate = run(count, time_s, index=index)
-            if settled_after(PointKey.of(candidate), made, rule, gpus=gpus) is None:
+            if one_percent(*gpus).settled_after(PointKey.of(candidate), made) is None:
                 made.append(candidate)
     return made
 
@@ -112,7 +106,7 @@ def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: f
     random = np.random.default_rng(5)
     sessions, covered = 1500, {"T(1)": 0, "T(2)": 0, "S(2)": 0}
     for _ in range(sessions):
-        made = sequential_session(random, deviation_over_target * 0.01, ONE_PERCENT, 8)
+        made = sequential_session(random, deviation_over_target * 0.01)
         one, two = scaling_points(made)
         for name, estimate, truth in (
             ("T(1)", one.step_time_s, 2.0),
@@ -131,7 +125,7 @@ def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldome
     random = np.random.default_rng(7)
     sessions, covered = 3000, 0
     for _ in range(sessions):
-        made = sequential_session(random, 0.015, ONE_PERCENT, 8, gpus=(1,))
+        made = sequential_session(random, 0.015, gpus=(1,))
         (estimate,) = [point.step_time_s for point in scaling_points(made)]
         assert estimate is not None
         assert estimate.low is not None
@@ -142,54 +136,57 @@ def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldome
 
 def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
     random = np.random.default_rng(6)
-    assert len(sequential_session(random, 0.001, ONE_PERCENT, 8)) == 6
-    assert len(sequential_session(random, 0.1, ONE_PERCENT, 8)) == 16
+    assert len(sequential_session(random, 0.001)) == 6
+    assert len(sequential_session(random, 0.1)) == 16
+
+
+def comparison_of(verdict: Verdict) -> Comparison:
+    unknown = SpeedupPair(speedup=None, efficiency=None)
+    key = EntryKey("tiny", "ddp", 1)
+    entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown)
+    return Comparison(
+        baseline_name="b", baseline_machine="here", current_machine="here", entries=(entry,)
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "failed", "verdict", "expected"),
     [
-        ({"runs": "8:3"}, "--runs: 8:3 has its maximum first; write --runs 3:8"),
-        ({"runs": "2:8"}, "--runs: 2 is not at least 3"),
-        ({"runs": "3:"}, "--runs: '' is not a whole number"),
-        ({"runs": "3:8:9"}, "--runs: '8:9' is not a whole number"),
-        ({"runs": "3", "target_ci": "1%"}, "--target-ci 1% needs room to stop in"),
-        *(
-            ({"runs": "3:8", "target_ci": text}, "is not a percentage above 0% and below 100%")
-            for text in ("0", "0%", "5", "abc", "100%", "-1%", "nan%", "inf%", "1%%", "%", "")
-        ),
+        (pytest.ExitCode.OK, "", Verdict.OK, 0),
+        (pytest.ExitCode.OK, "", Verdict.REGRESSED, 1),
+        (pytest.ExitCode.TESTS_FAILED, "run", Verdict.OK, 3),
+        (pytest.ExitCode.TESTS_FAILED, "run", Verdict.REGRESSED, 1),
+        (pytest.ExitCode.TESTS_FAILED, "test", Verdict.OK, 1),
+        (pytest.ExitCode.INTERRUPTED, "", Verdict.OK, 2),
+        (pytest.ExitCode.INTERNAL_ERROR, "", Verdict.OK, 3),
+        (pytest.ExitCode.NO_TESTS_COLLECTED, "", None, 4),
     ],
 )
-def test_a_rule_that_means_nothing_is_refused_with_the_remedy(
-    options: dict[str, object], message: str
+def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
+    given: int, failed: str, verdict: Verdict | None, expected: int
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_options(GIVEN | options)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_rule_is_read_from_the_options() -> None:
-    asked = parse_options(GIVEN | {"runs": "4:9", "target_ci": "2.5%"})
-    assert (asked.runs, asked.stopping) == (9, StoppingRule(minimum_runs=4, target=0.025))
-    assert parse_options(GIVEN | {"runs": "3:8"}).stopping == ONE_PERCENT
-    assert parse_options(GIVEN | {"runs": "3"}).stopping is None
-
-
-def test_a_session_leaves_out_what_is_settled_and_names_what_is_not(tmp_path: Path) -> None:
-    write_case(tmp_path, "Case = Tiny")
-    # A step that mostly sleeps takes much the same time even on a machine that is shared.
-    common = (
-        *("--gpus", "1", "--device", "cpu", "--run-seconds", "0.1", "--runs", "3:5"),
-        *("--inject", "data=5ms"),
+    status = status_of_verdict(
+        given,
+        failed_tests=failed == "test",
+        failed_runs=failed == "run",
+        comparison=None if verdict is None else comparison_of(verdict),
     )
-    wide = run_pytest(tmp_path, *common, "--target-ci", "99%", "--results", "wide.jsonl")
-    assert wide.exit_code == 0, wide.output
-    assert len(re.findall(r"run\d\] PASSED", wide.output)) == 3
-    assert "settled after 3 runs" in wide.output
-    narrow = run_pytest(tmp_path, *common, "--target-ci", "0.0001%", "--results", "narrow.jsonl")
-    assert narrow.exit_code == 0, narrow.output
-    assert len(re.findall(r"run\d\] PASSED", narrow.output)) == 5
-    assert re.search(
-        r"not settled to ±0.0001 %: tiny/ddp on 1 GPU after 5 runs: T ±", narrow.output
-    )
+    assert status == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "valid", "needless", "expected"),
+    [
+        (pytest.ExitCode.OK, True, True, False, 0),
+        (pytest.ExitCode.OK, True, False, False, 1),
+        (pytest.ExitCode.OK, False, False, False, 5),
+        (pytest.ExitCode.OK, False, False, True, 0),
+        (pytest.ExitCode.TESTS_FAILED, True, True, False, 1),
+        (pytest.ExitCode.INTERRUPTED, False, False, False, 2),
+    ],
+)
+def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
+    given: int, measured: bool, valid: bool, needless: bool, expected: int
+) -> None:
+    status = status_without_verdict(given, measured=measured, valid=valid, needless=needless)
+    assert status == expected

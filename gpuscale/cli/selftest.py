@@ -2,11 +2,7 @@
 
 import argparse
 import json
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import msgspec
 
@@ -15,7 +11,7 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.launch.termination import RunTerminated
 from gpuscale.records import OverheadReport, TrialsReport
-from gpuscale.report.progress import RedrawnLine, progress_text
+from gpuscale.report.progress import counted_runs
 from gpuscale.report.selftest_text import overhead_text, trials_text
 from gpuscale.selftest.overhead import measure_overhead
 from gpuscale.selftest.plan import (
@@ -109,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     sys.stderr.flush()
     try:
-        with _counted(total, launcher.progress) as advance:
+        with counted_runs(sys.stderr, total, launcher.progress) as advance:
             tried = Trials(launcher.run, case, here, gpus, after_run=advance)
             for fault in plan:
                 tried.make(fault)
@@ -132,32 +128,6 @@ def _refuse_too_few(arguments: argparse.Namespace) -> None:
         number = getattr(arguments, option)
         if number < least:
             raise UsageError(f"--{option}: {number} is too few; give at least {least}")
-
-
-@contextmanager
-def _counted(
-    total: int, present: Callable[[], tuple[str, int, int] | None]
-) -> Iterator[Callable[[], None]]:
-    """Draw on a terminal how many runs are done and what the present one does.
-
-    Yields:
-        What counts one more run.
-    """
-    done, started = 0, time.monotonic()
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-
-    def text() -> str:
-        stage = present()
-        inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
-        passed = format_seconds(max(1.0, time.monotonic() - started))
-        return f"{progress_text('run', done, total)}{inside}, {passed}"
-
-    can_redraw = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    with RedrawnLine(sys.stderr if can_redraw else None, text, erase="\r\033[K"):
-        yield advance
 
 
 def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:

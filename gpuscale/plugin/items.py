@@ -1,19 +1,25 @@
-"""From tests to items: one for each (case, strategy, gpus, run), ordered run by run."""
+"""From tests to items, one for each (case, strategy, gpus, run), and to what each asks for."""
 
 import inspect
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
-from gpuscale.plugin.clock import WindowClock
-from gpuscale.plugin.options import SCALING_MODES, STRATEGIES, MeasureOptions
-from gpuscale.records import EntryKey
+from gpuscale.errors import CaseError, UsageError
+from gpuscale.injections import parse_injection
+from gpuscale.plugin.option_values import STRATEGIES
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.records import Configuration, EntryKey, Environment, Pacing, RunRequest
+from gpuscale.records.configuration import ScalingMode
+from gpuscale.run_defaults import MOST_WINDOWS, PACINGS, SIZES, data_workers, devices_of_run
 
-PLAN_KEY = pytest.StashKey["ItemPlan"]()
-CLOCK_KEY = pytest.StashKey[WindowClock]()
+SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +44,9 @@ class ItemPlan:
 
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     """Turn a test that uses `scaling` into its items."""
-    mark = metafunc.definition.get_closest_marker("gpuscale")
-    if mark is None:
-        raise pytest.Collector.CollectError(
-            f"{metafunc.definition.nodeid} uses 'scaling' but names no case; "
-            "add @pytest.mark.gpuscale(case=YourCase)"
-        )
-    case = _case_of(mark, metafunc.definition.nodeid)
-    strategies = [strategy for strategy in case.strategies if strategy in options.strategies]
+    case = _case_of(metafunc.definition)
+    asked = STRATEGIES if options.strategies is None else options.strategies
+    strategies = [strategy for strategy in case.strategies if strategy in asked]
     if not strategies:
         reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
         nothing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
@@ -53,32 +54,11 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
         return
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run)
-        for run in range(1, options.runs + 1)
+        for run in range(1, options.bounds_of_runs[1] + 1)
         for strategy in strategies
         for gpus in options.gpus
     ]
     metafunc.parametrize("scaling", plans, ids=[plan.label for plan in plans], indirect=True)
-
-
-def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Give our items their clocks, and order all items run by run.
-
-    T(1) and T(n) are so measured alternately, and a slow drift of the machine cancels.
-    """
-    for item in items:
-        plan = plan_of(item)
-        if plan is None:
-            continue
-        item.stash[PLAN_KEY] = plan
-        item.stash[CLOCK_KEY] = clock = WindowClock()
-        item.add_marker(
-            pytest.mark.benchmark(timer=clock.now, group=f"{plan.key.case}/{plan.strategy}")
-        )
-        if item.config.pluginmanager.hasplugin("timeout"):
-            # Runs have a timeout of their own; pytest-timeout's would end the whole session.
-            item.add_marker(pytest.mark.timeout(0))
-    items.sort(key=_run_of)
-    _refuse_namesakes(items)
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
@@ -88,24 +68,133 @@ def plan_of(item: pytest.Item) -> ItemPlan | None:
     return plan if isinstance(plan, ItemPlan) else None
 
 
-def _run_of(item: pytest.Item) -> int:
-    plan = item.stash.get(PLAN_KEY, None)
-    return 0 if plan is None else plan.run
+def order_by_run(items: list[pytest.Item]) -> None:
+    """Sort the items, so that T(1) and T(n) are measured in turn and a slow drift cancels."""
+    items.sort(key=lambda item: 0 if (plan := plan_of(item)) is None else plan.run)
 
 
-def _case_of(mark: pytest.Mark, nodeid: str) -> type[TrainingCase]:
+def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
+    """Checks the items together before anything is measured, or results are marked with a fault.
+
+    Raises:
+        UsageError: two cases share a name, a case lacks the size that was asked for, or a fault
+            has no rank to happen to.
+    """
+    cases: dict[str, type[TrainingCase]] = {}
+    for plan in plans:
+        first = cases.setdefault(plan.case.name(), plan.case)
+        if first is not plan.case:
+            raise UsageError(
+                f"two cases are named {plan.case.name()}: {_case_file(first)} and "
+                f"{_case_file(plan.case)}; rename one, or choose one of the files"
+            )
+    _refuse_unknown_size([case for _, case in sorted(cases.items())], options.size)
+    most = max((1 if plan.strategy == "dp" else plan.gpus for plan in plans), default=0)
+    for text in options.injections:
+        rank = parse_injection(text).rank
+        if plans and rank is not None and rank >= most:
+            raise UsageError(
+                f"--inject: '{text}' would never happen: no item that was chosen has a rank "
+                f"{rank}; dp is one process, so its only rank is 0"
+            )
+
+
+def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
+    """Why this item cannot be measured here; None where it can."""
+    if plan.strategy == "dp" and options.compiled:
+        return (
+            "dp with --compile: torch compiles no replica of DataParallel, so T(1) would be "
+            "compiled and T(n) not"
+        )
+    if environment.device == "cuda":
+        return _lack_of_gpus(plan, environment)
+    if plan.strategy == "dp" and plan.gpus > 1:
+        return f"dp on {plan.gpus} devices needs GPUs: DataParallel has no CPU counterpart"
+    cores = environment.cores_per_node
+    slots = environment.node_count * (cores // options.threads_per_rank)
+    if plan.gpus > slots and not options.oversubscribe:
+        threads = "" if options.threads_per_rank == 1 else f" of {options.threads_per_rank} threads"
+        return (
+            f"{plan.gpus} CPU ranks{threads} need as many cores; {_found(environment, cores)} "
+            "(--oversubscribe measures all the same)"
+        )
+    return None
+
+
+def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
+    """The request for an item's run.
+
+    Raises:
+        CaseError: the case has no such size, or its batch cannot be divided.
+    """
+    case = plan.case()
+    configuration = Configuration(
+        case=case.name(),
+        strategy=plan.strategy,
+        device=environment.device,
+        size=options.size or SIZES[environment.device],
+        precision=options.precision,
+        channels_last=options.channels_last,
+        compiled=options.compiled,
+        scaling=case.scaling,
+        data="synthetic" if options.data_root is None else "real",
+        threads_per_rank=options.threads_per_rank,
+        data_workers=(
+            data_workers(environment) if options.data_workers is None else options.data_workers
+        ),
+    )
+    size = case.named_size(configuration.size)
+    return RunRequest(
+        configuration=configuration,
+        gpus=plan.gpus,
+        index=plan.run,
+        batch_per_gpu=case.batch_per_gpu(size, plan.gpus),
+        sample_shape=size.sample_shape,
+        case_module=plan.case.__module__,
+        case_file=_case_file(plan.case),
+        case_class=plan.case.__qualname__,
+        import_paths=tuple(sys.path),
+        devices=devices_of_run(environment, run=plan.run, gpus=plan.gpus),
+        data_root=None if options.data_root is None else str(options.data_root),
+        download=options.download,
+        pacing=timing_plan(environment.device, options.run_seconds),
+        timeout_s=options.timeout_s,
+        injections=options.injections,
+    )
+
+
+def timing_plan(device: str, run_seconds: float | None) -> Pacing:
+    """Length and number of a run's windows; None is the device's own budget.
+
+    All that is asked for beyond that goes into windows: more of them first, since they tell
+    whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
+    """
+    plan = PACINGS[device]
+    if run_seconds is None or run_seconds <= plan.run_seconds:
+        return replace(plan, run_seconds=run_seconds or plan.run_seconds)
+    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
+    return replace(
+        plan,
+        windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
+        window_s=plan.window_s * max(1.0, longer * plan.windows / MOST_WINDOWS),
+        run_seconds=run_seconds,
+    )
+
+
+def _case_of(test: pytest.Item) -> type[TrainingCase]:
+    mark = test.get_closest_marker("gpuscale")
+    if mark is None:
+        raise pytest.Collector.CollectError(
+            f"{test.nodeid} uses 'scaling' but names no case; "
+            "add @pytest.mark.gpuscale(case=YourCase)"
+        )
     case = mark.kwargs.get("case")
     if not (inspect.isclass(case) and issubclass(case, TrainingCase)):
         raise pytest.Collector.CollectError(
-            f"{nodeid}: the gpuscale mark takes a TrainingCase class, "
+            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
-    _refuse_unknown_words(case)
-    return case
-
-
-def _refuse_unknown_words(case: type[TrainingCase]) -> None:
-    """A case that says what gpuscale does not know would fail only after its first run."""
+    # A case that says what gpuscale does not know would fail only after its first run.
     strategies: object = case.strategies
     if isinstance(strategies, str) or not set(case.strategies) <= set(STRATEGIES):
         raise pytest.Collector.CollectError(
@@ -116,22 +205,35 @@ def _refuse_unknown_words(case: type[TrainingCase]) -> None:
         raise pytest.Collector.CollectError(
             f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(SCALING_MODES)}"
         )
+    return case
 
 
-def _refuse_namesakes(items: Sequence[pytest.Item]) -> None:
-    cases: dict[str, type[TrainingCase]] = {}
-    for item in items:
-        plan = item.stash.get(PLAN_KEY, None)
-        if plan is None:
-            continue
-        first = cases.setdefault(plan.case.name(), plan.case)
-        if first is not plan.case:
-            raise pytest.UsageError(
-                f"two cases are named {plan.case.name()}: {case_file(first)} and "
-                f"{case_file(plan.case)}; rename one, or choose one of the files"
-            )
-
-
-def case_file(case: type[TrainingCase]) -> str:
-    """The file that defines a case."""
+def _case_file(case: type[TrainingCase]) -> str:
     return str(sys.modules[case.__module__].__file__)
+
+
+def _refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None) -> None:
+    problems = []
+    for case in cases:
+        try:
+            if size is not None and case.sizes:
+                case().named_size(size)
+        except CaseError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError(f"--size {size}: {'; '.join(problems)}")
+
+
+def _lack_of_gpus(plan: ItemPlan, environment: Environment) -> str | None:
+    on_each = environment.gpus_per_node
+    if plan.strategy == "dp" and plan.gpus > on_each and environment.nodes:
+        return f"dp drives its {plan.gpus} GPUs from one process; a node has {on_each}"
+    if plan.gpus > environment.node_count * on_each:
+        return f"needs {plan.gpus} GPUs; {_found(environment, on_each)}"
+    return None
+
+
+def _found(environment: Environment, on_each: int) -> str:
+    if environment.node_count == 1:
+        return f"{on_each} found"
+    return f"{environment.node_count} nodes with {on_each} each found"

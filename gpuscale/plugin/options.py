@@ -1,274 +1,274 @@
-"""What was asked for on the command line, checked before anything starts."""
+"""What can be asked for on pytest's command line: one entry for each option.
 
-import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+pytest's help, the checks, `MeasureOptions` and docs/options.md are made from the entries. Every
+pytest run in the environment imports this file: what a check needs is imported when it is made.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from gpuscale.compare.sequential import SequentialPlan
 from gpuscale.errors import UsageError
-from gpuscale.injections import parse_injections
-from gpuscale.plugin.stopping import DEFAULT_TARGET, FEWEST_RUNS, StoppingRule
-from gpuscale.records.configuration import Precision, ScalingMode
+from gpuscale.plugin import option_values
+from gpuscale.plugin.option_values import FEWEST_RUNS
 
-STRATEGIES = ("dp", "ddp")
-SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-DEVICES = ("auto", "cuda", "cpu")
-LAUNCHERS = ("local", "slurm", "mpirun")
-DEFAULT_TIMEOUT_S = 600.0
-_LARGEST_NUMBER_OF_GPUS = 100_000
-
-T = TypeVar("T", bound=str)
+if TYPE_CHECKING:
+    from gpuscale.records.configuration import Precision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Option(NamedTuple):
+    """An option, and the attribute of `MeasureOptions` that holds what was asked for."""
+
+    usage: str
+    """The option and how its value is called, as `--run-seconds S`; without one it is a switch."""
+    meaning: str
+    read: Callable[[str, str], object] = lambda option, text: text
+    """From the option and the text given with it to its value."""
+    default: object = None
+    """The value where the option is not given; None is what depends on other things."""
+    otherwise: str = ""
+    """The default in words, where the value does not say it."""
+    see: str = ""
+    """Where docs/options.md says that more is said."""
+    heading: str = ""
+    """Of the part of docs/options.md that begins with it."""
+    several: bool = False
+    """It may be given several times."""
+    owner: str = ""
+    """A plugin whose option of this name is used where it is installed."""
+
+    @property
+    def flag(self) -> str:
+        """Such as `--run-seconds`."""
+        return self.usage.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str:
+        """What help calls the value; empty for a switch."""
+        return self.usage.partition(" ")[2]
+
+    @property
+    def default_text(self) -> str:
+        """The default as the help and docs/options.md have it."""
+        shown = f"`{self.default}`" if isinstance(self.default, str) else f"{self.default}"
+        return self.otherwise or (shown if self.metavar else "off")
+
+    def __get__(self, options: "MeasureOptions", _: type) -> object:
+        return options.values[self.flag]
+
+    def __set__(self, options: object, value: object) -> NoReturn:
+        raise AttributeError(f"{self.flag}: what was asked for does not change")
+
+    def settings(self) -> dict[str, Any] | None:
+        """What argparse is told; None where another plugin has declared the option."""
+        if self.owner and importlib.util.find_spec(self.owner) is not None:
+            return None
+        text = f"{self.meaning} (default: {self.default_text})".replace("`", "").replace("%", "%%")
+        if not self.metavar:
+            return {"action": "store_true", "help": text}
+        action = "append" if self.several else "store"
+        return {"action": action, "metavar": self.metavar, "help": text}
+
+    def value(self, given: Mapping[str, object]) -> object:
+        """What was asked for, by the options' names with underscores.
+
+        Raises:
+            UsageError: the text means nothing; the message names the remedy.
+        """
+        value = given.get(self.flag.removeprefix("--").replace("-", "_"))
+        # pytest-timeout has 0 for no timeout, which here would be no defence.
+        if value is None or (not value and not isinstance(value, str)):
+            return self.default if self.metavar else False
+        if not self.metavar:
+            return True
+        if isinstance(value, list | tuple):
+            return tuple(self.read(self.flag, str(text)) for text in value)
+        return self.read(self.flag, str(value))
+
+
+def option(usage: str, meaning: str, **settings: Any) -> Any:
+    """An `Option`, for an attribute with the type of its value."""
+    return Option(usage, meaning, **settings)
+
+
 class MeasureOptions:
     """The options of one invocation; None is what depends on the device found."""
 
-    gpus: tuple[int, ...]
-    runs: int
-    """Of each item; the most of them where there is a stopping rule."""
-    stopping: StoppingRule | None
-    baseline: Path | None
-    judging: SequentialPlan | None
-    """How many runs `baseline` may ask for; given whenever it is."""
-    strategies: tuple[str, ...]
-    device: str
-    size: str | None
-    precision: Precision
-    channels_last: bool
-    compiled: bool
-    data_root: Path | None
-    download: bool
-    data_workers: int | None
-    threads_per_rank: int
-    run_seconds: float | None
-    timeout_s: float
-    oversubscribe: bool
-    results: Path | None
-    resume: Path | None
-    injections: tuple[str, ...]
-    launcher: str
+    gpus: tuple[int, ...] = option(
+        "--gpus N,N,…",
+        "the numbers of GPUs, such as `1,2,4`; of CPU ranks, where there is no GPU. An item that "
+        "needs more than there are is skipped",
+        read=option_values.numbers_of_gpus,
+        otherwise="nothing is measured",
+        heading="what is measured",
+    )
+    strategies: tuple[str, ...] | None = option(
+        "--strategy S,S,…",
+        "only these strategies: `dp`, `ddp`",
+        read=option_values.known_strategies,
+        otherwise="the case's",
+    )
+    device: str = option(
+        "--device D",
+        "`auto`, `cuda` or `cpu`; `cuda` ends where there is no GPU, and does not measure the CPU",
+        read=partial(option_values.one_of, known=("auto", "cuda", "cpu")),
+        default="auto",
+        otherwise="`auto`: CUDA where there is a GPU",
+    )
+    launcher: str = option(
+        "--launcher L",
+        "`local` (this node), or `slurm` or `mpirun`: all nodes of the job",
+        read=partial(option_values.one_of, known=("local", "slurm", "mpirun")),
+        default="local",
+        see="nodes.md",
+    )
+    size: str | None = option(
+        "--size NAME",
+        "`full`, `smoke` or a size of your case",
+        otherwise="`full` on GPUs, `smoke` on CPU ranks",
+        heading="how it is trained",
+    )
+    precision: "Precision" = option(
+        "--precision P",
+        "`fp32`, `tf32`, `bf16`, or `fp16` with a loss scaler",
+        read=partial(option_values.one_of, known=("fp32", "tf32", "bf16", "fp16")),
+        default="fp32",
+    )
+    channels_last: bool = option("--channels-last", "images in the channels-last memory format")
+    compiled: bool = option(
+        "--compile",
+        "train through `torch.compile`; `dp` is skipped then, since its replicas are not compiled",
+    )
+    data_root: Path | None = option(
+        "--data-root DIR",
+        "train on the real data below this folder",
+        read=option_values.absolute_path,
+        otherwise="synthetic data",
+    )
+    download: bool = option("--download", "let torchvision download them into `--data-root`")
+    data_workers: int | None = option(
+        "--data-workers N",
+        "loader processes of each rank, the same for every number of GPUs; 0: the rank loads by "
+        "itself",
+        read=partial(option_values.whole_number, at_least=0),
+        otherwise="0 on CPU ranks; on GPUs one less than the node has cores for each of its GPUs, "
+        "at least 1 and at most 8",
+    )
+    threads_per_rank: int = option(
+        "--threads-per-rank N",
+        "CPU threads of each rank",
+        read=option_values.whole_number,
+        default=1,
+    )
+    oversubscribe: bool = option(
+        "--oversubscribe", "allow more CPU ranks than cores; such items are skipped otherwise"
+    )
+    runs: tuple[int | None, int] | None = option(
+        "--runs R",
+        "fresh starts of each item. `MIN:MAX` (`MIN` at least 3) stops earlier: when `--target-ci` "
+        "is met, or when `--baseline` is decided",
+        read=option_values.fewest_and_most_runs,
+        otherwise="3; with `--baseline` `3:8`",
+        heading="how long",
+    )
+    target_ci: float | None = option(
+        "--target-ci P%",
+        "how narrow the intervals are to be, half their width relative to the value; needs "
+        "`--runs MIN:MAX`",
+        read=option_values.fraction,
+        otherwise="1% with `--runs MIN:MAX`",
+    )
+    run_seconds: float | None = option(
+        "--run-seconds S",
+        "time budget for the windows of one run, start and warm-up not counted; 10 to 30 windows",
+        read=option_values.seconds,
+        otherwise="20 on GPUs, 4 on CPU ranks",
+        see="measuring.md#warm-up-and-steadiness",
+    )
+    timeout_s: float = option(
+        "--timeout S",
+        "end a run that takes longer, with the stack of every rank; where pytest-timeout is "
+        "installed, the option is its own and means the same here",
+        read=option_values.seconds,
+        default=600.0,
+        otherwise="600",
+        owner="pytest_timeout",
+    )
+    results: Path | None = option(
+        "--results FILE",
+        "a new results file",
+        read=option_values.new_file,
+        otherwise="a new one in `.gpuscale/results`",
+        heading="what becomes of it",
+    )
+    resume: Path | None = option(
+        "--resume FILE",
+        "measure only what this results file lacks, and append it",
+        read=option_values.absolute_path,
+        otherwise="a new file",
+        see="design.md#resuming",
+    )
+    baseline: Path | None = option(
+        "--baseline FILE",
+        "judge while measuring, and end with the verdict's exit code where pytest has none of its "
+        "own",
+        read=option_values.absolute_path,
+        otherwise="only measured",
+        see="comparison.md#exit-codes",
+    )
+    injections: tuple[str, ...] = option(
+        "--inject SPEC",
+        "make a fault on purpose: `data=5ms`, `slow-rank=1:1.2`, `compute=1.1`, `hang=1@50`, "
+        "`crash=0@20`; may be given several times",
+        read=lambda option, text: text.strip(),
+        default=(),
+        otherwise="none",
+        several=True,
+    )
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        """Takes the value of each option by its flag."""
+        self.values = values
+
+    @property
+    def bounds_of_runs(self) -> tuple[int | None, int]:
+        """The fewest runs of each item, None where all are made, and the most."""
+        return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
+
+
+OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(entry, Option))
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """The options by their names on pytest's command line.
+    """The options by their names on pytest's command line, with underscores.
 
     Raises:
         UsageError: a value means nothing; the message names the remedy.
     """
-    data_root = _data_root(given)
-    gpus = _gpus(_text(given, "gpus"))
-    baseline = _optional_text(given, "baseline")
-    target = _optional_text(given, "target_ci")
+    from gpuscale.injections import parse_injections
+
+    options = MeasureOptions({entry.flag: entry.value(given) for entry in OPTIONS})
+    parse_injections(options.injections)
+    for problem in _contradictions(options):
+        raise UsageError(problem)
+    return options
+
+
+def _contradictions(options: MeasureOptions) -> Iterator[str]:
+    root, baseline, target = options.data_root, options.baseline, options.target_ci
+    if root is None and options.download:
+        yield "--download: there is nowhere to put the data; add --data-root DIR"
+    if root is not None and not options.download and not root.is_dir():
+        yield f"--data-root: {root} is not a folder; create it with the data, or add --download"
+    if options.resume is not None and options.results is not None:
+        yield "--resume appends to the file it names, so --results has no meaning; leave out one"
     if baseline is not None and target is not None:
-        raise UsageError(
-            "--baseline and --target-ci both decide when there are enough runs; leave out one"
-        )
-    fewest, most = _runs(_optional_text(given, "runs") or ("3" if baseline is None else "3:8"))
-    return MeasureOptions(
-        gpus=gpus,
-        runs=most,
-        stopping=None if baseline is not None else _stopping(fewest, most, target),
-        baseline=None if baseline is None else Path(baseline).expanduser().absolute(),
-        judging=None if baseline is None else _judging(fewest, most),
-        strategies=_strategies(given.get("strategy")),
-        device=_one_of("--device", _text(given, "device"), DEVICES),
-        size=_optional_text(given, "size"),
-        precision=_one_of("--precision", _text(given, "precision"), PRECISIONS),
-        channels_last=bool(given.get("channels_last")),
-        compiled=bool(given.get("compile")),
-        data_root=data_root,
-        download=bool(given.get("download")),
-        data_workers=(
-            None
-            if given.get("data_workers") is None
-            else _whole_number("--data-workers", _text(given, "data_workers"), at_least=0)
-        ),
-        threads_per_rank=_whole_number(
-            "--threads-per-rank", _text(given, "threads_per_rank"), at_least=1
-        ),
-        run_seconds=(
-            None
-            if given.get("run_seconds") is None
-            else _seconds("--run-seconds", _text(given, "run_seconds"))
-        ),
-        timeout_s=_timeout(given.get("timeout")),
-        oversubscribe=bool(given.get("oversubscribe")),
-        results=_results(given),
-        resume=_resume(given),
-        injections=_injections(given.get("inject"), gpus),
-        launcher=_one_of("--launcher", _text(given, "launcher"), LAUNCHERS),
-    )
-
-
-def _runs(text: str) -> tuple[int | None, int]:
-    """The fewest runs, None where there is no choice, and the most."""
-    first, colon, last = text.partition(":")
-    if not colon:
-        return None, _whole_number("--runs", text, at_least=1)
-    # The whole of it is what a user can copy.
-    example = f"{FEWEST_RUNS}:8"
-    minimum = _whole_number("--runs", first, at_least=FEWEST_RUNS, example=example)
-    maximum = _whole_number("--runs", last, at_least=FEWEST_RUNS, example=example)
-    if maximum < minimum:
-        raise UsageError(f"--runs: {text} has its maximum first; write --runs {maximum}:{minimum}")
-    return minimum, maximum
-
-
-def _stopping(fewest: int | None, most: int, target: str | None) -> StoppingRule | None:
-    """The rule by which there may be fewer runs than the most."""
-    if fewest is None:
-        if target is not None:
-            raise UsageError(
-                f"--target-ci {target} needs room to stop in; write --runs "
-                f"{FEWEST_RUNS}:{max(8, most)}"
-            )
-        return None
-    width = DEFAULT_TARGET if target is None else _percentage("--target-ci", target)
-    return StoppingRule(minimum_runs=fewest, target=width)
-
-
-def _judging(fewest: int | None, most: int) -> SequentialPlan:
-    """How many runs judging may ask for: a loss is confirmed by runs made after it was seen."""
-    if fewest is None or fewest == most:
-        raise UsageError(
-            f"--baseline needs room for runs that confirm a loss; write --runs {FEWEST_RUNS}:"
-            f"{max(8, most)}, or leave --runs out"
-        )
-    return SequentialPlan(fewest_runs=fewest, most_runs=most)
-
-
-def _percentage(option: str, text: str) -> float:
-    number, sign, rest = text.strip().partition("%")
-    try:
-        fraction = float(number) / 100 if sign and not rest else math.nan
-    except ValueError:
-        fraction = math.nan
-    if not 0 < fraction < 1:
-        raise UsageError(
-            f"{option}: '{text}' is not a percentage above 0% and below 100%; try {option} 1%"
-        )
-    return fraction
-
-
-def _injections(value: object, gpus: tuple[int, ...]) -> tuple[str, ...]:
-    texts = tuple(str(text).strip() for text in value) if isinstance(value, list | tuple) else ()
-    for text, injection in zip(texts, parse_injections(texts), strict=True):
-        if injection.rank is not None and injection.rank >= max(gpus):
-            raise UsageError(
-                f"--inject: '{text}' would never happen: on {max(gpus)} GPUs the ranks are "
-                f"0 to {max(gpus) - 1}; choose one of them, or more GPUs"
-            )
-    return texts
-
-
-def _gpus(text: str) -> tuple[int, ...]:
-    counts = tuple(
-        _whole_number("--gpus", part, at_least=1, at_most=_LARGEST_NUMBER_OF_GPUS)
-        for part in text.split(",")
-    )
-    if len(set(counts)) != len(counts):
-        raise UsageError(f"--gpus {text}: a number is given twice; name each once, e.g. 1,2,4")
-    return tuple(sorted(counts))
-
-
-def _whole_number(
-    option: str,
-    text: str,
-    *,
-    at_least: int,
-    at_most: int | None = None,
-    example: str | None = None,
-) -> int:
-    example = example or ("1,2,4" if option == "--gpus" else str(max(1, at_least)))
-    try:
-        number = int(text.strip(), 10)
-    except ValueError:
-        raise UsageError(
-            f"{option}: '{text}' is not a whole number; for example {option} {example}"
-        ) from None
-    if number < at_least or (at_most is not None and number > at_most):
-        limit = f"at least {at_least}" if number < at_least else f"at most {at_most}"
-        raise UsageError(f"{option}: {number} is not {limit}; for example {option} {example}")
-    return number
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"{option}: '{text}' is not a number of seconds above 0; try {option} 60")
-    return seconds
-
-
-def _timeout(value: object) -> float:
-    # pytest-timeout's own default is 0 or None: no timeout, which here would be no defence.
-    if value is None or value == 0:
-        return DEFAULT_TIMEOUT_S
-    return _seconds("--timeout", str(value))
-
-
-def _strategies(value: object) -> tuple[str, ...]:
-    if value is None:
-        return STRATEGIES
-    names = [_one_of("--strategy", part.strip(), STRATEGIES) for part in str(value).split(",")]
-    return tuple(dict.fromkeys(names))
-
-
-def _one_of(option: str, text: str, known: tuple[T, ...]) -> T:
-    for name in known:
-        if text == name:
-            return name
-    raise UsageError(f"{option}: there is no '{text}'; choose from {', '.join(known)}")
-
-
-def _data_root(given: Mapping[str, object]) -> Path | None:
-    text = _optional_text(given, "data_root")
-    if text is None:
-        if given.get("download"):
-            raise UsageError("--download: there is nowhere to put the data; add --data-root DIR")
-        return None
-    root = Path(text).expanduser().absolute()
-    if not root.is_dir() and not given.get("download"):
-        raise UsageError(
-            f"--data-root: {text} is not a folder; create it with the data, or add --download"
-        )
-    return root
-
-
-def _results(given: Mapping[str, object]) -> Path | None:
-    text = _optional_text(given, "results")
-    if text is None:
-        return None
-    path = Path(text).expanduser().absolute()
-    if os.path.lexists(path):
-        raise UsageError(
-            f"--results: {text} exists already; name a new file (results are never overwritten)"
-        )
-    return path
-
-
-def _resume(given: Mapping[str, object]) -> Path | None:
-    text = _optional_text(given, "resume")
-    if text is None:
-        return None
-    if given.get("results") is not None:
-        raise UsageError(
-            "--resume appends to the file it names, so --results has no meaning; leave out one"
-        )
-    return Path(text).expanduser().absolute()
-
-
-def _text(given: Mapping[str, object], name: str) -> str:
-    return str(given[name])
-
-
-def _optional_text(given: Mapping[str, object], name: str) -> str | None:
-    value = given.get(name)
-    return None if value is None else str(value)
+        yield "--baseline and --target-ci both decide when there are enough runs; leave out one"
+    fewest, most = options.bounds_of_runs
+    room = f"write --runs {FEWEST_RUNS}:{max(8, most)}"
+    if target is not None and fewest is None:
+        yield f"--target-ci {target * 100:g}% needs room to stop in; {room}"
+    if baseline is not None and fewest in (None, most):
+        yield f"--baseline needs room for runs that confirm a loss; {room}, or leave --runs out"

@@ -1,43 +1,132 @@
-"""One pytest invocation that measures: from items to runs, results file and table."""
+"""One pytest invocation that measures: from items to runs, results file, table and exit code."""
 
+import os
+import subprocess
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher
+from gpuscale.launch.choice import launcher_by_name
 from gpuscale.launch.termination import RunTerminated
-from gpuscale.night.attempt import LeftOut, left_out_property
-from gpuscale.plugin.clock import BenchmarkFixture, show_windows
-from gpuscale.plugin.confirming import BaselineJudge
-from gpuscale.plugin.exit_status import status_of_verdict, status_without_verdict
+from gpuscale.night.attempt import LeftOut, left_out_property, tell_night
+from gpuscale.plugin import terminal
 from gpuscale.plugin.items import (
-    CLOCK_KEY,
     ItemPlan,
+    order_by_run,
     parametrize,
     plan_of,
-    prepare_and_order,
-)
-from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.progress import progress_line, terminal_stream
-from gpuscale.plugin.recorder import Recorder
-from gpuscale.plugin.requests import (
-    refuse_absent_ranks,
-    refuse_unknown_size,
+    refuse_unmeasurable,
     run_request,
     skip_reason,
 )
-from gpuscale.plugin.resuming import is_recorded, point_key, refuse_other_configurations
-from gpuscale.plugin.stopping import settled_after
-from gpuscale.plugin.summary import header_lines, run_word, summary_lines
-from gpuscale.records import Environment, Run, RunRequest
+from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.plugin.results_file import (
+    Recorder,
+    is_recorded,
+    refuse_other_configurations,
+    refuse_other_environment,
+)
+from gpuscale.plugin.stopping import (
+    BaselineJudge,
+    StoppingRule,
+    status_of_verdict,
+    status_without_verdict,
+)
+from gpuscale.records import Run, RunRequest, Window
 from gpuscale.report.colour import Palette
-from gpuscale.store import ResumedResults
-from gpuscale.version import __version__
+from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
+from gpuscale.units import format_seconds
 
-_MEASURED = pytest.StashKey[bool]()
+_IS_MEASURED = pytest.StashKey[bool]()
+
+
+def start_session(config: pytest.Config) -> None:
+    """Check the options and the machine, and register what measures.
+
+    Raises:
+        pytest.UsageError: an option or the machine does not allow what was asked for.
+    """
+    if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
+        )
+    if not hasattr(config.option, "benchmark_columns"):
+        raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
+    try:
+        options = parse_options(vars(config.option))
+        session = _session(config, options)
+    except GpuscaleError as error:
+        tell_night(error, os.environ)
+        raise pytest.UsageError(str(error)) from None
+    if config.option.verbose == 0:
+        # A line for each item, with its step time: runs take seconds, dots say too little.
+        config.option.verbose = 1
+    if config.option.benchmark_columns is None:
+        # All ten columns are 200 characters wide.
+        config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
+    config.pluginmanager.register(session, "gpuscale-session")
+
+
+def _session(config: pytest.Config, options: MeasureOptions) -> "MeasuringSession":
+    file = options.resume or options.results
+    folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
+    refuse_unwritable(folder)
+    launcher = launcher_by_name(options.launcher, device=options.device, folder=folder)
+    environment = replace(launcher.environment, cases_revision=_cases_revision(config.rootpath))
+    if options.precision == "tf32" and environment.device == "cpu":
+        raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+    resumed = None if options.resume is None else ResumedResults(options.resume)
+    if resumed is not None:
+        refuse_other_environment(resumed.path, resumed.results, environment, options.injections)
+    recorder = Recorder(
+        environment, options, folder=folder, resumed=resumed, samples_on_nodes=launcher.samples
+    )
+    return MeasuringSession(config, options, launcher, recorder, BaselineJudge.of(options))
+
+
+def _cases_revision(folder: Path) -> str | None:
+    """The git revision of the cases' folder, with `-dirty` for uncommitted changes there."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
+
+
+class WindowClock:
+    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time on this clock, in seconds."""
+        return self._now_s
+
+    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
+        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
+        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
+
+        def advance() -> None:
+            # pedantic makes one more call for the target's result, which no window stands for.
+            self._now_s += next(step_times_s, 0.0)
+
+        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
+
+
+_CLOCK = pytest.StashKey[WindowClock]()
 
 
 class MeasuringSession:
@@ -48,24 +137,16 @@ class MeasuringSession:
         config: pytest.Config,
         options: MeasureOptions,
         launcher: Launcher,
-        environment: Environment,
-        resumed: ResumedResults | None,
+        recorder: Recorder,
         judge: BaselineJudge | None,
     ) -> None:
-        self._options = options
-        self._judge = judge
-        self._launcher = launcher
-        self._resumed = resumed
-        self._recorder = Recorder(
-            environment,
-            results=options.results,
-            folder=Path(config.invocation_params.dir),
-            injections=options.injections,
-            resumed=resumed,
-            samples_on_nodes=launcher.samples,
-        )
         self._config = config
-        self._terminal = terminal_stream()
+        self._options = options
+        self._launcher = launcher
+        self._recorder = recorder
+        self._judge = judge
+        self._stopping = StoppingRule.of(options)
+        self._terminal = terminal.own_stream()
         self._words: dict[str, str] = {}
         self._skips: Counter[str] = Counter()
         self._failed_tests: set[str] = set()
@@ -77,8 +158,8 @@ class MeasuringSession:
 
     def pytest_report_header(self) -> list[str]:
         """Say what is measured on, before anything is."""
-        environment = self._recorder.environment
-        return list(header_lines(__version__, environment, self._options, self._resumed))
+        recorder = self._recorder
+        return list(terminal.header_lines(recorder.environment, self._options, recorder.resumed))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -88,33 +169,34 @@ class MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Order items run by run.
+        """Give our items their clocks, and order all items run by run.
 
         Raises:
             pytest.UsageError: they cannot be measured together, not in the size that was asked
                 for, or not into the resumed file.
         """
-        prepare_and_order(items)
-        plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        for item in items:
+            if (plan := plan_of(item)) is not None:
+                item.stash[_CLOCK] = clock = WindowClock()
+                group = f"{plan.key.case}/{plan.strategy}"
+                item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
+                if item.config.pluginmanager.hasplugin("timeout"):
+                    # Runs have a timeout of their own; pytest-timeout's would end the session.
+                    item.add_marker(pytest.mark.timeout(0))
+        order_by_run(items)
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
-        try:
-            refuse_unknown_size({plan.case for plan in plans}, self._options.size)
-            refuse_absent_ranks(plans, self._options.injections)
-        except GpuscaleError as error:
-            raise pytest.UsageError(str(error)) from None
+        plans = [plan for item in items if (plan := plan_of(item)) is not None]
         requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
-        if self._judge is not None:
-            self._judge.judge_only(
-                {f"{plan.key.case}/{plan.key.strategy}" for plan in plans},
-                {request.configuration for request in requests},
-            )
-        if self._resumed is None:
-            return
         try:
-            refuse_other_configurations(self._resumed.path, self._resumed.results.runs, requests)
+            refuse_unmeasurable(plans, self._options)
+            if (resumed := self._recorder.resumed) is not None:
+                refuse_other_configurations(resumed.path, resumed.results.runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
+        if self._judge is not None:
+            self._judge.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
+            self._judge.configurations = {request.configuration for request in requests}
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """What the `scaling` fixture hands to a test."""
@@ -127,15 +209,23 @@ class MeasuringSession:
             self._skips[reason] += 1
             item.user_properties.append(left_out_property(why))
             pytest.skip(reason)
-        benchmark: BenchmarkFixture = request.getfixturevalue("benchmark")
+        benchmark = request.getfixturevalue("benchmark")
 
         def measure() -> Run:
-            if item.stash.get(_MEASURED, False):
+            if item.stash.get(_IS_MEASURED, False):
                 pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
-            item.stash[_MEASURED] = True
+            item.stash[_IS_MEASURED] = True
             return self._measure(item, plan, benchmark)
 
         return measure
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """A test that passes without having measured would be a false green."""
+        outcome = yield
+        if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_IS_MEASURED, False):
+            pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
+        return outcome
 
     def _request(self, plan: ItemPlan) -> RunRequest | str:
         """The request for an item, or why there is none."""
@@ -146,60 +236,27 @@ class MeasuringSession:
 
     def _left_out(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
         """Why an item makes no run, in words and for a night; None where it must."""
-        environment = self._recorder.environment
+        environment, resumed = self._recorder.environment, self._recorder.resumed
         if reason := skip_reason(plan, environment, self._options):
             there = environment.node_count * environment.gpus_per_node
             lacks = environment.device == "cuda" and plan.gpus > there
             return reason, "GPUs missing" if lacks else "cannot be measured"
-        reason = self._reason_to_leave_out(plan)
-        return None if reason is None else (reason, "needless")
-
-    def _reason_to_leave_out(self, plan: ItemPlan) -> str | None:
-        """Why an item that could be measured need not be; None where it must."""
-        request = self._request(plan)
+        request, rule = self._request(plan), self._judge or self._stopping
         if isinstance(request, str):
             return None
-        if self._resumed is not None and is_recorded(request, self._resumed.results.runs):
-            return f"measured before, in {self._resumed.path.name}"
-        if self._judge is not None:
-            return self._judge.reason_to_leave_out(plan.key, plan.run, self._recorder.measured)
-        if self._options.stopping is None:
-            return None
-        count = settled_after(
-            point_key(request),
-            self._recorder.runs,
-            self._options.stopping,
-            gpus=self._options.gpus,
-        )
-        return None if count is None else f"settled after {count} runs"
+        if resumed is not None and is_recorded(request, resumed.results.runs):
+            return f"measured before, in {resumed.path.name}", "needless"
+        if rule and (reason := rule.reason_to_leave_out(request, self._recorder.measured)):
+            return reason, "needless"
+        return None
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-        """A test that passes without having measured would be a false green."""
-        outcome = yield
-        if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_MEASURED, False):
-            pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
-        return outcome
-
-    def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: BenchmarkFixture) -> Run:
+    def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
         # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
         benchmark.skipped = True
         request = self._request(plan)
         if isinstance(request, str):
             pytest.fail(request, pytrace=False)
-        try:
-            with (
-                progress_line(self._terminal, self._launcher),
-                self._recorder.sampling(request) as sampling,
-            ):
-                run = self._launcher.run(request)
-                run = self._recorder.append(run, sampling)
-        except RunTerminated as terminated:
-            # A scheduler's way to say that time is up: what comes after would be killed.
-            pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
-        except FileError as error:
-            # The next run would be lost as this one is, after as long a time.
-            pytest.exit(f"{error}; earlier runs are kept", returncode=CANNOT_WRITE)
+        run = self._run(request)
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Nothing is broken, and there is no number either: neither passed nor failed.
@@ -218,9 +275,23 @@ class MeasuringSession:
             benchmark.extra_info["injections"] = list(request.injections)
         benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
         benchmark.skipped = False
-        show_windows(benchmark, item.stash[CLOCK_KEY], run.windows, run.steps_per_window)
-        self._words[item.nodeid] = run_word(run)
+        item.stash[_CLOCK].show(benchmark, run.windows, run.steps_per_window)
+        self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step"
         return run
+
+    def _run(self, request: RunRequest) -> Run:
+        try:
+            with (
+                terminal.progress_line(self._terminal, self._launcher),
+                self._recorder.sampling(request) as sampling,
+            ):
+                return self._recorder.append(self._launcher.run(request), sampling)
+        except RunTerminated as terminated:
+            # A scheduler's way to say that time is up: what comes after would be killed.
+            pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
+        except FileError as error:
+            # The next run would be lost as this one is, after as long a time.
+            pytest.exit(f"{error}; earlier runs are kept", returncode=CANNOT_WRITE)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Remember that the session was ended before its time, by Ctrl-C or by itself."""
@@ -242,24 +313,30 @@ class MeasuringSession:
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
         """Put the step time beside PASSED."""
         if report.when == "call" and report.passed and report.nodeid in self._words:
-            return "passed", ".", (f"PASSED {self._words[report.nodeid]}", {"green": True})
+            return "passed", ".", (self._words[report.nodeid], {"green": True})
         return None
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the scaling table and where the results are."""
+        """Print the scaling table, where the results are, and the verdict."""
         if self._config.option.collectonly:
             return
+        results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
-        for line in summary_lines(self._recorder, self._options, interrupted=self._interrupted):
+        for line in terminal.summary_lines(
+            results,
+            self._recorder.path,
+            self._stopping,
+            new_runs=self._recorder.new_runs,
+            interrupted=self._interrupted,
+        ):
             terminalreporter.write_line(line)
-        if self._judge is not None and self._recorder.runs:
+        if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
-            colour = terminalreporter.hasmarkup
-            verdict = self._judge.lines(
-                self._recorder.measured, Palette(colour=colour), exit_code=self._exit_code
-            )
-            for line in verdict:
+            palette = Palette(colour=terminalreporter.hasmarkup)
+            for line in terminal.verdict_lines(
+                self._judge, results, palette, exit_code=self._exit_code
+            ):
                 terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")

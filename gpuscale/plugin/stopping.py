@@ -1,78 +1,192 @@
-"""When enough runs have been made: the rule behind `--runs MIN:MAX --target-ci`."""
+"""When enough runs of an item are made, by intervals or a verdict; and a session's exit code."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from gpuscale.records import Estimate, Run
+import pytest
+
+from gpuscale.compare.sequential import SequentialPlan, Step, next_step
+from gpuscale.errors import ExitCode
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
+from gpuscale.store import read_baseline
 
-FEWEST_RUNS = 3
-"""With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
-DEFAULT_TARGET = 0.01
+_DEFAULT_TARGET = 0.01
+_VERDICT_MAY_REPLACE = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
+
+
+def point_key(request: RunRequest) -> PointKey:
+    """The point that the request's run will belong to."""
+    return PointKey(
+        request.configuration, request.gpus, request.batch_per_gpu, request.sample_shape
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
-    """Runs of an item go on until its intervals are narrow, within bounds."""
+    """Runs go on until their intervals are narrow: `--runs MIN:MAX --target-ci`."""
 
     minimum_runs: int
     """Valid runs before the intervals are looked at."""
     target: float
     """Half of a 95% interval, relative to its value, that is narrow enough."""
+    gpus: tuple[int, ...]
+    """The numbers of GPUs that are being measured: only their speedups hold up T(1)."""
+
+    @classmethod
+    def of(cls, options: MeasureOptions) -> "StoppingRule | None":
+        """The rule that was asked for; None where a baseline decides, or all runs are made."""
+        fewest, _ = options.bounds_of_runs
+        if options.baseline is not None or fewest is None:
+            return None
+        target = options.target_ci or _DEFAULT_TARGET
+        return cls(minimum_runs=fewest, target=target, gpus=options.gpus)
+
+    def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
+        """Why a run would tell nothing more; None where it is needed."""
+        count = self.settled_after(point_key(request), results.runs)
+        return None if count is None else f"settled after {count} runs"
+
+    def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
+        """After how many valid runs a point is known well enough; None where runs must go on.
+
+        A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
+        S(n) that is taken over it. A speedup without a value, because one of its ends has only
+        failed so far, is not waited for.
+
+        Args:
+            key: The point.
+            runs: All runs so far, of this point and of others.
+        """
+        points = {point.point_key: point for point in scaling_points(runs)}
+        point = points.get(key)
+        if point is None or point.valid_runs < self.minimum_runs:
+            return None
+        if key.gpus > 1:
+            speedups = [point.speedup]
+        else:
+            references = References(k for k, its in points.items() if its.step_time_s is not None)
+            speedups = [
+                its.speedup
+                for other, its in points.items()
+                if other.gpus > 1 and other.gpus in self.gpus and references.of(other) == key
+            ]
+        return point.valid_runs if self._are_narrow(point.step_time_s, *speedups) else None
+
+    def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
+        """The points whose own T or S is not known well enough, but for those that only failed."""
+        return tuple(
+            point
+            for point in scaling_points(runs)
+            if point.valid_runs
+            and point.key.gpus in self.gpus
+            and not (
+                point.valid_runs >= self.minimum_runs
+                and self._are_narrow(
+                    point.step_time_s, None if point.key.gpus == 1 else point.speedup
+                )
+            )
+        )
+
+    def _are_narrow(self, *estimates: Estimate | None) -> bool:
+        """Whether the intervals of those that are known are within the target."""
+        return all(
+            estimate.low is not None
+            and estimate.high is not None
+            and (estimate.high - estimate.low) / 2 / estimate.value <= self.target
+            for estimate in estimates
+            if estimate is not None
+        )
 
 
-def settled_after(
-    key: PointKey, runs: Sequence[Run], rule: StoppingRule, *, gpus: Collection[int]
-) -> int | None:
-    """After how many valid runs a point is known well enough; None where runs must go on.
+@dataclass(slots=True, kw_only=True)
+class BaselineJudge:
+    """Runs go on until the verdict is decided: `--baseline FILE`."""
 
-    A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
-    S(n) that is taken over it. A speedup without a value, because one of its ends has only
-    failed so far, is not waited for.
+    path: Path
+    baseline: Baseline
+    plan: SequentialPlan
+    gpus: tuple[int, ...]
+    cases: Collection[str] | None = None
+    """Each as `mnist_cnn/ddp`; the others are not measured, and so not judged."""
+    configurations: Collection[Configuration] | None = None
+    """In which they are measured, as far as they can be."""
+    _judged: tuple[int, Step] | None = None
+    """After how many runs, and what was said then."""
 
-    Args:
-        key: The point.
-        runs: All runs so far, of this point and of others.
-        rule: What is narrow enough.
-        gpus: The numbers of GPUs that are being measured: only their speedups hold up T(1).
-    """
-    points = {point.point_key: point for point in scaling_points(runs)}
-    point = points.get(key)
-    if point is None or point.valid_runs < rule.minimum_runs:
+    @classmethod
+    def of(cls, options: MeasureOptions) -> "BaselineJudge | None":
+        """The judge by the baseline that was asked for; None without one.
+
+        Raises:
+            FileError: the baseline cannot be read.
+        """
+        fewest, most = options.bounds_of_runs
+        if options.baseline is None or fewest is None:
+            return None
+        plan = SequentialPlan(fewest_runs=fewest, most_runs=most)
+        baseline = read_baseline(options.baseline)
+        return cls(path=options.baseline, baseline=baseline, plan=plan, gpus=options.gpus)
+
+    def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
+        """Why a run would tell nothing more; None where it is needed."""
+        if request.index <= self.plan.fewest_runs:
+            return None
+        step = self._step_after(results)
+        if request.key in step.needs_runs:
+            return None
+        for progress in step.entries:
+            if progress.entry.key == request.key:
+                verdict = progress.entry.verdict.value
+                after = progress.looked_after
+                return verdict if after is None else f"{verdict} after {after} runs"
         return None
-    if key.gpus > 1:
-        speedups = [point.speedup]
-    else:
-        references = References(key for key, its in points.items() if its.step_time_s is not None)
-        speedups = [
-            its.speedup
-            for other, its in points.items()
-            if other.gpus > 1 and other.gpus in gpus and references.of(other) == key
-        ]
-    needed = [estimate for estimate in (point.step_time_s, *speedups) if estimate is not None]
-    return point.valid_runs if all(_is_narrow(estimate, rule) for estimate in needed) else None
+
+    def comparison(self, results: Results) -> Comparison:
+        """The verdict on everything that the session measured."""
+        return self._step_after(results).comparison
+
+    def _step_after(self, results: Results) -> Step:
+        # Judging looks at every run again, and pytest asks before each item.
+        if self._judged is None or self._judged[0] != len(results.runs):
+            step = next_step(
+                self.baseline,
+                [results],
+                self.plan,
+                cases=self.cases,
+                gpus=self.gpus,
+                configurations=self.configurations,
+            )
+            self._judged = len(results.runs), step
+        return self._judged[1]
 
 
-def unsettled_points(
-    runs: Sequence[Run], rule: StoppingRule, *, gpus: Collection[int]
-) -> tuple[ScalingPoint, ...]:
-    """The points whose own T or S is not known well enough, but for those that only failed."""
-    return tuple(
-        point
-        for point in scaling_points(runs)
-        if point.valid_runs
-        and point.key.gpus in gpus
-        and not (point.valid_runs >= rule.minimum_runs and _has_narrow_intervals(point, rule))
-    )
+def status_of_verdict(
+    given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
+) -> int:
+    """The verdict's exit code, unless what pytest would end with says more.
+
+    A test that failed without a failed run does; and beside a failed run nothing is a pass.
+    """
+    if given not in _VERDICT_MAY_REPLACE or failed_tests:
+        return given
+    if comparison is None:
+        return ExitCode.NOTHING_COMPARABLE
+    if failed_runs and comparison.exit_code is ExitCode.OK:
+        return ExitCode.INCONCLUSIVE
+    return comparison.exit_code
 
 
-def _has_narrow_intervals(point: ScalingPoint, rule: StoppingRule) -> bool:
-    speedup = None if point.key.gpus == 1 else point.speedup
-    known = [estimate for estimate in (point.step_time_s, speedup) if estimate is not None]
-    return all(_is_narrow(estimate, rule) for estimate in known)
-
-
-def _is_narrow(estimate: Estimate, rule: StoppingRule) -> bool:
-    if estimate.low is None or estimate.high is None:
-        return False
-    return (estimate.high - estimate.low) / 2 / estimate.value <= rule.target
+def status_without_verdict(given: int, *, measured: bool, valid: bool, needless: bool) -> int:
+    """What pytest would end with, but never 0 where runs were to be made and gave no number."""
+    if given != pytest.ExitCode.OK or valid:
+        return given
+    if measured:
+        return pytest.ExitCode.TESTS_FAILED
+    return given if needless else pytest.ExitCode.NO_TESTS_COLLECTED

@@ -1,0 +1,207 @@
+"""The results file of a session: where runs go, and whether they may join those it has."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.errors import UsageError
+from gpuscale.host import VARIABLES_OF_THE_JOB
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.stopping import point_key
+from gpuscale.records import Environment, Results, Run, RunRequest
+from gpuscale.records.configuration import differences
+from gpuscale.run_directory import NodeSamples
+from gpuscale.scaling import PointKey
+from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
+from gpuscale.telemetry import TelemetryReport
+from gpuscale.telemetry.beside_run import RunSampling, sampling_beside
+from gpuscale.telemetry.on_nodes import NodeSampling
+from gpuscale.version import __version__
+
+_NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
+# A job that was killed goes on in another job, and on another node of the same kind; what is said
+# of the rest in other words than the field's stands here too.
+_NOT_COMPARED = frozenset(("host", "kernel", "scheduler", "job_id", "gpus", "nodes", "variables"))
+_LOADED_DRIVER = Path("/sys/module/nvidia/version")
+_REMEDY = (
+    "measure into a new file, without --resume; gpuscale compare and baseline record take several"
+)
+
+
+class Recorder:
+    """Keeps the runs of a session: on disk the moment they end, and for the table.
+
+    The file is created with the first of them. With `resumed`, its runs come first and new ones
+    are appended to its file.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        options: MeasureOptions,
+        *,
+        folder: Path,
+        resumed: ResumedResults | None = None,
+        samples_on_nodes: Callable[[], Sequence[NodeSamples]],
+    ) -> None:
+        now = datetime.now(UTC)
+        self.environment = environment
+        self.resumed = resumed
+        self.path = options.resume or options.results or default_results_path(folder, now)
+        self.new_runs: list[Run] = []
+        self._created_at = now
+        self._before = Results(
+            created_at=now.isoformat(timespec="milliseconds"),
+            gpuscale_version=__version__,
+            environment=environment,
+            injections=options.injections,
+        )
+        if resumed is not None:
+            self._before = resumed.results
+        self._samples_on_nodes = samples_on_nodes
+        self._writer: ResultsWriter | ResumedResults | None = resumed
+
+    @property
+    def measured(self) -> Results:
+        """Everything that the results file holds, earlier runs included."""
+        return replace(self._before, runs=(*self._before.runs, *self.new_runs))
+
+    @contextmanager
+    def sampling(self, request: RunRequest) -> Iterator[RunSampling | NodeSampling | None]:
+        """Sample the devices of a run for as long as the context lasts; None on CPU."""
+        has_gpus = any(gpu.index in request.devices for gpu in self.environment.gpus)
+        if has_gpus and self.environment.nodes:
+            yield NodeSampling(self._samples_on_nodes)
+            return
+        with sampling_beside(request, self.environment) as sampling:
+            yield sampling
+
+    def append(self, run: Run, sampling: RunSampling | NodeSampling | None) -> Run:
+        """Write a run with its telemetry to the disk.
+
+        Raises:
+            FileError: the run is not in the file; the runs before it are.
+        """
+        telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
+        run = replace(
+            run,
+            gpu_summaries=telemetry.gpu_summaries,
+            telemetry_absent=telemetry.absent,
+            allocation=self.environment.job_id,
+        )
+        if telemetry.driver_version is not None:
+            self.environment = replace(self.environment, driver_version=telemetry.driver_version)
+        if self._writer is None:
+            self._before = replace(self._before, environment=self.environment)
+            self._writer = ResultsWriter(
+                self.path,
+                environment=self.environment,
+                created_at=self._created_at,
+                injections=self._before.injections,
+            )
+        self._writer.append(run)
+        self.new_runs.append(run)
+        return run
+
+    def close(self) -> None:
+        """Close the results file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
+    """Whether a valid run of that number is among the runs; a failed one is made again."""
+    return any(
+        run.is_valid and run.index == request.index and PointKey.of(run) == point_key(request)
+        for run in runs
+    )
+
+
+def refuse_other_environment(
+    path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
+) -> None:
+    """Checks that runs measured now mean the same as those in the file.
+
+    Raises:
+        UsageError: naming every difference.
+    """
+    then, driver = recorded.environment, environment.driver_version or _loaded_driver()
+    if driver is None or then.driver_version is None:
+        then = replace(then, driver_version=driver)
+    found = _differences(
+        _compared(then, recorded.gpuscale_version, recorded.injections),
+        _compared(replace(environment, driver_version=driver), __version__, injections),
+    )
+    if found:
+        raise UsageError(
+            f"--resume: {path} was measured in another environment ({'; '.join(found)}); {_REMEDY}"
+        )
+
+
+def refuse_other_configurations(
+    path: Path, runs: Sequence[Run], requests: Iterable[RunRequest]
+) -> None:
+    """Checks that what is asked for is trained as the same case and strategy in the file was.
+
+    Raises:
+        UsageError: naming the first difference.
+    """
+    for request in requests:
+        for run in runs:
+            if run.configuration.label == request.configuration.label:
+                found = _other_training(run, request)
+                if found:
+                    raise UsageError(
+                        f"--resume: {path} has {run.key.label} measured in another way "
+                        f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
+                    )
+
+
+def _compared(
+    environment: Environment, version: str, injections: tuple[str, ...]
+) -> dict[str, object]:
+    """What must be the same, in the words of a refusal."""
+    variables = environment.variables
+    return {
+        "gpuscale": version,
+        "injections": ", ".join(injections) or "none",
+        "GPUs": ", ".join(gpu.name for gpu in environment.gpus) or "none",
+        "nodes": environment.node_count,
+        "GPUs per node": environment.gpus_per_node,
+        **{
+            name: getattr(environment, name)
+            for name in Environment.__struct_fields__
+            if name not in _NOT_COMPARED
+        },
+        **{name: variables[name] for name in sorted(variables.keys() - VARIABLES_OF_THE_JOB)},
+    }
+
+
+def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    return [
+        f"{name}: {then.get(name, 'not set')} → {now.get(name, 'not set')}"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _loaded_driver() -> str | None:
+    # NVML tells it only once a run is being sampled, which is too late to refuse.
+    try:
+        return _LOADED_DRIVER.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _other_training(run: Run, request: RunRequest) -> list[str]:
+    found = [*differences(run.configuration, request.configuration)]
+    if run.gpus == request.gpus:
+        shapes = (
+            {"batch_per_gpu": each.batch_per_gpu, "sample_shape": each.sample_shape}
+            for each in (run, request)
+        )
+        found += _differences(*shapes)
+    return found

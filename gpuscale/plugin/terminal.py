@@ -1,0 +1,181 @@
+"""What a session says of itself: its first lines, how far a run is, and the closing tables."""
+
+import io
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import date
+from pathlib import Path
+from typing import TextIO
+
+from gpuscale.diagnose import diagnose
+from gpuscale.launch import Launcher
+from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
+from gpuscale.records import Environment, Results, Run
+from gpuscale.report.budget_text import budget_lines
+from gpuscale.report.colour import Palette
+from gpuscale.report.comparison_text import comparison_text
+from gpuscale.report.injection_text import injection_warning
+from gpuscale.report.progress import can_redraw, progress_text, redrawn
+from gpuscale.report.table import scaling_table, spread_text, table_notes
+from gpuscale.report.wrapping import columns_of, fitted
+from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.store import ResumedResults
+from gpuscale.validity import with_validity
+from gpuscale.version import __version__
+
+
+def own_stream() -> TextIO | None:
+    """A stream of its own to the terminal that standard output is; None where it is none.
+
+    To be asked while pytest is being configured: later, output is captured at the level of file
+    descriptors, and what pytest itself writes to leads into the capture, too.
+    """
+    try:
+        if not can_redraw(sys.stdout):
+            return None
+        return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return None
+
+
+def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
+    """Draws how far a run is behind the item's id, and erases it when the run has ended."""
+    room = 0 if stream is None else _room(columns_of(stream) or 0)
+
+    def text() -> str | None:
+        stage = launcher.progress()
+        return None if stage is None else progress_text(*stage, room)
+
+    return redrawn(stream, text, behind=True)
+
+
+def _room(columns: int) -> int:
+    """The columns behind the item's id, but for the last; 0 where the id fills its line."""
+    # pytest shows the id as seen from the folder it was started in, which is at most shorter.
+    item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+    used = (len(item) + 1) % columns if columns else 0
+    return columns - used - 1 if used else 0
+
+
+def header_lines(
+    environment: Environment, options: MeasureOptions, resumed: ResumedResults | None
+) -> Iterator[str]:
+    """The machine, and what a reader must know before anything is measured on it."""
+    if options.injections:
+        yield injection_warning(options.injections)
+    if environment.device == "cuda":
+        yield f"gpuscale {__version__}: {environment.hardware_label}, NCCL (device: cuda)"
+    else:
+        why = "--device cpu" if options.device == "cpu" else "no GPU found"
+        threads = options.threads_per_rank
+        yield (
+            f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, "
+            f"{threads} thread{'s' if threads > 1 else ''} a rank, "
+            f"on {environment.hardware_label} (device: cpu)"
+        )
+    if resumed is not None:
+        yield from _resumed_lines(resumed, environment)
+
+
+def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterator[str]:
+    runs = len(resumed.results.runs)
+    yield f"resuming {_relative(resumed.path)}: {runs} run{'' if runs == 1 else 's'} so far"
+    if resumed.copy is not None:
+        yield (
+            "its last line is cut short (was the job killed?): the first new run takes its "
+            f"place, and the file as it is goes to {resumed.copy.name}"
+        )
+    then = resumed.results.environment
+    if (then.host, then.job_id) != (environment.host, environment.job_id):
+        before, now = (
+            f"{place.host}, job {place.job_id}" if place.job_id else place.host
+            for place in (then, environment)
+        )
+        count = "one allocation" if environment.job_id in (None, then.job_id) else "two allocations"
+        yield f"begun on {before}, now on {now}: the runs of the two count as {count}"
+
+
+def summary_lines(
+    results: Results,
+    path: Path,
+    stopping: StoppingRule | None,
+    *,
+    new_runs: Sequence[Run],
+    interrupted: bool,
+) -> Iterator[str]:
+    """The closing table of everything in a session's file, and of its own runs what is amiss."""
+    if not results.runs:
+        yield "nothing was measured: no results file was written"
+        return
+    if results.injections:
+        yield injection_warning(results.injections)
+    points, columns = scaling_points(results.runs), columns_of(sys.stdout)
+    yield from scaling_table(points, results.runs, columns=columns).splitlines()
+    yield ""
+    notes = [*table_notes(points), *budget_lines(results.runs), *_failure_lines(results, new_runs)]
+    if stopping is not None:
+        notes += _stopping_lines(results, stopping)
+    if interrupted:
+        notes.append(
+            f"not all runs were made; go on with: pytest … --resume {shlex.quote(_relative(path))} "
+            "(all else as before, without --results)"
+        )
+    yield from fitted([*notes, f"results: {_relative(path)}"], columns)
+
+
+def verdict_lines(
+    judge: BaselineJudge, results: Results, palette: Palette, *, exit_code: int
+) -> Iterator[str]:
+    """The verdict against the baseline, with the exit code of the whole session."""
+    baseline = judge.baseline
+    comparison = diagnose(baseline, [results], judge.comparison(results))
+    comparison = with_validity(comparison, baseline, [results], today=date.today())
+    width = shutil.get_terminal_size().columns
+    yield from comparison_text(
+        comparison, palette, results.injections, width=width, exit_code=exit_code
+    ).splitlines()
+
+
+def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
+    failures = [(run, run.failure) for run in new_runs if run.failure is not None]
+    for run, failure in failures:
+        if failure.kind == "unsteady":
+            yield f"{run.key.label}, run {run.index}, gives no number: {failure.message}"
+    if not any(run.is_valid for run in results.runs):
+        yield "no run gave a number: there is nothing to compare"
+    failed = sum(failure.kind != "unsteady" for _, failure in failures)
+    if failed:
+        yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"
+
+
+def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
+    # Simulated: docs/design.md, "Stopping".
+    yield "runs stopped when intervals were narrow: these cover the truth a little less often"
+    for point in rule.unsettled_points(results.runs):
+        yield _unsettled_line(point, rule)
+
+
+def _unsettled_line(point: ScalingPoint, rule: StoppingRule) -> str:
+    widths = [
+        f"{name}{spread_text(estimate)}"
+        for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
+        if estimate is not None and estimate.has_interval
+    ]
+    found = f": {', '.join(widths)}" if widths else ""
+    runs = f"{point.valid_runs} run{'' if point.valid_runs == 1 else 's'}"
+    return (
+        f"not settled to ±{rule.target * 100:g} %: {point.key.label} after {runs}{found}; "
+        "go on with --resume and a larger maximum of --runs"
+    )
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,203 @@
+"""Sessions that go on from results: what they leave out, what they judge, how they end."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from changing import replace
+from measuring import Session, pytest_command, run_pytest, write_case
+
+from gpuscale.errors import ExitCode
+from gpuscale.recording import baseline_from_results
+from gpuscale.records import Results, Run
+from gpuscale.store import ResultsWriter, read_results, write_baseline
+
+QUICK = ("--device", "cpu", "--run-seconds", "0.1")
+STEADY = (1.0, 1.001, 0.999)
+NOISY = (1.0, 1.5, 0.7)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a session was killed while it wrote one of its last runs."""
+    folder = tmp_path_factory.mktemp("killed")
+    write_case(folder, "Case = Tiny")
+    path = folder / "night.jsonl"
+    process = subprocess.Popen(
+        pytest_command(*QUICK, "--gpus", "1,2", "--runs", "2", "--results", "night.jsonl"),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 200
+    while not path.exists() or path.read_bytes().count(b"\n") < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait(timeout=60)
+    lines = path.read_bytes().splitlines(keepends=True)
+    # As if the kill had come while the third run was being written.
+    path.write_bytes(b"".join(lines[:3]) + b'{"run": {"configuration"')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(killed: Path) -> Session:
+    """The session that goes on from there."""
+    arguments = ("--gpus", "1,2", "--runs", "2", "--resume", "night.jsonl", "-rs")
+    return run_pytest(killed, *QUICK, *arguments)
+
+
+def test_a_killed_session_goes_on_where_it_was(killed: Path, resumed: Session) -> None:
+    assert resumed.exit_code == 0, resumed.output
+    assert "resuming night.jsonl: 2 runs so far" in resumed.output
+    assert "its last line is cut short" in resumed.output
+    assert re.findall(r"\[(\S+)\] PASSED", resumed.output) == ["ddp-1gpu-run2", "ddp-2gpus-run2"]
+    assert "2 skipped: measured before, in night.jsonl" in resumed.output
+    runs = read_results(killed / "night.jsonl").runs
+    assert [(run.gpus, run.index) for run in runs] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    table = resumed.output.split(" scaling -")[1]
+    assert len(re.findall(r"^tiny/ddp +[12] +weak +8 +2 ", table, re.MULTILINE)) == 2
+    assert len(list(killed.glob("night.jsonl.*.cut-short"))) == 1
+
+
+def test_a_session_refuses_what_does_not_belong_together(killed: Path, resumed: Session) -> None:
+    path = killed / "night.jsonl"
+    before = path.read_bytes()
+    resume = ("--gpus", "1", "--resume", path.name)
+    other = run_pytest(killed, *QUICK, *resume, "--precision", "bf16")
+    assert other.exit_code == pytest.ExitCode.USAGE_ERROR, other.output
+    assert "precision: fp32 → bf16" in other.output
+    assert path.read_bytes() == before
+
+    header, *lines = before.decode().splitlines(keepends=True)
+    changed = json.loads(header)
+    changed["environment"]["torch_version"] = "1.0"
+    elsewhere = path.with_name("elsewhere.jsonl")
+    elsewhere.write_text("".join([json.dumps(changed) + "\n", *lines]))
+    session = run_pytest(killed, *QUICK, "--gpus", "1", "--resume", elsewhere.name)
+    assert session.exit_code == pytest.ExitCode.USAGE_ERROR, session.output
+    assert "torch_version: 1.0 → " in session.output
+    assert "Traceback" not in session.output
+
+
+@pytest.fixture(scope="module")
+def real(killed: Path, resumed: Session) -> Results:
+    """Results of this machine, with a valid run on 1 GPU."""
+    return read_results(killed / "night.jsonl")
+
+
+def lasting(real: Results, case: str, steps_s: Sequence[float]) -> list[Run]:
+    """Runs on 1 GPU as they were really made, but for how long a step took."""
+    run = next(run for run in real.runs if run.gpus == 1)
+    steps = run.steps_per_window
+    assert steps is not None
+    return [
+        replace(
+            run,
+            configuration=replace(run.configuration, case=case),
+            index=index,
+            windows=tuple(
+                replace(window, time_s=step_s * steps, busy_s=(step_s * steps,))
+                for window in run.windows
+            ),
+        )
+        for index, step_s in enumerate(steps_s, start=1)
+    ]
+
+
+def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[float]]) -> Results:
+    """A results file with such runs of some cases."""
+    with ResultsWriter(path, environment=real.environment, created_at=datetime.now(UTC)) as file:
+        for case, times_s in steps_s.items():
+            for run in lasting(real, case, times_s):
+                file.append(run)
+    return read_results(path)
+
+
+def test_a_session_leaves_out_what_is_settled_and_names_what_is_not(
+    tmp_path: Path, real: Results
+) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    write_case(tmp_path, "class Case(Tiny):\n    pass", name="test_noisy.py")
+    write_results(tmp_path / "n.jsonl", real, {"tiny": STEADY, "case": NOISY})
+    options = ("--gpus", "1", "--runs", "3:4", "--resume", "n.jsonl")
+    session = run_pytest(tmp_path, *QUICK, *options)
+    assert session.exit_code == 0, session.output
+    assert "1 skipped: settled after 3 runs" in session.output
+    assert re.findall(r"test_(\w+)\.py\S+ PASSED", session.output) == ["noisy"]
+    assert re.findall(r"not settled to ±1 %: (\S+) on 1 GPU", session.output) == ["case/ddp"]
+
+
+def judged(folder: Path, real: Results, *, factor: float, more: Sequence[str] = ()) -> Session:
+    """A session that goes on from three runs, beside a baseline so many times as slow."""
+    write_case(folder, "Case = Tiny")
+    slower = [factor * step_s for step_s in STEADY]
+    then = write_results(folder / "then.jsonl", real, {"tiny": slower, "elsewhere": slower})
+    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
+    write_baseline(folder / "b.json", baseline)
+    write_results(folder / "now.jsonl", real, {"tiny": STEADY})
+    options = ("--gpus", "1", "--baseline", "b.json", "--runs", "3:6", "--resume", "now.jsonl")
+    return run_pytest(folder, *QUICK, *options, *more)
+
+
+def test_what_is_clearly_fine_stops_after_the_fewest_runs(tmp_path: Path, real: Results) -> None:
+    session = judged(tmp_path, real, factor=20)
+    assert session.exit_code == ExitCode.OK, session.output
+    assert len(read_results(tmp_path / "now.jsonl").runs) == 3
+    assert "3 skipped: improved after 3 runs" in session.output
+    assert "1 improved (exit code 0)" in session.output
+    assert "elsewhere" not in session.output
+
+
+def test_a_file_that_cannot_be_imported_keeps_a_good_verdict_from_ending_with_0(
+    tmp_path: Path, real: Results
+) -> None:
+    (tmp_path / "test_broken.py").write_text("import nothing_of_that_name\n")
+    session = judged(tmp_path, real, factor=20, more=["--continue-on-collection-errors"])
+    assert "1 improved (exit code 1)" in session.output
+    assert session.exit_code == pytest.ExitCode.TESTS_FAILED, session.output
+
+
+def test_a_regression_is_called_so_only_after_a_fresh_run(tmp_path: Path, real: Results) -> None:
+    # No machine makes a step in 10 ns, however it is used otherwise.
+    session = judged(tmp_path, real, factor=1e-8)
+    assert session.exit_code == ExitCode.REGRESSED, session.output
+    runs = len(read_results(tmp_path / "now.jsonl").runs)
+    assert runs > 3
+    assert f"skipped: regressed after {runs} runs" in session.output
+    assert "REGRESSED" in session.output
+
+
+def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real: Results) -> None:
+    then = write_results(tmp_path / "then.jsonl", real, {"elsewhere": STEADY})
+    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
+    write_baseline(tmp_path / "b.json", baseline)
+    write_case(tmp_path, "Case = Tiny")
+    write_results(tmp_path / "now.jsonl", real, {"tiny": STEADY})
+    options = ("--gpus", "1", "--baseline", "b.json", "--resume", "now.jsonl")
+    session = run_pytest(tmp_path, *QUICK, *options)
+    assert session.exit_code == ExitCode.NOTHING_COMPARABLE, session.output
+    assert len(read_results(tmp_path / "now.jsonl").runs) == 3
+    assert "no entry in the baseline" in session.output
+
+
+def test_an_interrupted_session_tells_the_exit_code_that_it_ends_with(
+    tmp_path: Path, real: Results
+) -> None:
+    path = write_case(tmp_path, "Case = Tiny")
+    path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
+    then = write_results(tmp_path / "then.jsonl", real, {"tiny": STEADY})
+    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
+    write_baseline(tmp_path / "b.json", baseline)
+    session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json")
+    assert session.exit_code == pytest.ExitCode.INTERRUPTED, session.output
+    assert "too few runs to look at (1 so far)" in session.output
+    assert "more runs" not in session.output
+    assert "1 inconclusive (exit code 2)" in session.output
