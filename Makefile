@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test golden check validation setup clean
+.PHONY: bench test test-all golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
@@ -11,6 +11,10 @@ bench: setup
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
 
 test: setup
+	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone and not thorough"
+	$(BIN)/python -m pytest tests -m "alone and not thorough"
+
+test-all: setup
 	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest tests -m alone
 

@@ -203,6 +203,7 @@ def _random(
     return by_gpus
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [0.003, 0.03])
 @pytest.mark.parametrize("night", [0.0, 1.0], ids=["same-allocation", "allocations-differ"])
 def test_metrics_raise_no_false_alarms(noise: float, night: float) -> None:

@@ -274,6 +274,7 @@ def _session(
         needed = set(step.needs_runs)
 
 
+@pytest.mark.thorough
 def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
     rng = np.random.default_rng(31)
     sessions, alarms = 60, 0
@@ -287,6 +288,7 @@ def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
     assert alarms < 4
 
 
+@pytest.mark.thorough
 def test_sessions_find_a_loss_with_one_fresh_run_where_runs_are_quiet() -> None:
     rng = np.random.default_rng(32)
     for _ in range(15):
