@@ -22,6 +22,22 @@ test-all: setup
 golden: setup
 	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
 
+# Do the tests notice one changed operator or number of the committed code? Hours of CPU time, so
+# no part of test-all; `make mutants MUTANTS=statistics` takes one of the groups in tests/mutants.
+MUTANTS ?= judging diagnose statistics measuring outcomes
+mutants: $(MUTANTS:%=mutants-%)
+
+mutants-%: setup
+	rm -rf build/mutants/$*
+	mkdir -p build/mutants/$*
+	git archive HEAD | tar -x -C build/mutants/$*
+	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	cosmic-ray init tests/mutants/$*.toml session.sqlite && \
+	cr-filter-operators session.sqlite tests/mutants/operators.toml && \
+	cosmic-ray exec tests/mutants/$*.toml session.sqlite && \
+	cr-report --surviving-only --show-diff session.sqlite && \
+	cr-rate --fail-over 10 session.sqlite
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -1,6 +1,5 @@
 """What losses are put down to, where the truth is known."""
 
-
 import numpy as np
 import pytest
 from cause_records import (

@@ -1,7 +1,7 @@
 """Whatever numbers a file may hold, a diagnosis is given and its shares are shares."""
 
-from changing import replace
 import pytest
+from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import baseline, environment, gpu_summary, measured
