@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test golden check validation setup clean
+.PHONY: bench test test-all golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
@@ -11,12 +11,32 @@ bench: setup
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
 
 test: setup
+	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone and not thorough"
+	$(BIN)/python -m pytest tests -m "alone and not thorough"
+
+test-all: setup
 	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest tests -m alone
 
 # What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.
 golden: setup
 	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
+
+# Do the tests notice one changed operator or number of the committed code? Hours of CPU time, so
+# no part of test-all; `make mutants MUTANTS=statistics` takes one of the groups in tests/mutants.
+MUTANTS ?= judging diagnose statistics measuring outcomes
+mutants: $(MUTANTS:%=mutants-%)
+
+mutants-%: setup
+	rm -rf build/mutants/$*
+	mkdir -p build/mutants/$*
+	git archive HEAD | tar -x -C build/mutants/$*
+	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	cosmic-ray init tests/mutants/$*.toml session.sqlite && \
+	cr-filter-operators session.sqlite tests/mutants/operators.toml && \
+	cosmic-ray exec tests/mutants/$*.toml session.sqlite && \
+	cr-report --surviving-only --show-diff session.sqlite && \
+	cr-rate --fail-over 10 session.sqlite
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
 """What an inconclusive row advises: further runs, or why none help, and what it missed."""
 
 import pytest
+from changing import replace
 from scaling_records import baseline, measured
 
 from gpuscale.compare import compare
 from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.compare.sequential import SequentialPlan, next_step
-from gpuscale.records import EntryVerdict, Verdict
+from gpuscale.records import EntryVerdict, Finding, ToleranceOverride, Tolerances, Verdict
 
 NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
 QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
@@ -68,3 +69,33 @@ def test_steady_runs_are_not_told_to_look_for_what_disturbs_them() -> None:
     (row,) = compare(baseline({1: then}), [measured({1: [0.103, 0.1045, 0.1015]})]).entries
     assert row.verdict is Verdict.INCONCLUSIVE
     assert "find what disturbs them" not in row.reason
+
+
+def test_what_lasts_of_a_speedups_spread_is_told_by_the_speedup() -> None:
+    wide = Tolerances(allocation_deviation_time=0.001, allocation_deviation_speedup=0.06)
+    before = replace(baseline({1: QUIET, 4: [1.1 * t for t in QUIET]}), tolerances=wide)
+    now = measured({1: QUIET[:3], 4: [1.1 * t for t in QUIET[:3]]})
+    row = compare(before, [now]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert row.further_runs is None
+    assert "since nights differ by 6.2 %" in row.reason
+
+
+def test_noise_of_the_runs_on_1_gpu_is_what_lasts_of_a_speedups_spread() -> None:
+    loud = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04)]
+    row = compare(baseline({1: loud, 4: QUIET}), [measured({1: QUIET, 4: QUIET})]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert "since the baseline's differ by 10.9 %" in row.reason
+    row = compare(baseline({1: QUIET, 4: QUIET}), [measured({1: loud[:3], 4: QUIET})]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
+    assert "since the baseline's differ by" not in row.reason
+
+
+def test_the_limits_of_the_row_on_1_gpu_hold_for_it_as_the_reference() -> None:
+    then, faster = baseline({1: QUIET, 4: QUIET}), measured({1: [0.09] * 3, 4: QUIET[:3]})
+    usual = compare(then, [faster]).entries[1]
+    assert usual.finding is Finding.REFERENCE_FASTER
+    # By a margin of 20 %, T(1) has not moved, so that nothing explains the lost speedup.
+    wide = Tolerances(overrides=(ToleranceOverride(gpus=1, margin=0.2),))
+    row = compare(replace(then, tolerances=wide), [faster]).entries[1]
+    assert (row.verdict, row.finding) == (Verdict.INCONCLUSIVE, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_records import baseline, figure, measured, published
@@ -10,6 +11,7 @@ from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, Results
 
+pytestmark = pytest.mark.thorough
 GPUS = st.sampled_from([1, 2, 4])
 # The bounds that the file formats put on seconds.
 SECONDS = st.one_of(st.floats(1e-9, 1e9), st.floats(0.09, 0.11), st.sampled_from([1e-9, 0.1, 1e9]))

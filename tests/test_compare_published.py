@@ -145,12 +145,6 @@ def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
     assert "batch_per_gpu: 256 → 128" in row.reason
 
 
-def test_what_the_publication_does_not_say_is_noted() -> None:
-    notes = compare(ARC4, [_now(1.7)]).notes
-    assert any("real data" in note and "synthetic" in note for note in notes)
-    assert any("do not name their precision" in note and "fp32" in note for note in notes)
-
-
 def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
     mixed = replace(CNN, precision="bf16")
     now = results(

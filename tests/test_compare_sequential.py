@@ -250,8 +250,11 @@ def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> Non
         for runs in (3, 4)
     )
     assert _row(first, 2).progress is Progress.NEEDS_RUNS
+    assert _row(first, 2).suspected_after == 3
     assert _row(first, 2).entry.verdict is Verdict.INCONCLUSIVE
     assert _row(second, 2).entry.verdict is Verdict.INCONSISTENT
+    unsure = measured({1: slow[0][:3], 2: [0.04, 0.05, 0.07]})
+    assert _row(next_step(before, [unsure], PLAN), 2).suspected_after is None
 
 
 def _session(
@@ -274,6 +277,7 @@ def _session(
         needed = set(step.needs_runs)
 
 
+@pytest.mark.thorough
 def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
     rng = np.random.default_rng(31)
     sessions, alarms = 60, 0
@@ -287,6 +291,7 @@ def test_sessions_of_unchanged_training_rarely_end_regressed_and_end() -> None:
     assert alarms < 4
 
 
+@pytest.mark.thorough
 def test_sessions_find_a_loss_with_one_fresh_run_where_runs_are_quiet() -> None:
     rng = np.random.default_rng(32)
     for _ in range(15):

@@ -1,8 +1,5 @@
 """What losses are put down to, where the truth is known."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from cause_records import (
@@ -25,9 +22,8 @@ from cause_records import (
     well,
 )
 from changing import replace
-from scaling_records import CNN, environment, figure, published, results, results_text
+from scaling_records import CNN, environment, results
 
-from gpuscale.cli import main
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.records import (
@@ -41,7 +37,6 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.report.causes_text import entry_causes_lines
 
 
 def only_cause(baseline: Baseline, now: Results, gpus: int) -> Cause:
@@ -49,14 +44,20 @@ def only_cause(baseline: Baseline, now: Results, gpus: int) -> Cause:
     return cause
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
-@pytest.mark.parametrize("deviation", [0.003, 0.02, 0.05])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_a_fifth_of_the_step_is_the_first_cause(
-    name: str, deviation: float, gpus: int
+def test_a_fault_of_a_fifth_of_the_step_is_the_first_cause(name: str) -> None:
+    found = tally(np.random.default_rng(5), FAULTS[name], 4, deviation=0.003, runs=3, trials=4)
+    assert found.losses == found.right == 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize(("deviation", "runs"), [(0.02, 3), (0.05, 8)])
+@pytest.mark.parametrize("name", FAULTS)
+def test_noise_seldom_hides_the_first_cause(
+    name: str, deviation: float, runs: int, gpus: int
 ) -> None:
     rng = np.random.default_rng(5)
-    runs = 8 if deviation == 0.05 else 3
     found = tally(rng, FAULTS[name], gpus, deviation=deviation, runs=runs, trials=12)
     assert found.losses >= 7
     assert found.right >= 0.9 * found.losses
@@ -87,28 +88,6 @@ def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication
     assert "in 3 of 3 runs" in cause.statement
 
 
-@pytest.mark.parametrize(
-    ("fault", "gpus", "statement"),
-    [
-        (SLOW, 4, r"computing takes \d+ ms a step on all ranks \(baseline: \d+ ms\)"),
-        (SLOW, 1, r"computing takes \d+ ms a step \(baseline: \d+ ms\)"),
-        (LATE, 4, r"batches take \d+ ms a step on all ranks \(baseline: \d+\.\d ms\)"),
-        (
-            Fault(ranks=lambda place, own: slower(own, 1.22) if place.rank < 3 else own),
-            4,
-            r"computing takes \d+ ms a step on ranks 0, 1 and 2 of 4 \(baseline: \d+ ms\)",
-        ),
-    ],
-)
-def test_a_statement_says_how_long_on_which_ranks_and_how_long_before(
-    fault: Fault, gpus: int, statement: str
-) -> None:
-    rng = np.random.default_rng(8)
-    before = well(rng, [gpus], deviation=0.001)
-    cause = diagnosed(before, night_of(rng, [gpus], 3, fault, deviation=0.001))[gpus].causes[0]
-    assert re.fullmatch(statement, cause.statement)
-
-
 def test_a_slow_device_is_found_whichever_rank_it_serves() -> None:
     rng = np.random.default_rng(8)
     sick = Fault(ranks=lambda place, own: slower(own, 1.5) if place.uuid == "GPU-2" else own)
@@ -135,6 +114,7 @@ def test_of_runs_on_one_gpu_the_device_that_alone_got_slow_is_named() -> None:
     assert "1 of 4 runs were on it" in row.causes[0].statement
 
 
+@pytest.mark.thorough
 def test_without_a_sick_device_an_inconclusive_row_names_none() -> None:
     rng = np.random.default_rng(31)
     inconclusive = named = 0
@@ -277,22 +257,6 @@ def test_a_narrower_pcie_link_explains_late_copies_and_a_lost_nvlink_communicati
     assert "GPU-3 on node1: 5 NVLink links active, 6 in the baseline" in cause.evidence
 
 
-def test_errors_of_a_device_that_no_lost_time_shows_are_causes_without_a_share() -> None:
-    rng = np.random.default_rng(20)
-    broken = replace(
-        SLOW,
-        devices=lambda s: replace(s, xids=(79,), ecc_uncorrected=2) if s.uuid == "GPU-3" else s,
-    )
-    before = well(rng, [4], deviation=0.003, telemetry=True)
-    now = night_of(rng, [4], 3, broken, deviation=0.003, telemetry=True)
-    computing, memory, driver = diagnosed(before, now)[4].causes
-    assert computing.kind is CauseKind.COMPUTE
-    assert (memory.kind, memory.share) == (CauseKind.MEMORY_ERRORS, None)
-    assert memory.headline == ("6 memory errors that ECC could not correct on GPU-3 on node1")
-    assert driver.kind is CauseKind.DRIVER_ERRORS
-    assert driver.headline == "XID 79 (GPU has fallen off the bus) on GPU-3 on node1"
-
-
 def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:
     rng = np.random.default_rng(21)
 
@@ -338,20 +302,6 @@ def test_what_any_night_of_the_baseline_had_is_no_change() -> None:
     assert [c.kind for c in diagnosed(both, now)[4].causes][1:] == []
 
 
-def test_a_baseline_without_evidence_establishes_no_cause_and_says_the_remedy() -> None:
-    rng = np.random.default_rng(24)
-    before = well(rng, [1, 4], deviation=0.003)
-    bare = replace(
-        before,
-        runs=tuple(replace(run, ranks=(), gpu_summaries=()) for run in before.runs),
-        environments={},
-    )
-    cause = only_cause(bare, night_of(rng, [1, 4], 3, SLOW_LINK, deviation=0.003), 4)
-    assert cause.kind is CauseKind.NOT_ESTABLISHED
-    assert "the baseline keeps no phases" in cause.statement
-    assert "gpuscale baseline record" in cause.next_step
-
-
 def test_results_without_phases_establish_no_cause() -> None:
     rng = np.random.default_rng(25)
     before = well(rng, [4], deviation=0.003)
@@ -388,30 +338,6 @@ def test_time_that_no_part_holds_is_not_put_down_to_one() -> None:
     assert cause.lost_s == pytest.approx(LOST_S, rel=0.1)
 
 
-def test_published_figures_leave_the_cause_open_beside_the_efficiency_budget() -> None:
-    rng = np.random.default_rng(27)
-    paper = published(figure(1, time_s=145.0), figure(4, time_s=37.0))
-    now = night_of(rng, [1, 4], 3, Fault(communication_s=0.05), deviation=0.003)
-    row = diagnosed(paper, now)[4]
-    assert row.verdict is Verdict.INCONSISTENT
-    budget, still_open = row.causes
-    assert budget.kind is CauseKind.COMMUNICATION
-    assert budget.headline == "exposed all-reduce 39 % of the step"
-    assert still_open.kind is CauseKind.NOT_ESTABLISHED
-    assert "gpuscale baseline record" in still_open.next_step
-
-
-def test_rows_that_did_not_get_worse_have_no_causes() -> None:
-    rng = np.random.default_rng(28)
-    before = well(rng, [1, 4], deviation=0.003)
-    now = night_of(rng, [1, 4], 3, replace(SLOW_LINK, gpus=frozenset({4})), deviation=0.003)
-    rows = diagnosed(before, now)
-    assert rows[1].causes == ()
-    assert rows[4].causes
-    quiet = diagnosed(before, night_of(rng, [1, 4], 3, WELL, deviation=0.003))
-    assert all(row.causes == () for row in quiet.values())
-
-
 def test_each_configuration_is_set_beside_its_own_baseline() -> None:
     rng = np.random.default_rng(29)
     tf32 = replace(CNN, precision="tf32")
@@ -424,41 +350,3 @@ def test_each_configuration_is_set_beside_its_own_baseline() -> None:
     rows = diagnose(before, [now], compare(before, [now])).entries
     kinds = {row.configuration: row.causes[0].kind for row in rows}
     assert kinds == {CNN: CauseKind.DATA, tf32: CauseKind.COMMUNICATION}
-
-
-def test_the_text_ranks_causes_with_shares_evidence_and_the_next_step() -> None:
-    rng = np.random.default_rng(30)
-    before = well(rng, [4], deviation=0.001)
-    row = diagnosed(before, night_of(rng, [4], 3, SLOW_LINK, deviation=0.001))[4]
-    lines = list(entry_causes_lines(row))
-    assert re.match(
-        r"  1\. exposed all-reduce \+2\d ms \(\d+ % of the loss\): gradient synchronisation "
-        r"holds all ranks up for 2\d ms a step \(baseline: [78]\.\d ms\)$",
-        lines[0],
-    )
-    assert lines[-1].startswith("     next: run 'gpuscale doctor' on each host")
-
-
-def written(path: Path, night: Results) -> Path:
-    """The results as the file that a measuring session leaves."""
-    path.write_text(results_text(night), encoding="utf-8")
-    return path
-
-
-def test_from_files_to_the_terminal_the_cause_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = np.random.default_rng(32)
-    where = environment(job_id="then")
-    healthy = night_of(rng, [1, 4], 6, deviation=0.003, where=where, telemetry=True)
-    hot = replace(ONE_SLOW, devices=lambda s: slow_clock(s) if s.uuid == "GPU-1" else s)
-    hot = replace(hot, gpus=frozenset({4}))
-    now = night_of(rng, [1, 4], 3, hot, deviation=0.003, telemetry=True)
-    reference = str(tmp_path / "reference.json")
-    record = ["baseline", "record", str(written(tmp_path / "healthy.jsonl", healthy))]
-    assert main([*record, "--cluster", "ARC4", "-o", reference]) == 0
-    assert main(["compare", reference, str(written(tmp_path / "now.jsonl", now))]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "rank 1 slow by its clocks +2" in shown
-    assert "GPU-1 on node1: SM clock 125" in shown
-    assert "hw_thermal_slowdown in 80 % of the samples" in shown

@@ -1,5 +1,6 @@
 """Whatever numbers a file may hold, a diagnosis is given and its shares are shares."""
 
+import pytest
 from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from gpuscale.records import (
 )
 from gpuscale.report.causes_text import entry_causes_lines
 
+pytestmark = pytest.mark.thorough
 SECONDS = st.floats(0, 1e9)
 STEPS = st.floats(1e-9, 1e9)
 SUMMARIES = st.builds(

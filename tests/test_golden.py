@@ -237,6 +237,27 @@ SCENARIOS: Mapping[str, Scenario] = {
         nights=with_fault(communication_s=0.010),
         baseline=lambda: baseline_of(*ALLOCATIONS),
     ),
+    "nights_of_uneven_runs": Scenario(
+        nights=now(runs=2, fault=Fault(computing=1.06)),
+        baseline=lambda: baseline_of(
+            *(replace(night, runs=1 + number % 3) for number, night in enumerate(ALLOCATIONS))
+        ),
+    ),
+    "nights_some_without_1_gpu": Scenario(
+        nights=now(runs=5),
+        baseline=lambda: baseline_of(
+            *(
+                replace(night, gpus=(2, 4) if number > 3 else (1, 2, 4), runs=2)
+                for number, night in enumerate(ALLOCATIONS)
+            )
+        ),
+    ),
+    "ends_of_different_nights": Scenario(
+        nights=(replace(NOW, gpus=(1,)), replace(NOW, job="2002", day=31, gpus=(2, 4))),
+        baseline=lambda: baseline_of(
+            replace(THEN, gpus=(1,)), replace(THEN, job="1002", gpus=(2, 4), runs=7)
+        ),
+    ),
     "wide_tolerances": Scenario(
         nights=with_fault(computing=1.08),
         baseline=lambda: baseline_of(

@@ -5,7 +5,7 @@ from changing import replace
 
 from gpuscale.records import Pacing, Phases
 from gpuscale.worker import measurement
-from gpuscale.worker.measurement import measure, window_plan
+from gpuscale.worker.measurement import measure, own_pace_s, warm_up, window_plan
 
 PACING = Pacing(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
 
@@ -81,6 +81,16 @@ class Silent:
         """Forget it."""
 
 
+class Told(Silent):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, int, int]] = []
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        self.reports.append((stage, done, total))
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
     clock = MadeClock(first_step_s=30.0, step_s=0.1, unsynced_step_s=0.08)
@@ -129,6 +139,42 @@ def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: Mad
 
 def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock) -> None:
     assert measure(clock, Two(), PACING, Silent()).pace_s(ranks=1) == pytest.approx(0.1)
+
+
+def test_the_pace_before_a_run_is_the_median_of_seven_steps_without_waiting_for_others(
+    clock: MadeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_s = iter([30.0, 0.10, 0.90, 0.08, 0.09, 0.07, 0.95, 0.06])
+
+    def step(*, synchronized: bool = True) -> None:
+        clock.steps.append(synchronized)
+        clock.pending_s = next(times_s)
+
+    monkeypatch.setattr(clock, "step", step)
+    assert own_pace_s(clock, Two()) == pytest.approx(0.09)
+    assert clock.steps == [True] + [False] * 7
+    assert clock.realigned_after == [8]
+
+
+def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: MadeClock) -> None:
+    class SlowPeer(Alone):
+        def largest(self, value: float) -> float:
+            return value * 2
+
+    pacing = replace(PACING, warmup_steps=4, warmup_s=1.5)
+    # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
+    assert warm_up(clock, SlowPeer(), pacing, Silent()) == (pytest.approx(0.2), 1 + 8)
+
+
+def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
+    told = Told()
+    measure(clock, Alone(), PACING, told)
+    assert told.reports == [
+        ("first step", 0, 1),
+        ("warm-up", 0, 3),
+        ("warm-up", 3, 10),
+        *(("window", done, 10) for done in range(11)),
+    ]
 
 
 def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:

@@ -55,6 +55,7 @@ def alternating(count: int, size: float) -> np.ndarray:
     return np.where(np.arange(count) // 2 % 2 == 1, math.log1p(size), 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [gaussian, heavy_tailed, with_outliers, correlated])
 @pytest.mark.parametrize("deviation", [0.001, 0.01, 0.03, 0.08])
 def test_at_most_two_clean_series_in_a_thousand_are_called_unsteady(
