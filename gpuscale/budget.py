@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.distributions import f_tail
 from gpuscale.records import Configuration, EntryKey, RankReport, Run
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
-from gpuscale.statistics import SIGNIFICANCE, exponential, grouped_log_sample
+from gpuscale.statistics.distributions import f_tail
+from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 
 _DECLARED_DEVIATION = 0.01
 """Between runs on one GPU; its weight is that of the moderated variances of `compare`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuscale.records import Configuration, EntryKey, Estimate, Run
-from gpuscale.statistics import Sample, difference, log_sample
+from gpuscale.statistics.estimates import Sample, difference, log_sample
 
 UNIT_ERROR_EFFICIENCY = 1.1
 

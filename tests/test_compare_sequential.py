@@ -9,10 +9,10 @@ import pytest
 from changing import replace
 from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
 
-from gpuscale.compare.pocock import crossing_probability, nominal_error
 from gpuscale.compare.sequential import EntryProgress, Progress, SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Tolerances, Verdict
+from gpuscale.statistics.sequential import crossing_probability, nominal_error
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)

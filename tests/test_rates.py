@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpuscale.statistics import rate_of
+from gpuscale.statistics.significance import rate_of
 
 
 def test_independent_trials_have_the_interval_of_clopper_and_pearson() -> None:

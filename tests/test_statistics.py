@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuscale.compare.moderation import Moderated, Prior, moderated_term, priors_of
-from gpuscale.statistics import (
+from gpuscale.statistics.estimates import (
     Difference,
     Sample,
     Term,
-    benjamini_hochberg,
-    detectable_loss,
     difference,
     difference_of_levels,
     grouped_log_sample,
     log_sample,
 )
+from gpuscale.statistics.shrinkage import Moderated, Prior, moderated_term, priors_of
+from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 
 def _prior_of(*others: Sample) -> Prior | None:

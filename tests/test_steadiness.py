@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuscale.steadiness import Unsteadiness, steadiness
+from gpuscale.statistics.steadiness import Unsteadiness, steadiness
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpuscale.statistics import CONFIDENCE, SIGNIFICANCE
+from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

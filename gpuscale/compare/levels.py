@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from gpuscale.compare.moderation import (
-    Moderated,
-    Prior,
-    moderated_term,
-    not_below,
-    priors_of,
-)
-from gpuscale.statistics import (
+from gpuscale.statistics.estimates import (
     Difference,
     Term,
     difference_of_levels,
     grouped_log_sample,
     log_sample,
+)
+from gpuscale.statistics.shrinkage import (
+    Moderated,
+    Prior,
+    moderated_term,
+    not_below,
+    priors_of,
 )
 
 _Row = TypeVar("_Row")

@@ -13,11 +13,8 @@ from gpuscale.compare.pairing import Gains, Pairing, pair_rows
 from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
 from gpuscale.compare.wording import hopeless_text, measured_reason, metric_reason
 from gpuscale.records import EntryKey, Finding, Metric, MetricVerdict, Tolerances, Verdict
-from gpuscale.statistics import (
-    Difference,
-    benjamini_hochberg,
-    detectable_loss,
-)
+from gpuscale.statistics.estimates import Difference
+from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 _OptionalP = float | None
 

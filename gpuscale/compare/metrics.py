@@ -8,7 +8,7 @@ from gpuscale.compare.levels import End, Ends, gain_of, moderated_ends
 from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.quantity import Quantity, relative_rise, rise_in_points
 from gpuscale.records import METRICS, EntryKey, Estimate, MetricSpec, Tolerances
-from gpuscale.statistics import Difference, difference, exponential, log_sample
+from gpuscale.statistics.estimates import Difference, difference, exponential, log_sample
 
 _ByAllocation = Mapping[str, tuple[float, ...]]
 

@@ -8,7 +8,7 @@ from gpuscale.compare.levels import MINIMUM_ALLOCATIONS
 from gpuscale.compare.matching import Entry, Row, point_differences
 from gpuscale.records import Baseline, EntryVerdict
 from gpuscale.scaling import unit_error_note
-from gpuscale.statistics import exponential
+from gpuscale.statistics.estimates import exponential
 from gpuscale.units import format_percent
 
 ENOUGH_RUNS = 6

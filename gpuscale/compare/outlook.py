@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuscale.statistics import FURTHER_RUNS
+from gpuscale.statistics.estimates import FURTHER_RUNS
 
 CREDIBLE = 3
 """Runs tell their own spread too badly to foresee more than so many times their number."""

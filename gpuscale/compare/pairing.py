@@ -7,7 +7,7 @@ from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, 
 from gpuscale.compare.matching import Row, Side
 from gpuscale.records import EntryKey, Tolerances
 from gpuscale.scaling import PointKey
-from gpuscale.statistics import FURTHER_RUNS, Difference
+from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

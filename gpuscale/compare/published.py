@@ -10,7 +10,7 @@ from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.records import EntryKey, PublishedFigure, Tolerances, Verdict
 from gpuscale.scaling import log_speedup
-from gpuscale.statistics import CONFIDENCE, Difference, Sample, difference, log_sample
+from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
 from gpuscale.units import format_percent
 
 Figures = Mapping[EntryKey, PublishedFigure]

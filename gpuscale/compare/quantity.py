@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.records import Limits
-from gpuscale.statistics import Difference, exponential
+from gpuscale.statistics.estimates import Difference, exponential
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1

@@ -18,7 +18,6 @@ from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.compare.judgement import Judgement
 from gpuscale.compare.looks import Looks
 from gpuscale.compare.matching import Row
-from gpuscale.compare.pocock import nominal_error
 from gpuscale.compare.survivors import too_few_numbers
 from gpuscale.records import (
     Baseline,
@@ -29,7 +28,8 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.statistics import CONFIDENCE, SIGNIFICANCE
+from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
+from gpuscale.statistics.sequential import nominal_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

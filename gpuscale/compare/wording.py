@@ -5,7 +5,7 @@ from gpuscale.compare.levels import Spread
 from gpuscale.compare.metrics import MetricPairing
 from gpuscale.compare.quantity import Quantity
 from gpuscale.records import EntryKey, Estimate, Finding, Verdict
-from gpuscale.statistics import exponential
+from gpuscale.statistics.estimates import exponential
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 _SMALLEST_SHOWN = 0.0005

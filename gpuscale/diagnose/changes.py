@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.diagnose.sides import Sides
 from gpuscale.diagnose.steps import Part
-from gpuscale.distributions import t_quantile
+from gpuscale.statistics.distributions import t_quantile
 
 NAMED_CONFIDENCE = 0.95
 """One-sided, that a part got longer at all; that the step did is known when this is asked."""

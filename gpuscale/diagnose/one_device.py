@@ -13,9 +13,9 @@ from gpuscale.diagnose.computing import explaining_clocks, look_at_devices
 from gpuscale.diagnose.row import Row
 from gpuscale.diagnose.steps import Step
 from gpuscale.diagnose.wording import added, device_name, symptom_lines, then_and_now
-from gpuscale.distributions import t_quantile
 from gpuscale.records import Cause, CauseKind
-from gpuscale.statistics import grouped_log_sample
+from gpuscale.statistics.distributions import t_quantile
+from gpuscale.statistics.estimates import grouped_log_sample
 
 _SIGNIFICANCE = 0.01
 """Over all devices together."""

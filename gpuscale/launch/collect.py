@@ -21,7 +21,7 @@ from gpuscale.records import (
     with_measured,
 )
 from gpuscale.run_directory import RunDirectory
-from gpuscale.steadiness import steadiness
+from gpuscale.statistics.steadiness import steadiness
 
 _SHORTEST_JUDGED_S = 0.12
 """Windows below this length show what else the machine does from one moment to the next: a

@@ -6,7 +6,7 @@ from gpuscale.compare.matching import Entry
 from gpuscale.records import PublishedFigure, Run
 from gpuscale.report.table import UNKNOWN, spread_text
 from gpuscale.scaling import geometric_mean
-from gpuscale.statistics import log_sample
+from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_seconds, significant
 
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}

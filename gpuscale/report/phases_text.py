@@ -15,7 +15,7 @@ from gpuscale.report.stacking import stacked_table
 from gpuscale.report.table import UNKNOWN
 from gpuscale.report.wrapping import fitted
 from gpuscale.scaling import PointKey, geometric_mean
-from gpuscale.statistics import log_sample
+from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_percent, format_seconds
 
 SUM_TOLERANCE = 0.03

@@ -19,7 +19,7 @@ from gpuscale.records import (
     RunRequest,
 )
 from gpuscale.selftest.plan import OVERHEAD_PAIRS, case_request
-from gpuscale.statistics import difference, log_sample
+from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.telemetry.beside_run import sampling_beside
 from gpuscale.units import format_seconds
 

@@ -36,7 +36,7 @@ from gpuscale.selftest.plan import (
     case_request,
     injection_text,
 )
-from gpuscale.statistics import rate_of
+from gpuscale.statistics.significance import rate_of
 from gpuscale.telemetry.beside_run import sampling_beside
 from gpuscale.version import __version__
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuscale.records import Run
 from gpuscale.scaling import scaling_points
-from gpuscale.statistics import difference, log_sample
+from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.store import read_results
 
 REPOSITORY = Path(__file__).parent.parent.parent

@@ -6,7 +6,7 @@ from itertools import product
 
 from gpuscale.compare import compare
 from gpuscale.records import EntryKey, Rate, Results, Verdict
-from gpuscale.statistics import rate_of
+from gpuscale.statistics.significance import rate_of
 from validation.rules import Runs, usual_rules
 from validation.scenarios import ALLOCATION_DEVIATION, LOSSES
 from validation.simulated_machine import (

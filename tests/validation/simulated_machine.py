@@ -29,7 +29,7 @@ from gpuscale.records import (
     Window,
     with_measured,
 )
-from gpuscale.steadiness import steadiness
+from gpuscale.statistics.steadiness import steadiness
 
 GPUS = (1, 2, 4, 8)
 STEP_TIMES_S: Mapping[str, tuple[float, ...]] = {

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuscale.compare import compare
 from gpuscale.records import Comparison, EntryVerdict, Finding, Rate, Verdict
-from gpuscale.statistics import rate_of
+from gpuscale.statistics.significance import rate_of
 from validation.scenarios import Promise, lossy_scenarios, promises, quiet_scenarios, shares
 from validation.simulated_machine import LossKind, Scenario, recorded, simulated_nights
 

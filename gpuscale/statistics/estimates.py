@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpuscale.distributions import beta_quantile, t_probability, t_quantile
-from gpuscale.records.estimate import Estimate, Rate
+from gpuscale.records.estimate import Estimate
+from gpuscale.statistics.distributions import t_probability, t_quantile
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01
@@ -243,82 +243,3 @@ def _log_half_width(log_quantile: float, first: Term, others: Sequence[Term]) ->
         part.variance * max(t_quantile(tail, part.df), -math.exp(_FURTHEST)) ** 2 for part in others
     )
     return math.log(squares) / 2
-
-
-def benjamini_hochberg(
-    probabilities: Sequence[float], weights: Sequence[float]
-) -> tuple[float, ...]:
-    """The adjusted p of each test of a family, in the order given.
-
-    Args:
-        probabilities: the p of each test.
-        weights: how much of the family's error each test may spend, above 0; only their
-            ratios count (Genovese, Roeder and Wasserman 2006).
-    """
-    count = len(probabilities)
-    mean = math.fsum(weights) / count if count else 1.0
-    weighted = [p * mean / weight for p, weight in zip(probabilities, weights, strict=True)]
-    adjusted = [0.0] * count
-    smallest = 1.0
-    descending = sorted(range(count), key=lambda i: weighted[i], reverse=True)
-    for rank, index in zip(range(count, 0, -1), descending, strict=True):
-        smallest = min(smallest, weighted[index] * count / rank)
-        # A heavy test of a family that is mostly lost would come out below its own p.
-        adjusted[index] = max(smallest, probabilities[index])
-    return tuple(adjusted)
-
-
-def detectable_loss(
-    test: Difference, *, significance: float = SIGNIFICANCE, margin: float = 0.0
-) -> float | None:
-    """The smallest relative loss that a test of this standard error finds 19 times in 20.
-
-    Found means: one-sided p below `significance`, and an observed loss above `margin`.
-    None where the standard error is unknown.
-    """
-    needed, power = test.half_width(1 - significance), test.half_width(POWER)
-    if needed is None or power is None:
-        return None
-    return 1 - exponential(-(max(needed, -math.log1p(-margin)) + power))
-
-
-def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
-    """The rate of events over clusters, with the interval of Korn and Graubard (1998).
-
-    That is Clopper and Pearson's interval for as many independent trials as the clusters are
-    worth: fewer than there were, where events come together in the same clusters, but never
-    fewer than the clusters. Without any event (or with nothing else) nothing tells how they
-    come together, and each cluster counts as one trial.
-
-    Args:
-        counts: for each cluster (a comparison) how many events among how many trials (rows).
-
-    Raises:
-        ValueError: there is no trial.
-    """
-    clusters = [(events, trials) for events, trials in counts if trials]
-    if not clusters:
-        raise ValueError("a rate of no trials is nothing")
-    events, trials = (sum(column) for column in zip(*clusters, strict=True))
-    rate = events / trials
-    low, high = _clopper_pearson(rate, _independent_trials(clusters, rate, trials))
-    return Rate(count=events, of=trials, rate=Estimate(value=rate, low=low, high=high))
-
-
-def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials: int) -> float:
-    count = len(clusters)
-    if count == 1 or rate in (0.0, 1.0):
-        return float(count)
-    squares = math.fsum((events - rate * of) ** 2 for events, of in clusters)
-    variance = squares * count / (count - 1) / trials**2
-    if variance == 0:
-        return float(trials)
-    return min(max(rate * (1 - rate) / variance, count), trials)
-
-
-def _clopper_pearson(rate: float, trials: float) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2
-    events = rate * trials
-    low = beta_quantile(tail, events, trials - events + 1) if rate > 0 else 0.0
-    high = beta_quantile(1 - tail, events + 1, trials - events) if rate < 1 else 1.0
-    return low, high

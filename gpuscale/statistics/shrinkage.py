@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.distributions import chi_squared_median
-from gpuscale.statistics import Sample, Term, welch_term
+from gpuscale.statistics.distributions import chi_squared_median
+from gpuscale.statistics.estimates import Sample, Term, welch_term
 
 PRIOR_DF = 3.0
 """How many degrees of freedom the deviation of the other entries is worth, at most."""
