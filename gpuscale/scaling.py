@@ -171,10 +171,10 @@ def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
 
 def _gpu_utilization(runs: Sequence[Run]) -> float | None:
     shares = [
-        summary.utilization_mean
+        summary.values["utilization_mean"]
         for run in runs
         for summary in run.gpu_summaries
-        if summary.utilization_mean is not None
+        if "utilization_mean" in summary.values
     ]
     return sum(shares) / len(shares) if shares else None
 

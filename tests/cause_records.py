@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from changing import replace
 from phase_records import phased_run, phases
-from scaling_records import CNN, environment, gpu_summary, results
+from scaling_records import CNN, environment, gpu_summary, results, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -64,11 +64,9 @@ def slower(own: Phases, factor: float) -> Phases:
 
 def slow_clock(summary: GpuSummary, factor: float = 1.22) -> GpuSummary:
     """A hot device, whose clock is that much lower."""
-    assert summary.sm_clock_mean_mhz is not None
+    clock_mhz = summary.values["sm_clock_mean_mhz"] / factor
     return replace(
-        summary,
-        sm_clock_mean_mhz=summary.sm_clock_mean_mhz / factor,
-        temperature_max_c=91.0,
+        with_values(summary, sm_clock_mean_mhz=clock_mhz, temperature_max_c=91.0),
         clock_event_reasons={"hw_thermal_slowdown": 0.8, "sw_power_cap": 0.5},
     )
 
@@ -107,7 +105,7 @@ FAULTS = {
     "slower link": KnownFault(SLOW_LINK, CauseKind.COMMUNICATION),
     "lower clocks, all GPUs": KnownFault(replace(SLOW, devices=slow_clock), CauseKind.CLOCKS),
     "an NVLink down": KnownFault(
-        replace(SLOW_LINK, devices=lambda s: replace(s, nvlink_active_min=5)), CauseKind.NVLINK
+        replace(SLOW_LINK, devices=lambda s: with_values(s, nvlink_active_min=5)), CauseKind.NVLINK
     ),
 }
 
@@ -167,11 +165,13 @@ def noisy_run(
 
 def _healthy_gpu(rng: np.random.Generator) -> GpuSummary:
     return replace(
-        gpu_summary(0.95),
-        sm_clock_mean_mhz=CLOCK_MHZ * float(np.exp(rng.normal(0, 0.003))),
+        with_values(
+            gpu_summary(0.95),
+            sm_clock_mean_mhz=CLOCK_MHZ * float(np.exp(rng.normal(0, 0.003))),
+            nvlink_links=6,
+            nvlink_active_min=6,
+        ),
         clock_event_reasons={"sw_power_cap": 0.5},
-        nvlink_links=6,
-        nvlink_active_min=6,
         xids=(),
     )
 

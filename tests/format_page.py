@@ -14,6 +14,7 @@ from gpuscale.records import Baseline, Run
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
 from gpuscale.store.codec import Header
+from gpuscale.telemetry.fields import NUMBERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 _TABLE = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
@@ -34,7 +35,11 @@ def page_with_tables(page: str) -> str:
 def tables() -> dict[str, str]:
     """Every table that the page should have, by its name there."""
     made = {record.__name__: "\n".join(_rows(record)) for record in _records()}
-    return {**made, "METRICS": "\n".join(_metric_rows())}
+    return {
+        **made,
+        "METRICS": "\n".join(_metric_rows()),
+        "COUNTERS": "\n".join(_counter_rows()),
+    }
 
 
 def tables_on_page(page: str) -> set[str]:
@@ -95,6 +100,16 @@ def _metric_rows() -> Iterator[str]:
     for metric in METRICS:
         low, high = (f"{bound:.3g}" for bound in metric.bounds)
         yield f"| `{metric.name}` | {low} | {high} | {metric.words} |"
+
+
+def _counter_rows() -> Iterator[str]:
+    yield "| counter | unit | from | to | in windows | meaning |\n|---|---|---|---|---|---|"
+    for name, counter in NUMBERS.items():
+        kind = counter.quantity
+        bounds = f"{kind.low:g} | {kind.high:.3g}"
+        in_windows = "yes" if counter.in_windows else ""
+        unit = kind.unit or "whole number"
+        yield f"| `{name}` | {unit} | {bounds} | {in_windows} | {counter.meaning} |"
 
 
 def _type_words(described: Any) -> str:

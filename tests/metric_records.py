@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from changing import replace
-from scaling_records import BATCH, V100, environment, gpu_summary, run
+from scaling_records import BATCH, V100, environment, gpu_summary, run, with_values
 
 from gpuscale.records import Baseline, Results, Run, Tolerances, Window, without_windows
 
@@ -37,7 +37,7 @@ def made_run(gpus: int, made: Made, index: int = 1) -> Run:
     summaries = (
         ()
         if energy_j is None
-        else tuple(replace(gpu_summary(0.9), energy_j=energy_j * BATCH) for _ in range(gpus))
+        else tuple(with_values(gpu_summary(0.9), energy_j=energy_j * BATCH) for _ in range(gpus))
     )
     return replace(plain, unsynced_windows=unsynced, gpu_summaries=summaries)
 

@@ -121,11 +121,14 @@ def gpu_summary(utilization: float) -> GpuSummary:
         uuid="GPU-0",
         name="Tesla V100-SXM2-16GB",
         samples=10,
-        utilization_mean=utilization,
-        memory_used_peak_bytes=None,
-        power_mean_w=None,
-        sm_clock_mean_mhz=None,
+        values={"utilization_mean": utilization},
     )
+
+
+def with_values(summary: GpuSummary, **values: float | None) -> GpuSummary:
+    """The summary with these counters, or without those that are None."""
+    merged = {**summary.values, **values}
+    return replace(summary, values={k: v for k, v in merged.items() if v is not None})
 
 
 def environment(gpu_name: str = "Tesla V100-SXM2-16GB", *, job_id: str = "now") -> Environment:

@@ -22,7 +22,7 @@ from cause_records import (
     well,
 )
 from changing import replace
-from scaling_records import CNN, environment, results
+from scaling_records import CNN, environment, results, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -33,7 +33,6 @@ from gpuscale.records import (
     EntryVerdict,
     Environment,
     GpuSummary,
-    PcieLink,
     Results,
     Verdict,
 )
@@ -243,15 +242,15 @@ def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
 
 def test_a_narrower_pcie_link_explains_late_copies_and_a_lost_nvlink_communication() -> None:
     rng = np.random.default_rng(19)
-    whole = PcieLink(generation=4, width=16, max_generation=4, max_width=16)
+    whole = {"pcie_generation": 4, "pcie_width": 16, "pcie_max_width": 16}
     before = well(
-        rng, [4], deviation=0.003, telemetry=True, devices=lambda s: replace(s, pcie=whole)
+        rng, [4], deviation=0.003, telemetry=True, devices=lambda s: with_values(s, **whole)
     )
-    narrow = replace(LATE_COPIES, devices=lambda s: replace(s, pcie=replace(whole, width=8)))
+    narrow = replace(LATE_COPIES, devices=lambda s: with_values(s, **whole | {"pcie_width": 8}))
     cause = only_cause(before, night_of(rng, [4], 3, narrow, deviation=0.003, telemetry=True), 4)
     assert cause.kind is CauseKind.PCIE
     assert "GPU-0 on node1: PCIe x8, x16 in the baseline" in cause.evidence
-    unlinked = replace(SLOW_LINK, devices=lambda s: replace(s, pcie=whole, nvlink_active_min=5))
+    unlinked = replace(SLOW_LINK, devices=lambda s: with_values(s, **whole, nvlink_active_min=5))
     cause = only_cause(before, night_of(rng, [4], 3, unlinked, deviation=0.003, telemetry=True), 4)
     assert cause.kind is CauseKind.NVLINK
     assert "GPU-3 on node1: 5 NVLink links active, 6 in the baseline" in cause.evidence
@@ -262,7 +261,8 @@ def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> N
 
     def worn(summary: GpuSummary) -> GpuSummary:
         return replace(
-            slow_clock(summary), xids=(63,), pcie=PcieLink(width=8, max_width=16), nvlink_links=6
+            with_values(slow_clock(summary), pcie_width=8, pcie_max_width=16, nvlink_links=6),
+            xids=(63,),
         )
 
     before = well(rng, [4], deviation=0.003, telemetry=True, devices=worn)

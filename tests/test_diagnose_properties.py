@@ -4,7 +4,7 @@ import pytest
 from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaling_records import baseline, environment, gpu_summary, measured
+from scaling_records import baseline, environment, gpu_summary, measured, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -23,7 +23,9 @@ SECONDS = st.floats(0, 1e9)
 STEPS = st.floats(1e-9, 1e9)
 SUMMARIES = st.builds(
     lambda clock, share, xids: replace(
-        gpu_summary(0.5), sm_clock_mean_mhz=clock, clock_event_reasons={"x": share}, xids=xids
+        with_values(gpu_summary(0.5), sm_clock_mean_mhz=clock),
+        clock_event_reasons={"x": share},
+        xids=xids,
     ),
     st.none() | st.floats(0, 1e5),
     st.floats(0, 1),

@@ -18,7 +18,7 @@ from scaling_records import run
 from gpuscale.encoding import from_json, to_json
 from gpuscale.records import Configuration, Pacing, RankExit, RankOutcome, RunRequest, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
-from gpuscale.telemetry.on_nodes import NodeSampling
+from gpuscale.telemetry.summary import RunSampling
 
 HANGING = """
 import time
@@ -121,9 +121,7 @@ def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(
     )
     here = NodeSamples(host=host, path=directory.samples(host), uuids=(GPU_A,))
     gone = NodeSamples(host="gone", path=directory.samples("gone"), uuids=("none",))
-    report = NodeSampling(lambda: [here, gone]).summarize(
-        replace(run(1, 0.1), windows=(whole_run,))
-    )
+    report = RunSampling(lambda: [here, gone]).summarize(replace(run(1, 0.1), windows=(whole_run,)))
     assert [summary.uuid for summary in report.gpu_summaries] == [GPU_A]
     assert report.gpu_summaries[0].samples > 0
     assert report.absent is not None

@@ -2,7 +2,7 @@
 
 import pytest
 from changing import replace
-from scaling_records import gpu_summary, measured, results, run
+from scaling_records import gpu_summary, measured, results, run, with_values
 
 from gpuscale.records import Failure, Run
 from gpuscale.report.results_text import results_text
@@ -13,7 +13,7 @@ from gpuscale.scaling import scaling_points
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:
     """A run of one window of one step, whose GPUs spent so much in it."""
     summaries = tuple(
-        replace(gpu_summary(0.9), uuid=f"GPU-{number}", energy_j=energy_j)
+        with_values(replace(gpu_summary(0.9), uuid=f"GPU-{number}"), energy_j=energy_j)
         for number, energy_j in enumerate(energies_j)
     )
     return replace(run(gpus, 0.1, batch_per_gpu=128, index=index), gpu_summaries=summaries)

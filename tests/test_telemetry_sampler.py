@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
+from changing import replace
 from nvml.library import (
     BLACKWELL_GPU,
     GPU_A,
@@ -28,10 +29,12 @@ from nvml.library import (
     UNKNOWN_UUID,
     compile_driver,
 )
+from scaling_records import environment, request, run
 
-from gpuscale.records import PcieLink
-from gpuscale.telemetry import Sampler, TelemetryReport, summarize
-from gpuscale.telemetry.sampler import next_tick
+from gpuscale.records import GpuDevice, Window
+from gpuscale.telemetry.fields import NUMBERS
+from gpuscale.telemetry.sampler import Sampler, next_tick
+from gpuscale.telemetry.summary import TelemetryReport, sampling_beside, summarize
 
 MIB = 1024 * 1024
 # One more replay on each of five links at each look after the first, once a second.
@@ -78,6 +81,18 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the library writes down what it is asked, as `DEVICE FUNCTION`."""
+    monkeypatch.setenv("FAKE_NVML_CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def asked(calls: Path, device: int) -> Counter[str]:
+    lines = [line.split() for line in calls.read_text().splitlines()]
+    return Counter(function for number, function in lines if number == str(device))
+
+
+@pytest.fixture
 def sample(tmp_path: Path) -> Sample:
     """Samples the devices for some ticks and summarises all of them."""
 
@@ -98,107 +113,116 @@ def sample(tmp_path: Path) -> Sample:
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_what_the_driver_sampled_itself_goes_before_readings(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_NVML_SAMPLES", "0")
-    (gpu,) = sample(GPU_A).gpu_summaries
-    assert gpu.utilization_mean == pytest.approx(0.45)
-    assert gpu.windows[0].utilization_mean == pytest.approx(0.45)
-    # This driver offers the power of the moment, which is not smoothed.
-    assert gpu.power_mean_w == pytest.approx(250.0)
-    assert gpu.absent == ()
-
-
-def test_an_older_driver_gives_power_from_its_buffer(
-    build: Build, sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(build("-DOLD_DRIVER")))
-    monkeypatch.setenv("FAKE_NVML_SAMPLES", "0")
-    (gpu,) = sample(GPU_A).gpu_summaries
-    assert gpu.power_mean_w == pytest.approx(125.0)
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_samples_of_another_clock_than_ours_are_left_alone(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_NVML_SAMPLES", "86400")
-    (gpu,) = sample(GPU_A).gpu_summaries
-    assert gpu.utilization_mean == pytest.approx(0.9)
-    assert gpu.absent == ()
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_each_gpu_is_read_with_its_own_values(sample: Sample) -> None:
-    report = sample(GPU_A, GPU_B)
-    one, two = report.gpu_summaries
+def test_each_gpu_is_read_with_its_own_values_and_an_unknown_one_is_named(sample: Sample) -> None:
+    report = sample(GPU_A, f"GPU-{GPU_B}", UNKNOWN_UUID)
+    one, two, unknown = report.gpu_summaries
     assert (report.absent, report.driver_version) == (None, "575.57.08")
     assert one.samples == two.samples >= 5
     assert (one.uuid, one.name, one.absent) == (GPU_A, "Fake V100 A", ())
-    assert one.utilization_mean == pytest.approx(0.9)
-    assert one.memory_used_peak_bytes == 4096 * MIB
-    assert one.power_mean_w == pytest.approx(250.0)
-    assert one.sm_clock_mean_mhz == pytest.approx(1380.0)
-    assert (two.uuid, two.name, two.absent) == (GPU_B, "Fake V100 B", ())
-    assert two.power_mean_w == pytest.approx(150.5)
+    # The prefix that NVML gives a UUID may be there or not.
+    assert (two.uuid, two.name, two.absent) == (f"GPU-{GPU_B}", "Fake V100 B", ())
+    assert one.values["utilization_mean"] == pytest.approx(0.9)
+    assert one.values["memory_used_peak_bytes"] == 4096 * MIB
+    assert one.values["power_mean_w"] == pytest.approx(250.0)
+    assert one.values["sm_clock_mean_mhz"] == pytest.approx(1380.0)
+    assert two.values["power_mean_w"] == pytest.approx(150.5)
+    assert unknown.absent == (f"device: NVML knows no device with UUID {UNKNOWN_UUID}",)
+    # No sample is older than the window's begin, and Blackwell counts what this GPU does not.
+    assert set(one.values) == set(NUMBERS) - {"energy_j", "nvlink_effective_errors"}
 
 
-@pytest.mark.usefixtures("fake_driver")
-def test_a_uuid_with_the_prefix_of_nvml_is_found_as_well(sample: Sample) -> None:
-    (gpu,) = sample(f"GPU-{GPU_A}").gpu_summaries
-    assert (gpu.uuid, gpu.name) == (f"GPU-{GPU_A}", "Fake V100 A")
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_only_the_devices_of_the_run_are_asked_whatever_cuda_calls_them(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "offset_s", "utilization", "power_w"),
+    [
+        # A driver that offers the power of the moment, which is not smoothed.
+        ([], "0", 0.45, 250.0),
+        (["-DOLD_DRIVER"], "0", 0.45, 125.0),
+        # Samples with times of another clock than ours are left alone.
+        ([], "86400", 0.9, 250.0),
+    ],
+)
+def test_what_the_driver_sampled_itself_goes_before_readings(
+    build: Build,
+    sample: Sample,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    offset_s: str,
+    utilization: float,
+    power_w: float,
 ) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build(*flags)))
+    monkeypatch.setenv("FAKE_NVML_SAMPLES", offset_s)
+    (gpu,) = sample(GPU_A).gpu_summaries
+    assert gpu.values["utilization_mean"] == pytest.approx(utilization)
+    assert gpu.windows[0].values["utilization_mean"] == pytest.approx(utilization)
+    assert gpu.values["power_mean_w"] == pytest.approx(power_w)
+    assert gpu.absent == ()
+
+
+@pytest.mark.usefixtures("fake_driver")
+def test_only_the_devices_of_the_run_are_asked_by_the_newest_calls_and_no_more_than_needed(
+    sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Device 0 of the job is then NVML's device 1.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    (gpu,) = sample(GPU_B).gpu_summaries
-    assert gpu.name == "Fake V100 B"
+    (gpu,) = sample(GPU_B, ticks=20).gpu_summaries
+    assert (gpu.name, gpu.samples >= 20) == ("Fake V100 B", True)
     assert {line.split()[0] for line in calls.read_text().splitlines()} == {"1"}
+    functions = asked(calls, 1)
+    assert {"fields", "event_reasons", "memory_v2"} <= set(functions)
+    assert not set(functions) & {"power", "throttle_reasons", "memory", "nvlink_counter"}
+    # The oldest binding that gpuscale takes does not have the newer call.
+    newer = "temperature_v" if hasattr(pynvml, "nvmlDeviceGetTemperatureV") else "temperature"
+    assert set(functions) & {"temperature", "temperature_v"} == {newer}
+    # Once a second and at the end.
+    assert 2 <= functions["pcie_width"] < functions["utilization"] / 2
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_an_unsupported_field_is_absent_with_the_reason_and_asked_once(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_device_lacks_is_absent_with_the_reason_and_asked_once(
+    sample: Sample, calls: Path
 ) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
     (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
-    assert gpu.power_mean_w is None
-    assert "power: Not Supported" in gpu.absent
-    assert gpu.utilization_mean == 0.0
-    asked = Counter(line.split()[1] for line in calls.read_text().splitlines())
-    assert asked["power"] == 1
-    assert asked["utilization"] >= 5
+    assert gpu.values["utilization_mean"] == 0.0
+    lacks = (
+        "power",
+        "energy",
+        "power limit",
+        "NVLink",
+        "NVLink errors",
+        "ECC errors",
+        "XID events",
+    )
+    assert gpu.absent == tuple(f"{label}: Not Supported" for label in lacks)
+    known = {NUMBERS[name].label for name in gpu.values}
+    assert (known & set(lacks), gpu.xids) == (set(), None)
+    functions = asked(calls, 2)
+    assert functions["power"] == 1
+    assert functions["utilization"] >= 5
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_a_lost_gpu_is_absent_from_then_on_and_the_others_go_on(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sample: Sample, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
     # The utilisation of a third tick is the last that is answered.
     monkeypatch.setenv("FAKE_NVML_FAIL", f"0:utilization:3:0:{GPU_IS_LOST}")
+    monkeypatch.setenv("FAKE_NVML_XID", "0:79")
     lost, other = sample(GPU_A, GPU_B, ticks=6).gpu_summaries
     n = lost.samples
     assert n == other.samples >= 6
-    assert other.absent == ()
-    assert lost.utilization_mean == pytest.approx(0.9)
+    assert (other.absent, other.xids) == ((), ())
+    # The event is the driver's, and tells of the loss.
+    assert lost.values["utilization_mean"] == pytest.approx(0.9)
+    assert lost.xids == (79,)
     assert lost.absent[:4] == (
         f"utilization: GPU is lost (in {n - 3} of {n} samples)",
         f"memory: GPU is lost (in {n - 2} of {n} samples)",
         f"power: GPU is lost (in {n - 2} of {n} samples)",
-        f"energy: GPU is lost (in {n - 2} of {n} samples)",
+        f"energy: GPU is lost (in {n - 3} of {n} samples)",
     )
-    asked = Counter(line.split()[1] for line in calls.read_text().splitlines() if line[0] == "0")
-    assert (asked["utilization"], asked["energy"], asked["clock"]) == (3, 3, 2)
+    functions = asked(calls, 0)
+    assert (functions["utilization"], functions["energy"], functions["clock"]) == (3, 3, 2)
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -207,76 +231,52 @@ def test_after_a_passing_error_the_device_is_read_again(
 ) -> None:
     monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:2:4:{UNKNOWN}")
     (gpu,) = sample(GPU_B, ticks=6).gpu_summaries
-    assert gpu.utilization_mean == pytest.approx(0.5)
+    assert gpu.values["utilization_mean"] == pytest.approx(0.5)
     once = f"Unknown Error (in 1 of {gpu.samples} samples)"
-    assert gpu.absent == tuple(f"{of}: {once}" for of in ("memory", "power", "energy", "SM clock"))
+    failed = ("memory", "power", "SM clock", "memory clock")
+    assert gpu.absent == tuple(f"{label}: {once}" for label in failed)
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_a_mig_device_has_its_own_memory_and_never_the_power_of_the_whole_gpu(
-    sample: Sample,
-) -> None:
-    (gpu,) = sample(MIG_DEVICE).gpu_summaries
-    assert gpu.name == "Fake A100 MIG 1g.5gb"
-    assert gpu.memory_used_peak_bytes == 512 * MIB
-    assert gpu.sm_clock_mean_mhz == pytest.approx(1410.0)
-    assert (gpu.utilization_mean, gpu.power_mean_w) == (None, None)
-    assert (gpu.energy_j, gpu.power_limit_w, gpu.ecc_uncorrected, gpu.xids) == (None,) * 4
-    assert gpu.absent[:2] == (
+def test_of_mig_only_what_is_the_devices_own_is_reported(sample: Sample) -> None:
+    device, whole = sample(MIG_DEVICE, GPU_IN_MIG_MODE).gpu_summaries
+    assert device.name == "Fake A100 MIG 1g.5gb"
+    assert device.values["memory_used_peak_bytes"] == 512 * MIB
+    assert device.values["sm_clock_mean_mhz"] == pytest.approx(1410.0)
+    known = {NUMBERS[name].label for name in device.values}
+    assert not known & {"utilization", "power", "energy", "power limit", "NVLink errors"}
+    assert (device.get("ecc_uncorrected"), device.xids) == (None, None)
+    assert device.absent[:2] == (
         "utilization: Not Supported",
         "power: measured only for the whole GPU, which other MIG devices share",
     )
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_the_sums_of_a_whole_gpu_in_mig_mode_are_not_taken_for_a_device_of_it(
-    sample: Sample,
-) -> None:
-    (gpu,) = sample(GPU_IN_MIG_MODE).gpu_summaries
-    assert (gpu.memory_used_peak_bytes, gpu.power_mean_w) == (None, None)
-    assert gpu.sm_clock_mean_mhz == pytest.approx(1410.0)
+    # The sums over a whole GPU are not taken for those of a device of it.
+    assert not {"memory_used_peak_bytes", "power_mean_w", "energy_j"} & set(whole.values)
+    assert whole.values["sm_clock_mean_mhz"] == pytest.approx(1410.0)
 
 
 def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
-    sample: Sample, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sample: Sample, build: Build, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build("-DOLD_DRIVER")))
     gpu, hot, linked = sample(GPU_A, HOT_GPU, GPU_WITH_INACTIVE_LINK).gpu_summaries
     # The older call counts the 256 MiB that the driver keeps for itself.
-    assert gpu.memory_used_peak_bytes == (4096 + 256) * MIB
+    assert gpu.values["memory_used_peak_bytes"] == (4096 + 256) * MIB
     # The older call smooths over a second, here to a tenth less.
-    assert gpu.power_mean_w == pytest.approx(225.0)
+    assert gpu.values["power_mean_w"] == pytest.approx(225.0)
     assert gpu.absent == hot.absent == linked.absent == ()
-    assert hot.temperature_max_c == 91
+    assert hot.values["temperature_max_c"] == 91
     assert hot.clock_event_reasons == {"hw_thermal_slowdown": 1.0}
-    assert linked.nvlink_errors is not None
-    assert linked.nvlink_errors["replay"] in FIVE_A_LOOK
-    asked = Counter(line.split()[1] for line in calls.read_text().splitlines() if line[0] == "0")
+    assert linked.values["nvlink_replay_errors"] in FIVE_A_LOOK
     # Once for the power and once for each newer form of the errors of NVLink, never again.
-    assert asked["fields"] == 3
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_power_is_read_unsmoothed_and_other_questions_by_their_newer_names(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
-    sample(GPU_A)
-    asked = {line.split()[1] for line in calls.read_text().splitlines()}
-    assert {"fields", "event_reasons", "memory_v2"} <= asked
-    assert not asked & {"power", "throttle_reasons", "memory", "nvlink_counter"}
-    # The oldest binding that gpuscale takes does not have the newer call.
-    newer = "temperature_v" if hasattr(pynvml, "nvmlDeviceGetTemperatureV") else "temperature"
-    assert asked & {"temperature", "temperature_v"} == {newer}
+    assert asked(calls, 0)["fields"] == 3
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler.start(uuids=[GPU_A, GPU_WITHOUT_POWER], output=output, interval_s=0.02)
+    uuids = [GPU_A, GPU_WITHOUT_POWER]
+    sampler = Sampler.start(uuids=uuids, output=output, interval_s=0.02)
     try:
         wait_until(lambda: lines_of(output) > 1, "the first sample was there")
         began = time.time()
@@ -286,42 +286,49 @@ def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path
         ended = time.time()
         sampler.stop()
     middle = (began + ended) / 2
-    report = summarize(
-        output,
-        uuids=[GPU_A, GPU_WITHOUT_POWER],
-        intervals=[(began, middle), (middle, ended), (ended + 60, ended + 61)],
-    )
-    gpu, without = report.gpu_summaries
+    intervals = [(began, middle), (middle, ended), (ended + 60, ended + 61)]
+    gpu, without = summarize(output, uuids=uuids, intervals=intervals).gpu_summaries
     first, second, later = gpu.windows
-    assert (first.energy_j or 0) / (middle - began) == pytest.approx(250, rel=0.1)
-    assert (second.energy_j or 0) / (ended - middle) == pytest.approx(250, rel=0.1)
+    assert first.values["energy_j"] / (middle - began) == pytest.approx(250, rel=0.1)
+    assert second.values["energy_j"] / (ended - middle) == pytest.approx(250, rel=0.1)
     assert first.samples + second.samples == gpu.samples
-    assert (later.samples, later.energy_j, later.utilization_mean) == (0, None, None)
-    assert gpu.energy_j is None
-    assert without.energy_j is None
-    assert [window.energy_j for window in without.windows] == [None] * 3
-    assert without.windows[0].sm_clock_mean_mhz == 300
+    assert (later.samples, later.values) == (0, {})
+    assert "energy_j" not in gpu.values
+    offered = [without.values, *(window.values for window in without.windows)]
+    assert not any("energy_j" in values for values in offered)
+    assert without.windows[0].values["sm_clock_mean_mhz"] == 300
 
 
 @pytest.mark.usefixtures("fake_driver")
 def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> None:
     uuids = (GPU_A, GPU_ON_FOUR_LANES, GPU_WITH_ECC_ERRORS, HOT_GPU, GPU_WITH_INACTIVE_LINK)
     well, narrow, ecc, hot, linked = sample(*uuids).gpu_summaries
-    assert well.pcie == PcieLink(generation=3, width=16, max_generation=3, max_width=16)
-    assert narrow.pcie == PcieLink(generation=3, width=4, max_generation=3, max_width=16)
-    assert (well.clock_event_reasons, well.temperature_max_c) == ({}, 45)
-    assert (hot.clock_event_reasons, hot.temperature_max_c) == ({"hw_thermal_slowdown": 1.0}, 91)
-    assert (well.ecc_corrected, well.ecc_uncorrected) == (0, 0)
+    expected = {
+        "memory_clock_mean_mhz": 877,
+        "temperature_max_c": 45,
+        "pcie_generation": 3,
+        "pcie_max_generation": 3,
+        "pcie_width": 16,
+        "pcie_max_width": 16,
+        "power_limit_w": 300,
+        "nvlink_links": 6,
+        "nvlink_active_min": 6,
+        "nvlink_replay_errors": 0,
+        "nvlink_recovery_errors": 0,
+        "nvlink_crc_errors": 0,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+    }
+    assert {name: well.get(name) for name in expected} == expected
+    assert (well.clock_event_reasons, well.xids) == ({}, ())
+    assert (narrow.values["pcie_width"], narrow.values["pcie_max_width"]) == (4, 16)
+    assert hot.clock_event_reasons == {"hw_thermal_slowdown": 1.0}
+    assert hot.values["temperature_max_c"] == 91
     # Two uncorrected errors are older than the run; each further look counts one more corrected.
-    assert ecc.ecc_corrected is not None
-    assert (ecc.ecc_corrected >= 1, ecc.ecc_uncorrected) == (True, 0)
-    assert (well.nvlink_links, well.nvlink_active_min) == (6, 6)
-    assert (linked.nvlink_links, linked.nvlink_active_min) == (6, 5)
-    assert well.nvlink_errors == {"replay": 0, "recovery": 0, "crc": 0}
-    assert linked.nvlink_errors is not None
-    assert linked.nvlink_errors["replay"] in FIVE_A_LOOK
-    assert (linked.nvlink_errors["recovery"], linked.nvlink_errors["crc"]) == (0, 0)
-    assert (well.power_limit_w, well.memory_clock_mean_mhz, well.xids) == (300, 877, ())
+    assert (ecc.values["ecc_corrected"] >= 1, ecc.values["ecc_uncorrected"]) == (True, 0)
+    assert (linked.values["nvlink_links"], linked.values["nvlink_active_min"]) == (6, 5)
+    assert linked.values["nvlink_replay_errors"] in FIVE_A_LOOK
+    assert (linked.values["nvlink_recovery_errors"], linked.values["nvlink_crc_errors"]) == (0, 0)
     assert {gpu.absent for gpu in (well, narrow, ecc, hot, linked)} == {()}
 
 
@@ -332,42 +339,30 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
 @pytest.mark.usefixtures("fake_driver")
 def test_the_links_of_a_blackwell_gpu_count_errors_in_their_own_way(sample: Sample) -> None:
     (gpu,) = sample(BLACKWELL_GPU).gpu_summaries
-    assert (gpu.nvlink_links, gpu.nvlink_active_min) == (6, 5)
-    assert gpu.nvlink_errors is not None
-    assert set(gpu.nvlink_errors) == {"recovery", "effective"}
-    assert gpu.nvlink_errors["recovery"] in FIVE_A_LOOK
-    assert gpu.nvlink_errors["effective"] == 0
+    assert (gpu.values["nvlink_links"], gpu.values["nvlink_active_min"]) == (6, 5)
+    assert gpu.values["nvlink_recovery_errors"] in FIVE_A_LOOK
+    assert gpu.values["nvlink_effective_errors"] == 0
+    assert not {"nvlink_replay_errors", "nvlink_crc_errors"} & set(gpu.values)
     assert gpu.absent == ()
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_a_device_without_links_and_ecc_counts_no_errors_of_them(sample: Sample) -> None:
-    (gpu,) = sample(GPU_WITHOUT_POWER).gpu_summaries
-    counted = (gpu.nvlink_links, gpu.nvlink_active_min, gpu.nvlink_errors)
-    assert counted == (None, None, None)
-    assert (gpu.ecc_corrected, gpu.ecc_uncorrected, gpu.xids) == (None, None, None)
-    assert gpu.absent == tuple(
-        f"{of}: Not Supported"
-        for of in (
-            "power",
-            "energy",
-            "power limit",
-            "NVLink",
-            "NVLink errors",
-            "ECC errors",
-            "XID events",
-        )
+def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path) -> None:
+    gpus = tuple(
+        GpuDevice(index=index, name="V100", uuid=uuid) for index, uuid in enumerate((GPU_A, GPU_B))
     )
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_an_error_event_is_put_down_to_its_gpu_even_when_that_is_lost(
-    sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_NVML_XID", "1:79")
-    monkeypatch.setenv("FAKE_NVML_FAIL", f"1:utilization:3:0:{GPU_IS_LOST}")
-    well, lost = sample(GPU_A, GPU_B).gpu_summaries
-    assert (well.xids, lost.xids) == ((), (79,))
+    began = time.time()
+    with sampling_beside(request(devices=(1,)), replace(environment(), gpus=gpus)) as sampling:
+        assert sampling is not None
+        assert sampling.pid is not None
+        wait_until(calls.exists, "the device was asked")
+        wait_until(lambda: asked(calls, 1)["utilization"] > 2, "some samples were taken")
+        window = Window(time_s=time.time() - began, started_at_s=began, busy_s=(1.0,))
+        report = sampling.summarize(replace(run(1, 0.1), windows=(window,)))
+        assert not is_running(sampling.pid)
+    assert [gpu.uuid for gpu in report.gpu_summaries] == [GPU_B]
+    with sampling_beside(request(devices=()), environment()) as sampling:
+        assert sampling is None
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -377,26 +372,6 @@ def test_an_event_is_kept_when_the_look_for_the_next_one_fails(
     monkeypatch.setenv("FAKE_NVML_XID", f"1:79:{GPU_IS_LOST}")
     (lost,) = sample(GPU_B).gpu_summaries
     assert lost.xids == (79,)
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_links_and_error_counters_are_read_once_a_second_and_at_the_end(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_NVML_CALLS", str(calls))
-    (gpu,) = sample(GPU_A, ticks=20).gpu_summaries
-    asked = Counter(line.split()[1] for line in calls.read_text().splitlines())
-    assert asked["pcie_width"] < asked["utilization"] / 2
-    assert asked["pcie_width"] >= 2
-    assert gpu.samples >= 20
-
-
-@pytest.mark.usefixtures("fake_driver")
-def test_an_unknown_device_is_named_and_the_others_are_sampled(sample: Sample) -> None:
-    unknown, known = sample(UNKNOWN_UUID, GPU_A).gpu_summaries
-    assert unknown.absent == (f"device: NVML knows no device with UUID {UNKNOWN_UUID}",)
-    assert known.utilization_mean == pytest.approx(0.9)
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -436,14 +411,22 @@ def test_a_sampler_that_cannot_run_is_recorded_with_its_last_words(
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_stop_ends_the_process_and_may_be_called_again(tmp_path: Path) -> None:
+def test_every_line_can_be_read_while_the_sampler_still_writes_and_stop_may_be_called_again(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler.start(uuids=[GPU_A], output=output)
-    wait_until(lambda: lines_of(output) > 1, "the first sample was there")
-    sampler.stop()
+    sampler = Sampler.start(uuids=[GPU_A], output=output, interval_s=0.01)
+    try:
+        wait_until(lambda: lines_of(output) > 3, "there were some samples")
+        header, *ticks = output.read_text().splitlines()[:4]
+    finally:
+        sampler.stop()
     assert not is_running(sampler.pid)
-    assert output.read_text().endswith("}\n")
     sampler.stop()
+    assert output.read_text().endswith("}\n")
+    assert json.loads(header)["devices"][GPU_A]["name"] == "Fake V100 A"
+    readings = [json.loads(line)["readings"][GPU_A] for line in ticks]
+    assert all(reading["answers"]["utilization"] == 0.9 for reading in readings)
 
 
 @pytest.mark.usefixtures("fake_driver")
@@ -462,7 +445,7 @@ def test_stop_ends_a_process_that_hangs_in_the_driver(
 def test_a_killed_parent_leaves_no_sampler_behind(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     program = (
-        "import pathlib, sys, time; from gpuscale.telemetry import Sampler\n"
+        "import pathlib, sys, time; from gpuscale.telemetry.sampler import Sampler\n"
         f"sampler = Sampler.start(uuids=[{GPU_A!r}], output=pathlib.Path(sys.argv[1]))\n"
         "print(sampler.pid, flush=True); time.sleep(600)"
     )
@@ -493,45 +476,19 @@ def test_a_sampler_that_hangs_in_the_driver_ends_by_itself(
     assert absent.endswith("no message, as after a hang in the driver")
 
 
-@pytest.mark.usefixtures("fake_driver")
-def test_every_line_can_be_read_while_the_sampler_still_writes(tmp_path: Path) -> None:
-    output = tmp_path / "samples.jsonl"
-    sampler = Sampler.start(uuids=[GPU_A], output=output, interval_s=0.01)
-    try:
-        wait_until(lambda: lines_of(output) > 3, "there were some samples")
-        header, *ticks = output.read_text().splitlines()[:4]
-    finally:
-        sampler.stop()
-    assert json.loads(header)["devices"][GPU_A]["name"] == "Fake V100 A"
-    assert all(json.loads(line)["readings"][GPU_A]["utilization"] == 0.9 for line in ticks)
-
-
-def test_the_sampling_process_loads_neither_torch_nor_numpy_nor_pytest() -> None:
-    program = (
-        "import sys, gpuscale.telemetry.sampler\n"
-        "print(sorted({'torch', 'numpy', 'scipy', 'pytest'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("module", "foreign"),
+    [
+        ("gpuscale.telemetry.sampler, gpuscale.telemetry.nvml", {"torch", "numpy", "pytest"}),
+        ("gpuscale.telemetry.summary", {"pynvml"}),
+        ("gpuscale.telemetry.fields", {"pynvml", "gpuscale.records"}),
+    ],
+)
+def test_sampling_loads_no_more_than_it_needs(module: str, foreign: set[str]) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_starting_a_sampler_does_not_load_the_binding() -> None:
-    program = "import sys, gpuscale.telemetry; print('pynvml' in sys.modules)"
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "often"])
-def test_an_interval_that_is_no_time_is_refused(tmp_path: Path, interval: str) -> None:
-    output = tmp_path / "samples.jsonl"
-    command = [sys.executable, "-m", "gpuscale.telemetry.sampler", "--uuid", GPU_A]
-    command += ["--output", str(output), f"--interval-s={interval}"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "--interval-s" in result.stderr
-    assert not output.exists()
+    assert not foreign & set(result.stdout.split())
 
 
 @pytest.mark.parametrize(

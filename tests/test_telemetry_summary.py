@@ -3,19 +3,12 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from gpuscale.records import GpuWindow, PcieLink
+from gpuscale.records import GpuWindow
 from gpuscale.run_directory import stderr_path
-from gpuscale.telemetry import summarize
-from gpuscale.telemetry.energy import EnergyCounter
-from gpuscale.telemetry.probe import Condition, Reading
-from gpuscale.telemetry.samples import (
-    Header,
-    SampledDevice,
-    Tick,
-    header_line,
-    tick_line,
-)
+from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, line_of
+from gpuscale.telemetry.summary import summarize
 
 A, B = "aaaa", "bbbb"
 
@@ -27,22 +20,21 @@ def samples(tmp_path: Path) -> Path:
 
 def header(**devices: SampledDevice) -> str:
     found = devices or {A: SampledDevice(name="Fake V100")}
-    return header_line(Header(interval_s=0.1, driver_version="575.57.08", devices=found))
+    return line_of(Header(driver_version="575.57.08", devices=found))
 
 
 def tick(time_s: float, **readings: Reading) -> str:
-    conditions = dict.fromkeys(readings, Condition())
-    return tick_line(Tick(time_s=time_s, readings=readings, conditions=conditions))
+    return line_of(Tick(time_s=time_s, readings=readings))
 
 
-def look(time_s: float, condition: Condition) -> str:
-    return tick_line(Tick(time_s=time_s, readings={A: busy(0.5)}, conditions={A: condition}))
+def look(time_s: float, **answers: object) -> str:
+    """A tick at which more was asked than at the others."""
+    return tick(time_s, aaaa=Reading(answers={**busy(0.5).answers, **answers}))
 
 
 def busy(utilization: float, *, memory: int = 100, power: float = 200.0) -> Reading:
-    return Reading(
-        utilization=utilization, memory_used_bytes=memory, power_w=power, sm_clock_mhz=1300.0
-    )
+    values = {"memory_used_bytes": memory, "power_w": power, "sm_clock_mhz": 1300.0}
+    return Reading(answers={"utilization": utilization, **values})
 
 
 def test_only_samples_inside_the_windows_count(samples: Path) -> None:
@@ -59,24 +51,33 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
     assert report.absent is None
     assert report.driver_version == "575.57.08"
     assert (gpu.uuid, gpu.name, gpu.samples, gpu.absent) == (A, "Fake V100", 3, ())
-    assert gpu.utilization_mean == pytest.approx(0.9)
-    assert gpu.memory_used_peak_bytes == 300
-    assert gpu.power_mean_w == pytest.approx(230)
-    assert gpu.sm_clock_mean_mhz == pytest.approx(1300)
+    assert gpu.values == pytest.approx(
+        {
+            "utilization_mean": 0.9,
+            "memory_used_peak_bytes": 300,
+            "power_mean_w": 230,
+            "sm_clock_mean_mhz": 1300,
+        }
+    )
 
 
 def test_samples_of_the_driver_count_by_their_own_times_and_only_where_there_are_any(
     samples: Path,
 ) -> None:
-    first = Condition(utilization_samples=((9.5, 0.0), (10.5, 0.6)), power_samples=())
-    last = Condition(utilization_samples=((10.8, 0.8), (11.5, 0.0)))
-    samples.write_text(header() + look(9.8, first) + look(10.5, Condition()) + look(13.0, last))
+    utilization, power = "NVML_GPU_UTILIZATION_SAMPLES", "NVML_TOTAL_POWER_SAMPLES"
+    now = busy(0.5)
+    first = replace(now, buffered={utilization: [(9.5, 0.0), (10.0, 0.6)], power: []})
+    last = replace(now, buffered={utilization: [(11.0, 0.8), (11.5, 0.0)]})
+    samples.write_text(
+        header() + tick(9.8, aaaa=first) + tick(10.5, aaaa=now) + tick(13.0, aaaa=last)
+    )
     windows = [(10.0, 11.0), (12.0, 14.0)]
     (gpu,) = summarize(samples, uuids=[A], intervals=windows).gpu_summaries
-    assert gpu.utilization_mean == pytest.approx(0.7)
-    assert gpu.power_mean_w == 200.0
+    assert gpu.values["utilization_mean"] == pytest.approx(0.7)
+    assert gpu.values["power_mean_w"] == 200.0
     # Nothing was buffered in the second window: its one reading stands.
-    assert [window.utilization_mean for window in gpu.windows] == [pytest.approx(0.7), 0.5]
+    in_windows = [window.values["utilization_mean"] for window in gpu.windows]
+    assert in_windows == [pytest.approx(0.7), 0.5]
 
 
 def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -> None:
@@ -84,7 +85,7 @@ def test_devices_keep_the_order_of_the_run_and_their_own_values(samples: Path) -
     samples.write_text(found + tick(1.0, aaaa=busy(0.2), bbbb=busy(0.7)))
     report = summarize(samples, uuids=[B, A], intervals=[(0, 2)])
     assert [gpu.name for gpu in report.gpu_summaries] == ["two", "one"]
-    assert [gpu.utilization_mean for gpu in report.gpu_summaries] == [0.7, 0.2]
+    assert [gpu.values["utilization_mean"] for gpu in report.gpu_summaries] == [0.7, 0.2]
 
 
 @pytest.mark.parametrize("cut", range(1, len(tick(2.0, aaaa=busy(0.1))), 7))
@@ -92,14 +93,14 @@ def test_a_line_that_is_still_being_written_is_left_out(samples: Path, cut: int)
     samples.write_text(header() + tick(1.0, aaaa=busy(0.5)) + tick(2.0, aaaa=busy(0.1))[:-cut])
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 9)]).gpu_summaries
     # Only the line's end may be missing without making it another text.
-    assert (gpu.samples, gpu.utilization_mean) == ((2, 0.3) if cut == 1 else (1, 0.5))
+    assert (gpu.samples, gpu.values["utilization_mean"]) == ((2, 0.3) if cut == 1 else (1, 0.5))
 
 
-def test_a_field_that_was_never_read_is_none_and_carries_the_reason(samples: Path) -> None:
-    reading = Reading(utilization=0.5, absent={"power_w": "Not Supported"})
+def test_a_field_that_was_never_read_is_left_out_and_carries_the_reason(samples: Path) -> None:
+    reading = Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
     samples.write_text(header() + tick(1.0, aaaa=reading) + tick(2.0, aaaa=reading))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 9)]).gpu_summaries
-    assert gpu.power_mean_w is None
+    assert gpu.values == {"utilization_mean": 0.5}
     assert "power: Not Supported" in gpu.absent
 
 
@@ -107,8 +108,8 @@ def test_a_field_that_failed_midway_says_in_how_many_samples(samples: Path) -> N
     lost = Reading(absent={"utilization": "GPU is lost"})
     samples.write_text(header() + tick(1.0, aaaa=busy(0.5)) + tick(2, aaaa=lost) * 3)
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 9)]).gpu_summaries
-    assert (gpu.samples, gpu.utilization_mean) == (4, 0.5)
-    assert gpu.absent == ("utilization: GPU is lost (in 3 of 4 samples)",)
+    assert (gpu.samples, gpu.values["utilization_mean"]) == (4, 0.5)
+    assert gpu.absent[0] == "utilization: GPU is lost (in 3 of 4 samples)"
 
 
 def test_a_device_that_was_not_found_is_named_beside_those_that_were(samples: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_device_that_was_not_found_is_named_beside_those_that_were(samples: Pa
     samples.write_text(found + tick(1.0, aaaa=busy(0.5)))
     one, two = summarize(samples, uuids=[A, B], intervals=[(0, 9)]).gpu_summaries
     assert one.samples == 1
-    assert (two.uuid, two.samples, two.utilization_mean) == (B, 0, None)
+    assert (two.uuid, two.samples, two.values) == (B, 0, {})
     assert two.absent == ("device: unknown UUID",)
 
 
@@ -128,7 +129,7 @@ def test_without_any_device_the_reason_stands_in_for_the_summaries(samples: Path
 
 
 def test_no_driver_is_the_reason_that_is_recorded(samples: Path) -> None:
-    samples.write_text(header_line(Header(interval_s=0.1, absent="no NVIDIA driver", devices={})))
+    samples.write_text(line_of(Header(absent="no NVIDIA driver", devices={})))
     assert summarize(samples, uuids=[A], intervals=[(0, 9)]).absent == "no NVIDIA driver"
 
 
@@ -167,13 +168,15 @@ def test_each_window_has_its_own_values_and_an_empty_one_has_none(samples: Path)
     first, empty, last = gpu.windows
     assert first == GpuWindow(
         samples=2,
-        utilization_mean=0.5,
-        memory_used_peak_bytes=30,
-        power_mean_w=150,
-        sm_clock_mean_mhz=1300,
+        values={
+            "utilization_mean": 0.5,
+            "memory_used_peak_bytes": 30,
+            "power_mean_w": 150,
+            "sm_clock_mean_mhz": 1300,
+        },
     )
     assert empty == GpuWindow(samples=0)
-    assert (last.samples, last.power_mean_w) == (1, 300)
+    assert (last.samples, last.values["power_mean_w"]) == (1, 300)
 
 
 def test_a_device_that_was_not_found_has_empty_windows_too(samples: Path) -> None:
@@ -186,29 +189,28 @@ def test_a_device_that_was_not_found_has_empty_windows_too(samples: Path) -> Non
 def test_energy_is_read_off_the_counter_at_the_ends_of_each_window(samples: Path) -> None:
     # 200 W until 12 s, then 400 W, from a counter that did not begin at 0.
     joules = {10.0: 5000.0, 11.0: 5200.0, 12.0: 5400.0, 13.0: 5800.0, 14.0: 6200.0}
-    samples.write_text(
-        header() + "".join(tick(at, aaaa=Reading(energy_j=count)) for at, count in joules.items())
-    )
+    samples.write_text(header() + "".join(look(at, energy_j=count) for at, count in joules.items()))
     intervals = [(10.5, 11.5), (11.75, 12.25), (12.5, 13.5)]
     (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
-    assert [window.energy_j for window in gpu.windows] == pytest.approx([200, 150, 400])
-    assert gpu.energy_j == pytest.approx(750)
+    assert [window.values["energy_j"] for window in gpu.windows] == pytest.approx([200, 150, 400])
+    assert gpu.values["energy_j"] == pytest.approx(750)
 
 
-def test_energy_is_unknown_unless_the_counter_was_read_on_both_sides() -> None:
-    counter = EnergyCounter([(10.0, 100.0), (11.0, 300.0), (12.0, 20.0), (13.0, 220.0)])
-    assert counter.between(10.0, 11.0) == pytest.approx(200)
-    assert counter.between(9.9, 11.0) is None
-    assert counter.between(12.5, 13.1) is None
-    # The counter began anew, as after a reload of the driver.
-    assert counter.between(10.5, 12.5) is None
-    assert EnergyCounter([]).between(1.0, 2.0) is None
+def test_energy_is_unknown_unless_the_counter_was_read_on_both_sides(samples: Path) -> None:
+    joules = {10.0: 100.0, 11.0: 300.0, 12.0: 20.0, 13.0: 220.0}
+    samples.write_text(header() + "".join(look(at, energy_j=count) for at, count in joules.items()))
+    # The counter began anew after 11 s, as it does after a reload of the driver.
+    intervals = [(10.0, 11.0), (9.9, 11.0), (12.5, 13.1), (10.5, 12.5)]
+    (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
+    found = [window.values.get("energy_j") for window in gpu.windows]
+    assert found == [pytest.approx(200), None, None, None]
+    assert "energy_j" not in gpu.values
 
 
 def test_clock_event_reasons_have_the_share_of_samples_in_which_they_held(samples: Path) -> None:
     held = [("sw_power_cap",), ("sw_power_cap", "hw_slowdown"), (), ("sw_power_cap",)]
-    readings = [Reading(clock_event_reasons=reasons) for reasons in held]
-    samples.write_text(header() + "".join(tick(float(i), aaaa=r) for i, r in enumerate(readings)))
+    ticks = [look(float(at), clock_event_reasons=reasons) for at, reasons in enumerate(held)]
+    samples.write_text(header() + "".join(ticks))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 1), (2, 3)]).gpu_summaries
     assert gpu.clock_event_reasons == {"hw_slowdown": 0.25, "sw_power_cap": 0.75}
     shares = [window.clock_event_reasons for window in gpu.windows]
@@ -216,7 +218,7 @@ def test_clock_event_reasons_have_the_share_of_samples_in_which_they_held(sample
 
 
 def test_no_reason_held_is_told_from_reasons_that_are_not_offered(samples: Path) -> None:
-    samples.write_text(header() + tick(1.0, aaaa=Reading(clock_event_reasons=())))
+    samples.write_text(header() + look(1.0, clock_event_reasons=()))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
     assert gpu.clock_event_reasons == {}
     samples.write_text(header() + tick(1.0, aaaa=busy(0.5)))
@@ -225,39 +227,38 @@ def test_no_reason_held_is_told_from_reasons_that_are_not_offered(samples: Path)
 
 
 def test_the_pcie_link_counts_between_the_windows_ends_and_by_its_worst(samples: Path) -> None:
-    def link(generation: int, width: int) -> Condition:
-        pcie = PcieLink(generation=generation, width=width, max_generation=4, max_width=16)
-        return Condition(pcie=pcie, power_limit_w=300.0)
+    def link(time_s: float, generation: int, width: int) -> str:
+        pcie = {"pcie_generation": generation, "pcie_width": width, "pcie_max_width": 16}
+        return look(time_s, **pcie, power_limit_w=300.0)
 
     samples.write_text(
         header()
-        + look(1.0, link(1, 16))  # idle before the run
-        + look(10.5, link(4, 16))
-        + look(11.5, link(4, 8))  # between two windows, under load as well
-        + look(20.0, link(1, 4))
+        + link(1.0, 1, 16)  # idle before the run
+        + link(10.5, 4, 8)
+        + link(11.5, 3, 16)  # between two windows, under load as well
+        + link(20.0, 1, 4)
     )
     (gpu,) = summarize(samples, uuids=[A], intervals=[(10, 11), (12, 13)]).gpu_summaries
-    assert gpu.pcie == PcieLink(generation=4, width=8, max_generation=4, max_width=16)
-    assert gpu.power_limit_w == 300
-    assert gpu.absent == ()
+    assert (gpu.values["pcie_generation"], gpu.values["pcie_width"]) == (3, 8)
+    assert (gpu.values["pcie_max_width"], gpu.values["power_limit_w"]) == (16, 300)
+    assert not {"pcie_width", "power_limit_w"} & set(gpu.windows[0].values)
 
 
 def test_a_link_that_was_read_only_outside_the_windows_is_absent_and_says_so(
     samples: Path,
 ) -> None:
-    idle = Condition(pcie=PcieLink(generation=1, width=16), power_limit_w=300.0)
-    samples.write_text(
-        header() + look(1.0, idle) + tick_line(Tick(time_s=5, readings={A: busy(1)}))
-    )
+    idle = look(1.0, pcie_generation=1, pcie_width=16, power_limit_w=300.0)
+    samples.write_text(header() + idle + tick(5.0, aaaa=busy(1)))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(4, 6)]).gpu_summaries
-    assert (gpu.pcie, gpu.power_limit_w) == (None, None)
+    assert not {"pcie_generation", "pcie_width", "power_limit_w"} & set(gpu.values)
     assert gpu.absent == ("PCIe, power limit: not read between the windows' begin and end",)
 
 
 def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
-    def errors(ecc: int, crc: int, *xids: int, active: int = 2) -> Condition:
-        return Condition(
-            nvlink_active=tuple(link < active for link in range(2)),
+    def errors(time_s: float, ecc: int, crc: int, *xids: int, active: int = 2) -> str:
+        return look(
+            time_s,
+            nvlink_active=[link < active for link in range(2)],
             nvlink_errors={"crc": crc},
             ecc_corrected=ecc,
             ecc_uncorrected=0,
@@ -266,21 +267,32 @@ def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
 
     samples.write_text(
         header()
-        + look(1.0, errors(40, 7))
-        + look(5.0, errors(40, 9, 63, active=1))
-        + look(9.0, errors(43, 9, 94, 95))
+        + errors(1.0, 40, 7)
+        + errors(5.0, 40, 9, 63, active=1)
+        + errors(9.0, 43, 9, 94, 95)
     )
     (gpu,) = summarize(samples, uuids=[A], intervals=[(4, 6)]).gpu_summaries
-    assert (gpu.ecc_corrected, gpu.ecc_uncorrected, gpu.nvlink_errors) == (3, 0, {"crc": 2})
-    assert (gpu.nvlink_links, gpu.nvlink_active_min) == (2, 1)
+    assert (gpu.values["ecc_corrected"], gpu.values["ecc_uncorrected"]) == (3, 0)
+    assert {name for name in gpu.values if "errors" in name} == {"nvlink_crc_errors"}
+    assert gpu.values["nvlink_crc_errors"] == 2
+    assert (gpu.values["nvlink_links"], gpu.values["nvlink_active_min"]) == (2, 1)
     assert gpu.xids == (63, 94, 95)
 
 
-def test_a_counter_that_was_read_once_or_began_anew_has_no_difference(samples: Path) -> None:
-    samples.write_text(header() + look(1.0, Condition(ecc_corrected=40, xids=())))
+@pytest.mark.parametrize("counts", [(40,), (40, 2)], ids=["read once", "began anew"])
+def test_a_counter_without_a_difference_is_left_out(samples: Path, counts: list[int]) -> None:
+    looks = [look(1 + 0.1 * at, ecc_corrected=count) for at, count in enumerate(counts)]
+    samples.write_text(header() + "".join(looks))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
-    assert (gpu.ecc_corrected, gpu.nvlink_errors, gpu.xids) == (None, None, ())
-    reset = look(1.0, Condition(ecc_corrected=40)) + look(1.5, Condition(ecc_corrected=2))
-    samples.write_text(header() + reset)
+    assert "ecc_corrected" not in gpu.values
+    assert gpu.xids is None
+
+
+def test_a_number_that_no_device_can_have_is_absent_and_the_others_are_kept(samples: Path) -> None:
+    samples.write_text(header() + tick(1.0, aaaa=busy(0.5, power=4294967.295)))
     (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
-    assert gpu.ecc_corrected is None
+    assert (gpu.values["utilization_mean"], gpu.windows[0].values["utilization_mean"]) == (0.5, 0.5)
+    assert "power_mean_w" not in {**gpu.values, **gpu.windows[0].values}
+    (reason,) = gpu.absent
+    assert reason.startswith("power: ")
+    assert "4294967.295" in reason

@@ -3,11 +3,12 @@
 import argparse
 import json
 import sys
+from typing import Any
 
 import msgspec
 
-from gpuscale.telemetry.examination import examine
-from gpuscale.telemetry.problems import find_problems
+from gpuscale.telemetry.doctor import Machine, examine, find_problems
+from gpuscale.telemetry.fields import MOMENTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = find_problems(machine)
     if arguments.format == "json":
         head = {"format": "gpuscale-doctor", "version": 1}
-        document = {**head, **msgspec.to_builtins(machine), "problems": list(problems)}
+        document = {**head, **_document(machine), "problems": list(problems)}
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     else:
         from gpuscale.report.doctor_text import doctor_text
@@ -60,3 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
         text = doctor_text(machine, problems)
     sys.stdout.write(f"{text}\n")
     return 1 if problems else 0
+
+
+def _document(machine: Machine) -> dict[str, Any]:
+    """Every field, with null for the unknown."""
+    document: dict[str, Any] = msgspec.to_builtins(machine)
+    for gpu in document["gpus"]:
+        reading = gpu.pop("reading")
+        for part, is_often in (("reading", True), ("condition", False)):
+            moments = [m for m, field in MOMENTS.items() if (field.when == "windows") is is_often]
+            absent = {m: reading["absent"][m] for m in moments if m in reading["absent"]}
+            gpu[part] = {**{m: reading["answers"].get(m) for m in moments}, "absent": absent}
+    return document

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gpuscale.diagnose.devices import Devices, DeviceState
 from gpuscale.records import CauseKind
+from gpuscale.telemetry.fields import NUMBERS
 from gpuscale.units import whole_percent
 
 _CLOCK_DROP = 0.03
@@ -80,15 +81,14 @@ _Found = Iterator[tuple[CauseKind, str, float | None]]
 def _clocks(state: DeviceState, usual: DeviceState | None, where: str) -> _Found:
     if usual is None:
         return
-    for name, now, then in (
-        ("SM clock", state.sm_clock_mhz, usual.sm_clock_mhz),
-        ("memory clock", state.memory_clock_mhz, usual.memory_clock_mhz),
-    ):
+    for counter in ("sm_clock_mean_mhz", "memory_clock_mean_mhz"):
+        now, then = state.get(counter), usual.get(counter)
         if now and then and now < (1 - _CLOCK_DROP) * then:
-            yield CauseKind.CLOCKS, f"{name} {now:.0f} MHz, {then:.0f} MHz {where}", then / now - 1
-    if (limit := state.power_limit_w) and (usual.power_limit_w or 0) > limit:
-        text = f"power limit {limit:.0f} W, {usual.power_limit_w:.0f} W {where}"
-        yield CauseKind.CLOCKS, text, None
+            text = f"{NUMBERS[counter].label} {now:.0f} MHz, {then:.0f} MHz {where}"
+            yield CauseKind.CLOCKS, text, then / now - 1
+    limit, before_w = state.get("power_limit_w"), usual.get("power_limit_w")
+    if limit and before_w and before_w > limit:
+        yield CauseKind.CLOCKS, f"power limit {limit:.0f} W, {before_w:.0f} W {where}", None
     before = usual.clock_event_reasons or {}
     for name, share in (state.clock_event_reasons or {}).items():
         if name not in _HARMLESS_REASONS and share - before.get(name, 0.0) >= _REASON_SHARE:
@@ -101,48 +101,39 @@ def _clocks(state: DeviceState, usual: DeviceState | None, where: str) -> _Found
 
 
 def _heat(state: DeviceState) -> str:
-    return "" if state.temperature_max_c is None else f" (up to {state.temperature_max_c:.0f} °C)"
+    heat_c = state.get("temperature_max_c")
+    return "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
 
 
 def _pcie(state: DeviceState, usual: DeviceState | None, where: str) -> _Found:
-    link = state.pcie
-    if link is None:
-        return
-    known = None if usual is None else usual.pcie
-    for prefix, now, then, most in (
-        ("x", link.width, None if known is None else known.width, link.max_width),
-        (
-            "generation ",
-            link.generation,
-            None if known is None else known.generation,
-            link.max_generation,
-        ),
-    ):
+    for prefix, counter in (("x", "width"), ("generation ", "generation")):
+        now, most = state.get(f"pcie_{counter}"), state.get(f"pcie_max_{counter}")
+        then = None if usual is None else usual.get(f"pcie_{counter}")
         if now is None:
             continue
         if then is not None and now < then:
-            yield CauseKind.PCIE, f"PCIe {prefix}{now}, {prefix}{then} {where}", None
+            yield CauseKind.PCIE, f"PCIe {prefix}{now:.0f}, {prefix}{then:.0f} {where}", None
         elif then is None and most is not None and now < most:
-            yield CauseKind.PCIE, f"PCIe {prefix}{now} of {prefix}{most}", None
+            yield CauseKind.PCIE, f"PCIe {prefix}{now:.0f} of {prefix}{most:.0f}", None
 
 
 def _nvlink(
     state: DeviceState, usual: DeviceState | None, before: DeviceState | None, where: str
 ) -> _Found:
-    now = state.nvlink_active_min
-    then = None if usual is None else usual.nvlink_active_min
+    now = state.get("nvlink_active_min")
+    then = None if usual is None else usual.get("nvlink_active_min")
     if now is not None and then is not None and now < then:
-        yield CauseKind.NVLINK, f"{now} NVLink links active, {then} {where}", None
+        yield CauseKind.NVLINK, f"{now:.0f} NVLink links active, {then:.0f} {where}", None
     errors = 0 if before is None else before.nvlink_errors
     if state.nvlink_errors > errors:
-        yield CauseKind.NVLINK, f"{state.nvlink_errors} new NVLink errors", None
+        yield CauseKind.NVLINK, f"{state.nvlink_errors:.0f} new NVLink errors", None
 
 
 def _errors(state: DeviceState, before: DeviceState | None) -> _Found:
-    if state.ecc_uncorrected > (0 if before is None else before.ecc_uncorrected):
-        count = state.ecc_uncorrected
+    count = state.get("ecc_uncorrected") or 0
+    if count > (0 if before is None else before.get("ecc_uncorrected") or 0):
         errors = "memory error" if count == 1 else "memory errors"
-        yield CauseKind.MEMORY_ERRORS, f"{count} {errors} that ECC could not correct", None
+        yield CauseKind.MEMORY_ERRORS, f"{count:.0f} {errors} that ECC could not correct", None
     known = () if before is None else before.xids
     for xid in state.xids:
         if xid not in known:

@@ -16,9 +16,7 @@ from gpuscale.records.configuration import differences
 from gpuscale.run_directory import NodeSamples
 from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
-from gpuscale.telemetry import TelemetryReport
-from gpuscale.telemetry.beside_run import RunSampling, sampling_beside
-from gpuscale.telemetry.on_nodes import NodeSampling
+from gpuscale.telemetry.summary import RunSampling, TelemetryReport, sampling_beside
 from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
@@ -70,16 +68,16 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     @contextmanager
-    def sampling(self, request: RunRequest) -> Iterator[RunSampling | NodeSampling | None]:
+    def sampling(self, request: RunRequest) -> Iterator[RunSampling | None]:
         """Sample the devices of a run for as long as the context lasts; None on CPU."""
         has_gpus = any(gpu.index in request.devices for gpu in self.environment.gpus)
         if has_gpus and self.environment.nodes:
-            yield NodeSampling(self._samples_on_nodes)
+            yield RunSampling(self._samples_on_nodes)
             return
         with sampling_beside(request, self.environment) as sampling:
             yield sampling
 
-    def append(self, run: Run, sampling: RunSampling | NodeSampling | None) -> Run:
+    def append(self, run: Run, sampling: RunSampling | None) -> Run:
         """Write a run with its telemetry to the disk.
 
         Raises:

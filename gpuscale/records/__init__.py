@@ -14,7 +14,6 @@ from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice, Node
 from gpuscale.records.estimate import Estimate, Rate
-from gpuscale.records.gpu import GpuSummary, GpuWindow, PcieLink
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.records.phases import Phases
@@ -48,6 +47,7 @@ from gpuscale.records.selftest import (
     OverheadRun,
     TrialsReport,
 )
+from gpuscale.records.telemetry import GpuSummary, GpuWindow
 from gpuscale.records.tolerances import (
     ToleranceOverride,
     Tolerances,
@@ -100,7 +100,6 @@ __all__ = [
     "OverheadResult",
     "OverheadRun",
     "Pacing",
-    "PcieLink",
     "Phases",
     "PublishedFigure",
     "RankExit",

@@ -62,7 +62,7 @@ def _peak_memory_bytes(run: "Run") -> float | None:
 
 
 def _energy_per_sample_j(run: "Run") -> float | None:
-    known = [s.energy_j for s in run.gpu_summaries if s.energy_j is not None]
+    known = [s.values["energy_j"] for s in run.gpu_summaries if "energy_j" in s.values]
     if not known or len(known) < len(run.gpu_summaries) or not run.steps_per_window:
         return None
     samples = len(run.windows) * run.steps_per_window * run.batch_per_gpu * run.gpus

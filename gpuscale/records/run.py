@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.records.configuration import Configuration, EntryKey
-from gpuscale.records.gpu import GpuSummary
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
 from gpuscale.records.phases import Phases
 from gpuscale.records.record import (
@@ -27,6 +26,7 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
+from gpuscale.records.telemetry import GpuSummary
 
 FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
 """`system` is an exception that a GPU, the network or a file system caused."""

@@ -1,11 +1,10 @@
 """What `gpuscale doctor` found, for the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpuscale.telemetry.examination import ExaminedGpu, Machine
-from gpuscale.telemetry.probe import LABELS, Condition, Reading
-from gpuscale.telemetry.problems import is_busy
-from gpuscale.units import format_bytes
+from gpuscale.telemetry.doctor import ExaminedGpu, Machine
+from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field, Quantity
+from gpuscale.units import format_bytes, whole_percent
 
 _SMALL_SHARED_MEMORY_BYTES = 1024**3
 
@@ -56,70 +55,71 @@ def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
     if gpu.unreachable is not None:
         yield f"  cannot be reached: {gpu.unreachable}"
         return
-    shown = {**_reading_texts(gpu.reading), **_condition_texts(gpu.condition, gpu.reading)}
-    absent: Mapping[str, str] = {**gpu.reading.absent, **gpu.condition.absent}
-    for field, label in LABELS.items():
-        if field in shown:
-            yield f"  {label:<13} {shown[field]}"
-        elif field in absent and field != "ecc_uncorrected":
-            yield f"  {label:<13} absent: {absent[field]}"
+    texts: dict[str, list[str]] = {}
+    absent: dict[str, str] = {}
+    for field in FIELDS:
+        if field.moment in gpu.reading.absent:
+            absent.setdefault(field.label, gpu.reading.absent[field.moment])
+        elif (text := _text(field, gpu)) is not None:
+            texts.setdefault(field.label, []).append(text)
+    for label in dict.fromkeys(field.label for field in FIELDS):
+        if label in texts:
+            yield f"  {label:<13} {', '.join(texts[label])}"
+        elif label in absent:
+            yield f"  {label:<13} absent: {absent[label]}"
 
 
-def _reading_texts(reading: Reading) -> dict[str, str]:
-    values = {
-        "power_w": (reading.power_w, "{:.0f} W"),
-        "sm_clock_mhz": (reading.sm_clock_mhz, "{:.0f} MHz"),
-        "memory_clock_mhz": (reading.memory_clock_mhz, "{:.0f} MHz"),
-        "temperature_c": (reading.temperature_c, "{:.0f} °C"),
-    }
-    shown = {
-        field: form.format(value) for field, (value, form) in values.items() if value is not None
-    }
-    if reading.utilization is not None:
-        shown["utilization"] = f"{reading.utilization * 100:.0f} %"
-    if reading.memory_used_bytes is not None:
-        shown["memory_used_bytes"] = f"{format_bytes(reading.memory_used_bytes)} in use"
-    if reading.energy_j is not None:
-        shown["energy_j"] = "counted by the device"
-    if reading.clock_event_reasons is not None:
-        shown["clock_event_reasons"] = ", ".join(reading.clock_event_reasons) or "none"
-    return shown
+def _text(field: Field, gpu: ExaminedGpu) -> str | None:
+    """A counter now; None where there is none, or where another one's text tells it."""
+    answer = gpu.reading.answers.get(field.moment)
+    if answer is None or field.shown is None:
+        return None
+    if field.moment in _OWN_TEXTS:
+        return _OWN_TEXTS[field.moment](gpu)
+    if not field.is_number:
+        return field.shown
+    number = field.number(answer)
+    return None if number is None else field.shown.format(_with_unit(number, field.quantity))
 
 
-def _condition_texts(condition: Condition, reading: Reading) -> dict[str, str]:
-    shown = {}
-    if condition.pcie is not None:
-        shown["pcie"] = _pcie(condition, reading)
-    if condition.power_limit_w is not None:
-        shown["power_limit_w"] = f"{condition.power_limit_w:.0f} W"
-    if condition.nvlink_active is not None:
-        shown["nvlink_active"] = _nvlink(condition.nvlink_active)
-    if condition.nvlink_errors is not None:
-        counts = condition.nvlink_errors.items()
-        shown["nvlink_errors"] = ", ".join(f"{count} {kind}" for kind, count in counts)
-    if condition.ecc_corrected is not None and condition.ecc_uncorrected is not None:
-        corrected, uncorrected = condition.ecc_corrected, condition.ecc_uncorrected
-        shown["ecc_corrected"] = f"{corrected} corrected, {uncorrected} not, since the last reset"
-    if condition.xids is not None:
-        shown["xids"] = "reported by the driver while a run is sampled"
-    return shown
+def _with_unit(number: float, quantity: Quantity) -> str:
+    if quantity is BYTES:
+        return format_bytes(number)
+    if quantity is SHARE:
+        return whole_percent(number)
+    return f"{number:.0f} {quantity.unit}".rstrip()
 
 
-def _pcie(condition: Condition, reading: Reading) -> str:
-    assert condition.pcie is not None
-    pcie = condition.pcie
-    text = f"generation {pcie.generation} of {pcie.max_generation or 'unknown'}"
-    is_lowered = (pcie.generation or 0) < (pcie.max_generation or 0)
-    if is_lowered and not is_busy(reading):
-        text += " (lowered while idle; runs record it under load)"
-    return f"{text}, width x{pcie.width} of {_lanes(pcie.max_width)}"
+def _clock_events(gpu: ExaminedGpu) -> str:
+    return ", ".join(gpu.reading.answers["clock_event_reasons"]) or "none"
 
 
-def _lanes(width: int | None) -> str:
-    return "unknown" if width is None else f"x{width}"
+def _pcie_generation(gpu: ExaminedGpu) -> str:
+    answers = gpu.reading.answers
+    generation, most = answers["pcie_generation"], answers.get("pcie_max_generation")
+    text = f"generation {generation} of {most or 'unknown'}"
+    if generation < (most or 0) and not gpu.is_busy:
+        return f"{text} (lowered while idle; runs record it under load)"
+    return text
 
 
-def _nvlink(active: Sequence[bool]) -> str:
+def _pcie_width(gpu: ExaminedGpu) -> str:
+    most = gpu.reading.answers.get("pcie_max_width")
+    of = "unknown" if most is None else f"x{most}"
+    return f"width x{gpu.reading.answers['pcie_width']} of {of}"
+
+
+def _nvlink(gpu: ExaminedGpu) -> str:
+    active = gpu.reading.answers["nvlink_active"]
     down = [str(link) for link, is_active in enumerate(active) if not is_active]
     text = f"{sum(active)} of {len(active)} links active"
     return f"{text} (inactive: {', '.join(down)})" if down else text
+
+
+_OWN_TEXTS: Mapping[str, Callable[[ExaminedGpu], str]] = {
+    "clock_event_reasons": _clock_events,
+    "pcie_generation": _pcie_generation,
+    "pcie_width": _pcie_width,
+    "nvlink_active": _nvlink,
+}
+"""Of what more is to be said than a number, by the moment's name."""

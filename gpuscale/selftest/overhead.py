@@ -20,7 +20,7 @@ from gpuscale.records import (
 )
 from gpuscale.selftest.plan import OVERHEAD_PAIRS, case_request
 from gpuscale.statistics.estimates import difference, log_sample
-from gpuscale.telemetry.beside_run import sampling_beside
+from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
 LIMITS: Mapping[str, float] = {"cuda": 1.005, "cpu": 1.01}

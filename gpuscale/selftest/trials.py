@@ -37,7 +37,7 @@ from gpuscale.selftest.plan import (
     injection_text,
 )
 from gpuscale.statistics.significance import rate_of
-from gpuscale.telemetry.beside_run import sampling_beside
+from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.version import __version__
 
 _FEWEST_BASELINE_RUNS = 2

@@ -8,17 +8,23 @@ import argparse
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
-from gpuscale.telemetry.nvml import open_nvml
-from gpuscale.telemetry.probe import DeviceAbsentError, DeviceProbe, DriverAbsentError, Probe
-from gpuscale.telemetry.samples import Header, SampledDevice, Tick, header_line, tick_line
+import gpuscale
+from gpuscale.run_directory import stderr_path
+from gpuscale.telemetry.samples import Header, SampledDevice, Tick, line_of
+
+if TYPE_CHECKING:
+    # Only the process itself loads the binding, not whoever starts it.
+    from gpuscale.telemetry.nvml import NvmlDevice
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PATIENCE_S = 2.0
 
 HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
@@ -27,48 +33,91 @@ INSPECTION_S = 1.0
 """Seconds between looks at what changes seldom, such as links and error counters."""
 
 
+class Sampler:
+    """A running sampling process; it also ends by itself when this process does."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @classmethod
+    def start(cls, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> Self:
+        """Starts to sample at least one device into a new file, without waiting for the first.
+
+        Devices are named as CUDA or NVML names them; error messages go beside the file.
+        """
+        command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
+        command += ["--output", str(output), "--interval-s", str(interval_s)]
+        command += ["--parent-pid", str(os.getpid())]
+        command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+        # gpuscale is to be found there even if it is not installed.
+        folders = [os.environ.get("PYTHONPATH"), str(Path(gpuscale.__file__).parents[1].resolve())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        with stderr_path(output).open("wb") as errors:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+            )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the sampling process."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Ends the sampling and waits for it, a few seconds at most; does nothing if it ended.
+
+        Samples that were taken before the call are in the file after it.
+        """
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            try:
+                self._process.wait(_PATIENCE_S)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Samples until it is told to stop; the exit status is 0 also where there is no GPU."""
     # Blocked from the start and waited for between ticks: no handler runs in the midst of a
     # line, and no signal falls between a check and a sleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    from gpuscale.telemetry.nvml import DriverAbsentError, open_nvml
+
     options = _parser().parse_args(arguments)
-    uuids = tuple(dict.fromkeys(options.uuid))
     with options.output.open("w", encoding="utf-8", buffering=1) as output:
         try:
-            probe = open_nvml()
+            with open_nvml() as driver_version:
+                devices, described = _find(dict.fromkeys(options.uuid))
+                header = Header(driver_version=driver_version, devices=described)
+                output.write(line_of(header))
+                if devices:
+                    _sample(devices, output, options.interval_s, parent=options.parent_pid)
         except DriverAbsentError as error:
-            header = Header(interval_s=options.interval_s, absent=str(error), devices={})
-            output.write(header_line(header))
-            return 0
-        try:
-            devices = _find(probe, uuids, output, options.interval_s)
-            if devices:
-                sample(devices, output, interval_s=options.interval_s, parent=options.parent_pid)
-        finally:
-            probe.close()
+            output.write(line_of(Header(absent=str(error))))
     return 0
 
 
-def _find(
-    probe: Probe, uuids: Sequence[str], output: TextIO, interval_s: float
-) -> dict[str, DeviceProbe]:
-    """Looks for the devices and writes the header that says which were found."""
-    found: dict[str, DeviceProbe] = {}
+def _find(uuids: Iterable[str]) -> tuple[dict[str, "NvmlDevice"], dict[str, SampledDevice]]:
+    from gpuscale.telemetry.nvml import DeviceAbsentError, find_device
+
+    found: dict[str, NvmlDevice] = {}
     described: dict[str, SampledDevice] = {}
     for uuid in uuids:
         try:
-            found[uuid] = probe.find(uuid)
+            found[uuid] = find_device(uuid)
             described[uuid] = SampledDevice(name=found[uuid].name)
         except DeviceAbsentError as error:
             described[uuid] = SampledDevice(absent=str(error))
-    header = Header(interval_s=interval_s, driver_version=probe.driver_version, devices=described)
-    output.write(header_line(header))
-    return found
+    return found, described
 
 
-def sample(
-    devices: Mapping[str, DeviceProbe], output: TextIO, *, interval_s: float, parent: int
+def _sample(
+    devices: Mapping[str, "NvmlDevice"], output: TextIO, interval_s: float, *, parent: int
 ) -> None:
     """Writes one line a tick until a stop signal, which must be blocked, or until `parent` ends.
 
@@ -82,23 +131,24 @@ def sample(
         inspects = time.monotonic() >= inspection_due
         if inspects:
             inspection_due = time.monotonic() + INSPECTION_S
-        output.write(tick_line(_take(devices, inspects=inspects)))
+        output.write(line_of(_take(devices, inspects=inspects)))
         tick = next_tick(tick, time.monotonic() - started, interval_s)
         wait_s = started + tick * interval_s - time.monotonic()
         if signal.sigtimedwait(_STOP, max(0.0, wait_s)) is not None:
             # The counters then cover the end of the run, and energy the end of its last window.
-            output.write(tick_line(_take(devices, inspects=True)))
+            output.write(line_of(_take(devices, inspects=True)))
             return
 
 
-def _take(devices: Mapping[str, DeviceProbe], *, inspects: bool) -> Tick:
+def _take(devices: Mapping[str, "NvmlDevice"], *, inspects: bool) -> Tick:
     now_s = time.time()
     # A driver that hangs leaves no chance to look for signals or for the parent.
     signal.alarm(HANG_S)
     readings = {uuid: device.read() for uuid, device in devices.items()}
-    conditions = {uuid: device.inspect() for uuid, device in devices.items()} if inspects else {}
+    if inspects:
+        readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
     signal.alarm(0)
-    return Tick(time_s=now_s, readings=readings, conditions=conditions)
+    return Tick(time_s=now_s, readings=readings)
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
@@ -115,26 +165,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m gpuscale.telemetry.sampler",
         description="Sample the state of GPUs into a file.",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--interval-s", type=_positive_seconds, default=0.1, metavar="SECONDS")
-    parser.add_argument(
-        "--uuid", action="append", required=True, help="a device, as CUDA or NVML names it"
-    )
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--uuid", action="append", required=True, help="a device")
+    parser.add_argument("--interval-s", type=float, default=0.1)
     parser.add_argument(
         "--parent-pid",
         type=int,
         default=os.getppid(),
-        metavar="PID",
         help="the process whose end also ends the sampling (the one that started this)",
     )
     return parser
-
-
-def _positive_seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -1,13 +1,20 @@
-"""From the samples file to what a run records: one summary a device, over the timed windows."""
+"""From the samples of a run to what it records: one summary a device, over the timed windows."""
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuscale.records import GpuSummary
-from gpuscale.run_directory import stderr_path
-from gpuscale.telemetry.reduction import DeviceSamples, summarize_device
-from gpuscale.telemetry.samples import Header, SampledDevice, read_samples
+from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest
+from gpuscale.run_directory import NodeSamples, stderr_path
+from gpuscale.scratch import scratch_folder
+from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
+from gpuscale.telemetry.sampler import Sampler
+from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, read_samples
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +23,70 @@ class TelemetryReport:
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
-    """Why there are no summaries at all; None where there are."""
+    """Why there are no summaries at all, or none of some nodes; None where there are."""
     driver_version: str | None = None
 
 
+class RunSampling:
+    """The samples of one run, taken beside it on this node or by its launcher on several."""
+
+    def __init__(
+        self, samples: Callable[[], Sequence[NodeSamples]], sampler: Sampler | None = None
+    ) -> None:
+        """Takes what there is after the run, and the sampler that is to be stopped then."""
+        self._samples = samples
+        self._sampler = sampler
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the sampling process on this node."""
+        return None if self._sampler is None else self._sampler.pid
+
+    def summarize(self, run: Run) -> TelemetryReport:
+        """What NVML saw during the run's windows; nodes without samples are named with the reason.
+
+        Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
+        cluster agree to some milliseconds, and a window lasts hundreds.
+        """
+        if self._sampler is not None:
+            self._sampler.stop()
+        windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
+        reports = {
+            left.host: summarize(left.path, uuids=left.uuids, intervals=windows)
+            for left in self._samples()
+        }
+        if self._sampler is not None:
+            (report,) = reports.values()
+            return report
+        absent = [f"{host}: {report.absent}" for host, report in reports.items() if report.absent]
+        versions = [report.driver_version for report in reports.values()]
+        return TelemetryReport(
+            gpu_summaries=tuple(s for report in reports.values() for s in report.gpu_summaries),
+            absent="; ".join(absent) or None,
+            driver_version=next((version for version in versions if version), None),
+        )
+
+
+@contextmanager
+def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[RunSampling | None]:
+    """Sample the devices of a run for as long as the context lasts; None on CPU."""
+    uuids = tuple(g.uuid for g in environment.gpus if g.index in request.devices and g.uuid)
+    if not uuids:
+        yield None
+        return
+    with scratch_folder("gpuscale-telemetry-") as folder:
+        here = NodeSamples(
+            host=environment.host or "here", path=folder / "samples.jsonl", uuids=uuids
+        )
+        sampler = Sampler.start(uuids=uuids, output=here.path)
+        try:
+            yield RunSampling(lambda: [here], sampler)
+        finally:
+            sampler.stop()
+
+
 def summarize(
-    samples: Path, *, uuids: Sequence[str], intervals: Sequence[tuple[float, float]]
+    samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
 ) -> TelemetryReport:
     """Reduces a samples file, whole or cut short at any point, to the times that count.
 
@@ -40,38 +105,28 @@ def summarize(
         return TelemetryReport(absent=_sampler_ended(samples))
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    samples_of = {uuid: DeviceSamples() for uuid in uuids}
-    taken = 0
-    for tick in ticks:
-        taken += 1
-        for uuid, seen in samples_of.items():
-            if uuid in tick.readings:
-                seen.readings.append((tick.time_s, tick.readings[uuid]))
-            if uuid in tick.conditions:
-                seen.conditions.append((tick.time_s, tick.conditions[uuid]))
-    if not any(seen.read_in(i) for seen in samples_of.values() for i in intervals):
-        reason = _no_samples(header, samples, uuids, taken=taken, windows=len(intervals))
-        return TelemetryReport(absent=reason, driver_version=header.driver_version)
-    unknown = SampledDevice(absent="the sampler was not asked for it")
+    taken = list(ticks)
+    seen_of = {uuid: _Seen.of(uuid, header, taken) for uuid in uuids}
+    absent = None
+    if not any(seen.within(intervals) for seen in seen_of.values()):
+        absent = _no_samples(samples, header, uuids, taken=len(taken), windows=len(intervals))
+        seen_of = {}
     return TelemetryReport(
-        gpu_summaries=tuple(
-            summarize_device(uuid, header.devices.get(uuid, unknown), seen, intervals)
-            for uuid, seen in samples_of.items()
-        ),
+        gpu_summaries=tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items()),
+        absent=absent,
         driver_version=header.driver_version,
     )
 
 
 def _no_samples(
-    header: Header, samples: Path, uuids: Sequence[str], *, taken: int, windows: int
+    samples: Path, header: Header, uuids: Sequence[str], *, taken: int, windows: int
 ) -> str:
     """Why no device has a sample, although there is a driver."""
     if not uuids:
         return "the run used no GPU"
-    reasons = [header.devices[uuid].absent for uuid in uuids if uuid in header.devices]
-    if not any(reason is None for reason in reasons):
-        known = dict.fromkeys(reason for reason in reasons if reason)
-        return "; ".join(known) or "the sampler was not asked for the GPUs of the run"
+    reasons = dict.fromkeys(header.devices[uuid].absent for uuid in uuids)
+    if None not in reasons:
+        return "; ".join(map(str, reasons))
     if not taken:
         return _sampler_ended(samples)
     if not windows:
@@ -87,3 +142,159 @@ def _sampler_ended(samples: Path) -> str:
     lines = text.strip().splitlines()
     message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
     return f"the GPU sampler ended before its first sample: {message}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Everything that was read of one device, with the Unix time of each, in order."""
+
+    device: SampledDevice
+    times: list[float]
+    readings: list[Reading]
+
+    @classmethod
+    def of(cls, uuid: str, header: Header, ticks: Iterable[Tick]) -> "_Seen":
+        mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
+        times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
+        return cls(header.devices[uuid], times, readings)
+
+    def within(self, intervals: Iterable[Interval]) -> list[Reading]:
+        """The readings of these times, both ends included."""
+        return [
+            reading
+            for begin, end in intervals
+            for reading in self.readings[
+                bisect_left(self.times, begin) : bisect_right(self.times, end)
+            ]
+        ]
+
+    def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
+        """The readings that count for it over these windows."""
+        if counter.when == "run":
+            return self.readings
+        if counter.when == "load":
+            return self.within([(intervals[0][0], intervals[-1][1])])
+        return self.within(intervals)
+
+    def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
+        """What the counter comes to over these windows; None where it was not offered."""
+        if counter.when == "windows" and counter.reduce == "increase":
+            rises = self._rises(counter, intervals)
+            return None if None in rises else fold(counter.name, rises)
+        readings = self.counting(counter, intervals)
+        numbers = [counter.number(reading.answers.get(counter.moment)) for reading in readings]
+        if counter.reduce == "increase":
+            return _increase(numbers)
+        # The driver's own samples are more even than ours, and have times of their own.
+        buffered = [
+            number
+            for buffer in [query.buffer for query in counter.queries if query.buffer]
+            for reading in (self.readings if readings else ())
+            for time_s, number in reading.buffered.get(buffer, ())
+            if any(begin <= time_s <= end for begin, end in intervals)
+        ]
+        return fold(counter.name, buffered or numbers)
+
+    def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
+        """How far a counter rose in each window.
+
+        It is read every tenth of a second and a window is a few of these, so its value at
+        either end is interpolated between the readings on both sides. None where there is none
+        on one side, or where the counter began anew in between.
+        """
+        points = [
+            (time_s, reading.answers[counter.moment])
+            for time_s, reading in zip(self.times, self.readings, strict=True)
+            if counter.moment in reading.answers
+        ]
+        return [_increase([_at(begin, points), _at(end, points)]) for begin, end in intervals]
+
+
+def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
+    before = bisect_right(points, moment, key=lambda point: point[0]) - 1
+    after = bisect_left(points, moment, key=lambda point: point[0])
+    if before < 0 or after == len(points):
+        return None
+    (earlier, low), (later, high) = points[before], points[after]
+    if earlier >= later:
+        return low
+    return low + (moment - earlier) / (later - earlier) * (high - low)
+
+
+def _increase(counts: Sequence[float | None]) -> float | None:
+    """How far a counter went up; None where it was not read twice, or began anew."""
+    known = [count for count in counts if count is not None]
+    return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
+
+
+def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummary:
+    readings = seen.within(intervals)
+    xids = [reading.answers["xids"] for reading in seen.readings if "xids" in reading.answers]
+    values, nonsense = _values(seen, NUMBERS.values(), intervals)
+    return GpuSummary(
+        uuid=uuid,
+        name=seen.device.name,
+        samples=len(readings),
+        absent=tuple(dict.fromkeys((*_absences(seen, intervals), *nonsense))),
+        values=values,
+        clock_event_reasons=_shares(readings),
+        xids=tuple(xid for new in xids for xid in new) if xids else None,
+        windows=tuple(_window(seen, interval) for interval in intervals),
+    )
+
+
+def _window(seen: _Seen, interval: Interval) -> GpuWindow:
+    readings = seen.within([interval])
+    if not readings:
+        return GpuWindow(samples=0)
+    counters = [field for field in NUMBERS.values() if field.in_windows]
+    values, _ = _values(seen, counters, [interval])
+    return GpuWindow(samples=len(readings), values=values, clock_event_reasons=_shares(readings))
+
+
+def _values(
+    seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
+) -> tuple[Mapping[str, float], list[str]]:
+    """Numbers by counter, and what is wrong with those that no device can have."""
+    values, problems = {}, []
+    for counter in counters:
+        number = seen.number(counter, intervals)
+        if number is not None and (problem := values_problem({counter.name: number})):
+            problems.append(f"{counter.label}: {problem}")
+        elif number is not None:
+            values[counter.name] = number
+    return values, problems
+
+
+def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
+    """Of each reason the share of the readings in which it held."""
+    name = "clock_event_reasons"
+    known = [reading.answers[name] for reading in readings if name in reading.answers]
+    if not known:
+        return None
+    counts = Counter(reason for reasons in known for reason in reasons)
+    return {reason: counts[reason] / len(known) for reason in sorted(counts)}
+
+
+def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
+    """`power: Not Supported`, or `power: GPU is lost (in 12 of 40 samples)`."""
+    if seen.device.absent:
+        yield f"device: {seen.device.absent}"
+        return
+    if not seen.within(intervals):
+        yield "device: no sample fell into the run's windows"
+        return
+    unread: list[str] = []
+    for counter in FIELDS:
+        counting = seen.counting(counter, intervals)
+        # A driver that does not offer something says so before the windows, too.
+        asked = counting if counter.when == "windows" else seen.readings
+        asked = [reading for reading in asked if counter.moment in reading]
+        reasons = Counter(r.absent[counter.moment] for r in asked if counter.moment in r.absent)
+        for reason, count in reasons.items():
+            share = "" if count == len(asked) else f" (in {count} of {len(asked)} samples)"
+            yield f"{counter.label}: {reason}{share}"
+        if asked and not any(counter.moment in reading for reading in counting):
+            unread.append(counter.label)
+    if unread:
+        yield f"{', '.join(dict.fromkeys(unread))}: not read between the windows' begin and end"

@@ -1,0 +1,182 @@
+"""What a machine offers for measuring, looked at once, and what is wrong with it."""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gpuscale.host import cpu_model
+from gpuscale.telemetry.nvml import (
+    DeviceAbsentError,
+    DriverAbsentError,
+    DriverBrokenError,
+    NvmlDevice,
+    all_devices,
+    open_nvml,
+)
+from gpuscale.telemetry.samples import Reading
+
+_BUSY_UTILIZATION = 0.5
+"""From here on a GPU counts as busy, so that its PCIe link should run at full speed."""
+
+_SLOWDOWNS = {
+    "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
+    "hw_thermal_slowdown": "slows itself because it is too hot: check fans, air flow and heat sink",
+    "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
+    "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
+}
+"""Reasons that a healthy GPU has at no load, the most telling of them first.
+
+`sw_power_cap` is not among them: many GPUs train at their power limit all the time.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedGpu:
+    """One GPU, looked at once."""
+
+    number: int
+    """NVML's, which counts all GPUs of the machine; CUDA may number them otherwise."""
+    name: str | None = None
+    uuid: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    unreachable: str | None = None
+    """Why nothing of the above is known; None where the GPU answers."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the GPU is at work, as far as it tells."""
+        answers = self.reading.answers
+        idle = "gpu_idle" in answers.get("clock_event_reasons", ())
+        return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine, looked at once; None is what could not be found out."""
+
+    host: str
+    python_version: str
+    torch_version: str | None
+    """As installed, which says nothing about whether it works."""
+    cpu_model: str | None
+    cpu_count: int
+    """Cores that this process may use."""
+    shared_memory_bytes: int | None
+    """Size of /dev/shm, through which loader processes and NCCL pass data."""
+    driver_version: str | None = None
+    driver_absent: str | None = None
+    """Why no driver answers; None where one does."""
+    driver_broken: bool = False
+    """Whether there is a driver that does not work, rather than none."""
+    gpus: tuple[ExaminedGpu, ...] = ()
+
+
+def examine() -> Machine:
+    """This machine, in less than a second and without a CUDA context or torch."""
+    machine = Machine(
+        host=platform.node(),
+        python_version=platform.python_version(),
+        torch_version=_installed("torch"),
+        cpu_model=cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        shared_memory_bytes=_size_of(Path("/dev/shm")),
+    )
+    try:
+        with open_nvml() as driver_version:
+            gpus = tuple(_examined(*numbered) for numbered in enumerate(all_devices()))
+            return replace(machine, driver_version=driver_version, gpus=gpus)
+    except DriverAbsentError as error:
+        is_broken = isinstance(error, DriverBrokenError)
+        return replace(machine, driver_absent=str(error), driver_broken=is_broken)
+
+
+def _examined(number: int, device: NvmlDevice | DeviceAbsentError) -> ExaminedGpu:
+    if isinstance(device, DeviceAbsentError):
+        return ExaminedGpu(number=number, unreachable=str(device))
+    reading = device.inspect(device.read())
+    return ExaminedGpu(number=number, name=device.name, uuid=device.uuid, reading=reading)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _size_of(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return None
+
+
+def find_problems(machine: Machine) -> tuple[str, ...]:
+    """Everything that a machine to measure on should not have, GPU by GPU; empty where all is well.
+
+    A machine without a GPU has no problem; one whose driver does not work has.
+    """
+    found: list[str] = []
+    if machine.driver_broken:
+        found.append(
+            f"the NVIDIA driver does not work ({machine.driver_absent}): "
+            "reload it, or reboot after an update"
+        )
+    # By model, since the number of links in use differs between healthy machines.
+    most_links: dict[str | None, int] = {}
+    for gpu in machine.gpus:
+        links = sum(gpu.reading.answers.get("nvlink_active", ()))
+        most_links[gpu.name] = max(most_links.get(gpu.name, 0), links)
+    for gpu in machine.gpus:
+        found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
+    return tuple(found)
+
+
+def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iterator[str]:
+    if gpu.unreachable is not None:
+        yield (
+            f"cannot be reached ({gpu.unreachable}): look for XID messages in the kernel's log, "
+            "then reset it or reboot"
+        )
+        return
+    for lost in ("GPU is lost", "GPU requires restart"):
+        if lost in gpu.reading.absent.values():
+            yield f"does not answer ({lost}): reset it or reboot"
+    answers = gpu.reading.answers
+    yield from _pcie_problems(answers, is_busy=gpu.is_busy)
+    active: Sequence[bool] = answers.get("nvlink_active", ())
+    if active and sum(active) < most_links[gpu.name]:
+        down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
+        yield (
+            f"has {sum(active)} of {len(active)} NVLink links active, another {gpu.name} here has "
+            f"{most_links[gpu.name]}: check bridge or baseboard at link {down}"
+        )
+    if uncorrected := answers.get("ecc_uncorrected"):
+        errors = "memory error" if uncorrected == 1 else "memory errors"
+        yield (
+            f"had {uncorrected} {errors} that ECC could not correct since its last reset: "
+            "drain the node and reset the GPU, and have it replaced if they come back"
+        )
+    for reason, sentence in _SLOWDOWNS.items():
+        if reason in answers.get("clock_event_reasons", ()):
+            heat = answers.get("temperature_c")
+            yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
+            break  # hw_slowdown stands beside the reason that it sums up
+
+
+def _pcie_problems(answers: Mapping[str, Any], *, is_busy: bool) -> Iterator[str]:
+    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
+    if width is not None and most_lanes is not None and width < most_lanes:
+        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
+    # An idle GPU lowers the generation, not the width, to save power.
+    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
+    if is_busy and now is not None and most is not None and now < most:
+        yield (
+            f"runs PCIe at generation {now} of {most} while it is busy: "
+            "reseat it, check the riser and the slot's setting in the firmware"
+        )

@@ -1,0 +1,228 @@
+"""The counters of a GPU, one row each: asked, reduced, checked and shown as it says.
+
+Their meaning is in docs/format.md. This module imports the standard library alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A kind of number, its unit and its bounds, both included."""
+
+    what: str
+    unit: str
+    low: float
+    high: float
+    whole: bool = False
+
+
+SHARE = Quantity("a share of time", "0 to 1", 0, 1)
+BYTES = Quantity("a whole number of bytes", "bytes", 0, 2**60, whole=True)
+WATTS = Quantity("a power in watts", "W", 0, 1e6)
+JOULES = Quantity("an energy in joules", "J", 0, 1e15)
+MHZ = Quantity("a clock in MHz", "MHz", 0, 1e6)
+CELSIUS = Quantity("a temperature in °C", "°C", -273.15, 1000)
+COUNT = Quantity("a whole number", "", 0, 1e9, whole=True)
+ERRORS = Quantity("a whole number", "", 0, 2**64, whole=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One form of a question to NVML, by the names that its binding has for it."""
+
+    call: str
+    """A function, or the field id (`NVML_FI_…`) of a question to nvmlDeviceGetFieldValues."""
+    arguments: tuple[str, ...] = ()
+    """Constants that follow the device."""
+    member: str | None = None
+    """The part of the answer that counts."""
+    buffer: str | None = None
+    """What the driver samples by itself and keeps, to be taken instead where it offers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A counter."""
+
+    name: str
+    """In the records of a run."""
+    moment: str
+    """Of what is read at one moment, which several fields may share."""
+    label: str
+    """For people; lines with one label are shown and named absent as one."""
+    quantity: Quantity
+    when: Literal["windows", "load", "run"]
+    """What counts: readings at every tick inside the windows, or readings once a second from the
+    first window's begin to the last one's end, or such readings from warm-up to the run's end."""
+    reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
+    queries: tuple[Query, ...] = ()
+    """The newest first; none for what `nvml` asks in its own way under the moment's name."""
+    divisor: int = 1
+    """From NVML's unit to ours."""
+    take: Callable[[Any], float | None] | None = None
+    """The number in an answer that is not one itself."""
+    mig: tuple[Literal["own", "shared", "summed"], ...] = ()
+    """Asked of a MIG device and not of its GPU; told only for the whole GPU, which other MIG
+    devices share; a sum that says nothing of one MIG device, for a GPU in MIG mode."""
+    per_run: bool = False
+    """Left out of single windows, though it counts inside them."""
+    meaning: str = ""
+    """For docs/format.md, where the name does not tell it."""
+    shown: str | None = "{}"
+    """By the doctor, around the number with its unit; None for what another line tells."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is reduced to a number."""
+        return self.reduce not in ("shares", "events")
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether single windows have it too."""
+        return self.when == "windows" and not self.per_run
+
+    def number(self, answer: Any) -> float | None:
+        """The number in what was read at one moment."""
+        if answer is None or self.take is None:
+            number: float | None = answer
+            return number
+        return self.take(answer)
+
+
+# fmt: off
+FIELDS = (
+    # name in a run, name at a moment, label, quantity, what counts, how it becomes one number
+    Field("utilization_mean", "utilization", "utilization", SHARE, "windows", "mean",
+          (Query("nvmlDeviceGetUtilizationRates", member="gpu",
+                 buffer="NVML_GPU_UTILIZATION_SAMPLES"),), divisor=100, mig=("own",),
+          meaning="share of time with a kernel running"),
+    # Version 2 leaves out what the driver itself reserves (up to about 1 GiB), as nvidia-smi
+    # does; drivers before R510 only have the first version, which counts it.
+    Field("memory_used_peak_bytes", "memory_used_bytes", "memory", BYTES, "windows", "max",
+          (Query("nvmlDeviceGetMemoryInfo", ("nvmlMemory_v2",), member="used"),
+           Query("nvmlDeviceGetMemoryInfo", member="used")),
+          mig=("own", "summed"), shown="{} in use",
+          meaning="that processes had allocated, of this and of other jobs"),
+    # From Ampere on, the older call answers with the mean over the last second, most of which
+    # may lie before the window that the sample is put into, and the buffer is smoothed as well.
+    Field("power_mean_w", "power_w", "power", WATTS, "windows", "mean",
+          (Query("NVML_FI_DEV_POWER_INSTANT"),
+           Query("nvmlDeviceGetPowerUsage", buffer="NVML_TOTAL_POWER_SAMPLES")),
+          divisor=1000, mig=("shared", "summed")),
+    Field("energy_j", "energy_j", "energy", JOULES, "windows", "increase",
+          (Query("nvmlDeviceGetTotalEnergyConsumption"),),
+          divisor=1000, mig=("shared", "summed"), shown="counted by the device",
+          meaning="of all windows together, from the device's own counter"),
+    Field("sm_clock_mean_mhz", "sm_clock_mhz", "SM clock", MHZ, "windows", "mean",
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_SM",)),)),
+    Field("memory_clock_mean_mhz", "memory_clock_mhz", "memory clock", MHZ, "windows", "mean",
+          (Query("nvmlDeviceGetClockInfo", ("NVML_CLOCK_MEM",)),), per_run=True),
+    Field("temperature_max_c", "temperature_c", "temperature", CELSIUS, "windows", "max",
+          (Query("nvmlDeviceGetTemperatureV", ("NVML_TEMPERATURE_GPU",)),
+           Query("nvmlDeviceGetTemperature", ("NVML_TEMPERATURE_GPU",)))),
+    Field("clock_event_reasons", "clock_event_reasons", "clock events", SHARE, "windows", "shares",
+          (Query("nvmlDeviceGetCurrentClocksEventReasons"),
+           Query("nvmlDeviceGetCurrentClocksThrottleReasons"))),
+    Field("pcie_generation", "pcie_generation", "PCIe", COUNT, "load", "min",
+          (Query("nvmlDeviceGetCurrPcieLinkGeneration"),),
+          meaning="lowest between the first window's begin and the last one's end"),
+    Field("pcie_max_generation", "pcie_max_generation", "PCIe", COUNT, "load", "max",
+          (Query("nvmlDeviceGetMaxPcieLinkGeneration"),), shown=None,
+          meaning="the most that this device can have in this slot"),
+    Field("pcie_width", "pcie_width", "PCIe", COUNT, "load", "min",
+          (Query("nvmlDeviceGetCurrPcieLinkWidth"),), meaning="lanes, lowest in the same time"),
+    Field("pcie_max_width", "pcie_max_width", "PCIe", COUNT, "load", "max",
+          (Query("nvmlDeviceGetMaxPcieLinkWidth"),), shown=None,
+          meaning="the most lanes that this device can have in this slot"),
+    Field("power_limit_w", "power_limit_w", "power limit", WATTS, "load", "min",
+          (Query("nvmlDeviceGetEnforcedPowerLimit"),), divisor=1000, mig=("shared",),
+          meaning="the lowest that was enforced in the same time"),
+    Field("nvlink_links", "nvlink_active", "NVLink", COUNT, "run", "max", take=len, shown=None,
+          meaning="links that the device has"),
+    Field("nvlink_active_min", "nvlink_active", "NVLink", COUNT, "run", "min", take=sum,
+          meaning="the fewest of them that were active at any time of the run"),
+    *(Field(f"nvlink_{kind}_errors", "nvlink_errors", "NVLink errors", ERRORS, "run", "increase",
+            take=methodcaller("get", kind), mig=("shared",), shown=f"{{}} {kind}", meaning=meaning)
+      for kind, meaning in (
+          ("replay", "new ones over all links, from warm-up to the run's end; until Hopper"),
+          ("recovery", "in the same way, like all errors below"),
+          ("crc", "until Hopper"),
+          ("effective", "those that forward error correction left; from Blackwell on"),
+      )),
+    Field("ecc_corrected", "ecc_corrected", "ECC errors", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetTotalEccErrors",
+                 ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC")),),
+          mig=("shared",), shown="{} corrected",
+          meaning="new memory errors that ECC corrected"),
+    Field("ecc_uncorrected", "ecc_uncorrected", "ECC errors", ERRORS, "run", "increase",
+          (Query("nvmlDeviceGetTotalEccErrors",
+                 ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")),),
+          mig=("shared",), shown="{} not, since the last reset",
+          meaning="new memory errors that it could not correct"),
+    Field("xids", "xids", "XID events", COUNT, "run", "events", mig=("shared",),
+          shown="reported by the driver while a run is sampled"),
+)
+# fmt: on
+
+NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
+"""What `values` of a summary or a window may hold, by name."""
+
+MOMENTS: Mapping[str, Field] = {
+    moment: next(field for field in FIELDS if field.moment == moment)
+    for moment in dict.fromkeys(field.moment for field in FIELDS)
+}
+"""What is read at one moment, each with the first of its fields, which tells how."""
+
+_FOLDS: Mapping[str, Callable[[list[float]], float]] = {
+    "mean": lambda numbers: math.fsum(numbers) / len(numbers),
+    "max": max,
+    "min": min,
+    "increase": sum,
+}
+
+_CLOCK_EVENTS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+    "board_limit",
+    "reliability",
+)
+"""By bit of NVML's number; nvidia-smi shows most of them under `clocks_event_reasons.`"""
+
+
+def fold(name: str, numbers: Iterable[float | None]) -> float | None:
+    """One number of a counter for all samples, runs or devices together; None where none has it."""
+    known = [number for number in numbers if number is not None]
+    return _FOLDS[NUMBERS[name].reduce](known) if known else None
+
+
+def values_problem(values: Mapping[str, float]) -> str | None:
+    """Why numbers by counter cannot be, with the place in a record; None where they can."""
+    for name, value in values.items():
+        if name not in NUMBERS:
+            return f"values: unknown counter '{name}'; known are {', '.join(NUMBERS)}"
+        kind = NUMBERS[name].quantity
+        if not kind.low <= value <= kind.high or (kind.whole and value % 1):
+            bounds = f"between {kind.low:.12g} and {kind.high:.12g}"
+            return f"values.{name}: expected {kind.what} {bounds}, found {value:.12g}"
+    return None
+
+
+def clock_events(bits: int) -> tuple[str, ...]:
+    """The clock event reasons that hold; one without a name yet is `reason_0x800`."""
+    return tuple(
+        _CLOCK_EVENTS[bit] if bit < len(_CLOCK_EVENTS) else f"reason_{1 << bit:#x}"
+        for bit in range(bits.bit_length())
+        if bits >> bit & 1
+    )

@@ -1,0 +1,99 @@
+"""What telemetry adds to a run's line in the results file, and the bounds of each counter."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from changing import replace
+from scaling_records import gpu_summary
+
+from gpuscale.encoding import from_json, to_json
+from gpuscale.errors import DecodeError
+from gpuscale.records import GpuSummary, GpuWindow
+from gpuscale.telemetry.fields import NUMBERS, clock_events, values_problem
+
+FULL = GpuSummary(
+    uuid="GPU-0",
+    name="Tesla V100-SXM2-16GB",
+    samples=10,
+    absent=("power: Not Supported",),
+    values={name: min(field.quantity.high, 2**40) for name, field in NUMBERS.items()},
+    clock_event_reasons={"hw_slowdown": 0.25, "sw_power_cap": 1.0},
+    xids=(63, 79),
+    windows=(
+        GpuWindow(samples=9, values={"memory_used_peak_bytes": 2**34}, clock_event_reasons={}),
+    ),
+)
+BOUNDS = {
+    "utilization_mean": (0, 1),
+    "memory_used_peak_bytes": (0, 2**60),
+    "power_mean_w": (0, 1e6),
+    "energy_j": (0, 1e15),
+    "sm_clock_mean_mhz": (0, 1e6),
+    "temperature_max_c": (-273.15, 1000),
+    "pcie_width": (0, 10**9),
+    "ecc_corrected": (0, 2**64),
+}
+QUIET = replace(FULL, xids=(), clock_event_reasons={}, windows=(GpuWindow(samples=0),))
+
+
+@pytest.mark.parametrize("summary", [FULL, QUIET, gpu_summary(0.9)])
+def test_a_summary_is_read_back_as_it_was_written(summary: GpuSummary) -> None:
+    text = to_json(summary)
+    assert from_json(GpuSummary, text) == summary
+    assert to_json(from_json(GpuSummary, text)) == text
+
+
+def test_what_a_device_does_not_offer_is_left_out_and_never_0() -> None:
+    written = json.loads(to_json(gpu_summary(0.9)))
+    assert written["values"] == {"utilization_mean": 0.9}
+    assert not {"xids", "clock_event_reasons", "windows"} & set(written)
+
+
+def test_an_empty_list_of_events_is_written_since_it_says_that_there_were_none() -> None:
+    written = json.loads(to_json(QUIET))
+    assert (written["xids"], written["clock_event_reasons"]) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"values": {"energy_j": -1.0}}, "values.energy_j"),
+        ({"values": {"nvlink_replay_errors": 1.5}}, "values.nvlink_replay_errors"),
+        ({"values": {"speed": 1}}, "values"),
+        ({"clock_event_reasons": {"sw_power_cap": 1.5}}, "clock_event_reasons[...]"),
+        (
+            {"windows": [{"samples": 3, "values": {"utilization_mean": 90}}]},
+            "windows[0].values.utilization_mean",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_place(
+    change: dict[str, Any], place: str
+) -> None:
+    text = json.dumps({**json.loads(to_json(FULL)), **change})
+    with pytest.raises(DecodeError) as caught:
+        from_json(GpuSummary, text)
+    assert caught.value.place == place
+
+
+@pytest.mark.parametrize(("name", "bounds"), BOUNDS.items())
+def test_a_counter_is_refused_beyond_its_bounds(name: str, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    assert values_problem({name: low}) is None
+    assert values_problem({name: high}) is None
+    for value in (low - 1, high * 1.001, math.nan):
+        problem = values_problem({name: value})
+        assert problem is not None
+        assert problem.startswith(f"values.{name}: expected {NUMBERS[name].quantity.what}")
+
+
+def test_every_counter_is_bounded_as_one_of_these() -> None:
+    quantities = {NUMBERS[name].quantity for name in BOUNDS}
+    assert {field.quantity for field in NUMBERS.values()} == quantities
+
+
+def test_clock_events_are_named_by_their_bits_and_new_ones_by_number() -> None:
+    assert clock_events(0) == ()
+    assert clock_events(0b1100_0000_0001) == ("gpu_idle", "reliability", "reason_0x800")
