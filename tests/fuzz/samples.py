@@ -13,6 +13,7 @@ from gpuscale.records import (
     Tolerances,
 )
 from gpuscale.store.codec import encode_baseline
+from gpuscale.telemetry.fields import NUMBERS
 
 _NIGHT = Night(job="17", gpus=(1, 2, 8), runs=2, injections=("data=5ms",))
 _KILLED = Failure(kind="killed", message="rank 1 was killed", rank=1, host="node1", detail="a\nb")
@@ -27,7 +28,11 @@ def _results() -> Results:
     results = results_of_night(_NIGHT)
     first, *others = results.runs
     failed = replace(first, index=9, failure=_KILLED, measured={}, telemetry_absent="no driver")
-    summary = replace(first.gpu_summaries[0], absent=("power: Not Supported",))
+    summary = replace(
+        first.gpu_summaries[0],
+        absent=("power: Not Supported",),
+        values=dict.fromkeys(NUMBERS, 1),
+    )
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]))
     where = replace(results.environment, cudnn_version="9.1")
     results = replace(results, environment=where)
