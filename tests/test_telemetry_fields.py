@@ -1,4 +1,4 @@
-"""What telemetry adds to a run's line in the results file, and the bounds of each counter."""
+"""Telemetry in the records of a run, and the bounds of each counter."""
 
 import json
 import math

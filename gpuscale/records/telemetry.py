@@ -1,4 +1,4 @@
-"""What NVML saw of a device while a run was timed."""
+"""Telemetry of the GPUs of a run."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -14,7 +14,7 @@ Values = Mapping[Name, int | float]
 
 
 class GpuWindow(Record, frozen=True, kw_only=True):
-    """What NVML saw of one device during one window."""
+    """Telemetry of one device during one window."""
 
     samples: Count
     """With none, nothing else is known."""
@@ -28,7 +28,7 @@ class GpuWindow(Record, frozen=True, kw_only=True):
 
 
 class GpuSummary(Record, frozen=True, kw_only=True):
-    """What NVML saw of one device during a run's windows; None is what it did not offer."""
+    """Telemetry of one device during a run's windows; None is what it did not offer."""
 
     uuid: Name
     name: Line | None = None

@@ -1,4 +1,4 @@
-"""What `gpuscale doctor` found, for the terminal."""
+"""The findings of `gpuscale doctor`, for the terminal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

@@ -1,1 +1,1 @@
-"""What the GPUs did while a run was timed, sampled beside the ranks and not inside them."""
+"""Telemetry of the GPUs while a run is timed, sampled beside the ranks and not inside them."""

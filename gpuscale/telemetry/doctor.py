@@ -1,4 +1,4 @@
-"""What a machine offers for measuring, looked at once, and what is wrong with it."""
+"""A look at a machine: the GPUs and libraries that it offers, and its problems."""
 
 import os
 import platform
@@ -49,7 +49,7 @@ class ExaminedGpu:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the GPU is at work, as far as it tells."""
+        """True for a GPU at work, as far as it tells."""
         answers = self.reading.answers
         idle = "gpu_idle" in answers.get("clock_event_reasons", ())
         return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
@@ -72,7 +72,7 @@ class Machine:
     driver_absent: str | None = None
     """Why no driver answers; None where one does."""
     driver_broken: bool = False
-    """Whether there is a driver that does not work, rather than none."""
+    """True where there is a driver that does not work, rather than none."""
     gpus: tuple[ExaminedGpu, ...] = ()
 
 

@@ -42,7 +42,7 @@ class Query:
     member: str | None = None
     """The part of the answer that counts."""
     buffer: str | None = None
-    """What the driver samples by itself and keeps, to be taken instead where it offers it."""
+    """Of nvmlDeviceGetSamples; what is in it goes before the answers at our own moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Field:
     """For people; lines with one label are shown and named absent as one."""
     quantity: Quantity
     when: Literal["windows", "load", "run"]
-    """What counts: readings at every tick inside the windows, or readings once a second from the
-    first window's begin to the last one's end, or such readings from warm-up to the run's end."""
+    """Readings that count: at every tick inside the windows, or once a second from the first
+    window's begin to the last one's end, or such readings from warm-up to the run's end."""
     reduce: Literal["mean", "max", "min", "increase", "shares", "events"]
     queries: tuple[Query, ...] = ()
     """The newest first; none for what `nvml` asks in its own way under the moment's name."""
     divisor: int = 1
     """From NVML's unit to ours."""
-    take: Callable[[Any], float | None] | None = None
+    take: Callable[[Any], float | None] = lambda answer: answer
     """The number in an answer that is not one itself."""
     mig: tuple[Literal["own", "shared", "summed"], ...] = ()
     """Asked of a MIG device and not of its GPU; told only for the whole GPU, which other MIG
@@ -78,22 +78,20 @@ class Field:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is reduced to a number."""
+        """True for what is reduced to a number."""
         return self.reduce not in ("shares", "events")
 
     @property
     def in_windows(self) -> bool:
-        """Whether single windows have it too."""
+        """True for what single windows have too."""
         return self.when == "windows" and not self.per_run
 
     def number(self, answer: Any) -> float | None:
         """The number in what was read at one moment."""
-        if answer is None or self.take is None:
-            number: float | None = answer
-            return number
-        return self.take(answer)
+        return None if answer is None else self.take(answer)
 
 
+# A table is read by its rows, which the formatter would break up.
 # fmt: off
 FIELDS = (
     # name in a run, name at a moment, label, quantity, what counts, how it becomes one number
@@ -170,13 +168,13 @@ FIELDS = (
 # fmt: on
 
 NUMBERS: Mapping[str, Field] = {field.name: field for field in FIELDS if field.is_number}
-"""What `values` of a summary or a window may hold, by name."""
+"""Counters that `values` of a summary or a window may hold, by name."""
 
 MOMENTS: Mapping[str, Field] = {
     moment: next(field for field in FIELDS if field.moment == moment)
     for moment in dict.fromkeys(field.moment for field in FIELDS)
 }
-"""What is read at one moment, each with the first of its fields, which tells how."""
+"""By what is read at one moment: the first field made from it, which tells how to ask."""
 
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
@@ -208,7 +206,7 @@ def fold(name: str, numbers: Iterable[float | None]) -> float | None:
 
 
 def values_problem(values: Mapping[str, float]) -> str | None:
-    """Why numbers by counter cannot be, with the place in a record; None where they can."""
+    """The first fault of numbers by counter, with its place in a record; None without one."""
     for name, value in values.items():
         if name not in NUMBERS:
             return f"values: unknown counter '{name}'; known are {', '.join(NUMBERS)}"

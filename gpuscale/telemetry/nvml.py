@@ -150,7 +150,7 @@ class NvmlDevice:
                 self._never_offered |= dict.fromkeys((moment, *buffers), reason)
 
     def read(self) -> Reading:
-        """What changes from moment to moment. What cannot be read is absent, with its reason."""
+        """The fast-changing part of the state; a question without an answer has its reason."""
         return self._read(_AT_EVERY_TICK)
 
     def inspect(self, reading: Reading) -> Reading:

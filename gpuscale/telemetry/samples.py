@@ -19,8 +19,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = {}
     """The driver's reason for each question without an answer."""
     buffered: dict[str, list[tuple[float, float]]] = {}
-    """What the driver itself sampled since the last time, by the name of its buffer: Unix times
-    and numbers."""
+    """Unix times and numbers that the driver itself sampled since the last time, by buffer."""
 
     def __contains__(self, moment: str) -> bool:
         return moment in self.answers or moment in self.absent

@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryReport:
-    """What a run records of its devices."""
+    """Telemetry of one run."""
 
     gpu_summaries: tuple[GpuSummary, ...] = ()
     absent: str | None = None
@@ -43,7 +43,7 @@ class RunSampling:
         return None if self._sampler is None else self._sampler.pid
 
     def summarize(self, run: Run) -> TelemetryReport:
-        """What NVML saw during the run's windows; nodes without samples are named with the reason.
+        """Telemetry of the run's windows; nodes without samples are named with the reason.
 
         Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
         cluster agree to some milliseconds, and a window lasts hundreds.
@@ -121,7 +121,7 @@ def summarize(
 def _no_samples(
     samples: Path, header: Header, uuids: Sequence[str], *, taken: int, windows: int
 ) -> str:
-    """Why no device has a sample, although there is a driver."""
+    """The reason why no device has a sample, although there is a driver."""
     if not uuids:
         return "the run used no GPU"
     reasons = dict.fromkeys(header.devices[uuid].absent for uuid in uuids)
@@ -177,7 +177,7 @@ class _Seen:
         return self.within(intervals)
 
     def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
-        """What the counter comes to over these windows; None where it was not offered."""
+        """The counter's number for these windows; None where it was not offered."""
         if counter.when == "windows" and counter.reduce == "increase":
             rises = self._rises(counter, intervals)
             return None if None in rises else fold(counter.name, rises)
@@ -196,7 +196,7 @@ class _Seen:
         return fold(counter.name, buffered or numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
-        """How far a counter rose in each window.
+        """Increase of a counter in each window.
 
         It is read every tenth of a second and a window is a few of these, so its value at
         either end is interpolated between the readings on both sides. None where there is none
@@ -222,7 +222,7 @@ def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _increase(counts: Sequence[float | None]) -> float | None:
-    """How far a counter went up; None where it was not read twice, or began anew."""
+    """Increase of a counter; None where it was not read twice, or began anew."""
     known = [count for count in counts if count is not None]
     return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
 
