@@ -108,7 +108,7 @@ ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
 
 
 def now(**changes: object) -> tuple[Night]:
-    return (replace(NOW, **changes),)  # type: ignore[arg-type] # any field of a night
+    return (replace(NOW, **changes),)
 
 
 def with_fault(**changes: object) -> tuple[Night]:

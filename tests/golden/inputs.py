@@ -199,7 +199,7 @@ def _environment(night: Night) -> Environment:
             for host in hosts
         ),
     )
-    return replace(usual, **night.environment)  # type: ignore[arg-type] # any field of it
+    return replace(usual, **night.environment)
 
 
 def _hosts(night: Night) -> list[str]:
