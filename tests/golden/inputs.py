@@ -162,7 +162,7 @@ def baseline_of(*nights: Night, **changes: object) -> Baseline:
         minimum_runs=1,
         recorded_by="operator",
     )
-    return replace(baseline, **changes)  # type: ignore[arg-type] # any field of a baseline
+    return replace(baseline, **changes)
 
 
 def _environment(night: Night) -> Environment:
