@@ -20,6 +20,7 @@ test-all: setup
 
 # What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.
 golden: setup
+	rm -rf tests/golden/expected
 	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
 
 # Do the tests notice one changed operator or number of the committed code? All of it takes hours, so
