@@ -20,11 +20,13 @@ test-all: setup
 
 # What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.
 golden: setup
+	rm -rf tests/golden/expected
 	GPUSCALE_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_golden.py
 
-# Do the tests notice one changed operator or number of the committed code? Hours of CPU time, so
-# no part of test-all; `make mutants MUTANTS=statistics` takes one of the groups in tests/mutants.
+# Do the tests notice one changed operator or number of the committed code? All of it takes hours, so
+# `make mutants MUTANTS=statistics SHARE=0.1` draws some of one of the groups in tests/mutants.
 MUTANTS ?= judging diagnose statistics measuring outcomes
+SHARE ?= 1
 mutants: $(MUTANTS:%=mutants-%)
 
 mutants-%: setup
@@ -34,6 +36,7 @@ mutants-%: setup
 	cd build/mutants/$* && export PATH="$(CURDIR)/$(BIN):$$PATH" && \
 	cosmic-ray init tests/mutants/$*.toml session.sqlite && \
 	cr-filter-operators session.sqlite tests/mutants/operators.toml && \
+	python tests/mutants/drawn.py session.sqlite $(SHARE) && \
 	cosmic-ray exec tests/mutants/$*.toml session.sqlite && \
 	cr-report --surviving-only --show-diff session.sqlite && \
 	cr-rate --fail-over 10 session.sqlite

@@ -14,7 +14,7 @@ def replace(value: _T, **changes: Any) -> _T:
     """The value with these changes; a run is measured by its windows again."""
     if not isinstance(value, msgspec.Struct):
         return dataclasses.replace(value, **changes)  # type: ignore[type-var] # a dataclass
-    changed = msgspec.structs.replace(value, **changes)
+    changed: Any = msgspec.structs.replace(value, **changes)
     if isinstance(changed, Run) and "measured" not in changes and changed.windows:
         changed = with_measured(changed)
-    return changed
+    return changed  # type: ignore[no-any-return] # of the same type

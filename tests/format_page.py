@@ -18,7 +18,7 @@ from gpuscale.telemetry.fields import NUMBERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 _TABLE = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
-_WORDS = {
+_WORDS: dict[Any, str] = {
     types.IntType: "whole number",
     types.FloatType: "number",
     types.BoolType: "true or false",
@@ -48,7 +48,7 @@ def tables_on_page(page: str) -> set[str]:
 
 
 def _records() -> list[type[Record]]:
-    found: dict[type[Record], None] = {}
+    found: dict[Any, None] = {}
 
     def visit(described: Any) -> None:
         if isinstance(described, types.StructType):

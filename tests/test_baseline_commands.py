@@ -216,24 +216,3 @@ def test_who_leaves_the_question_open_changes_nothing(shell: Shell) -> None:
     assert code == 3, shown
     assert "nothing was written" in shown
     assert path.read_bytes() == before
-
-
-def test_a_wrong_cell_is_named_by_file_line_and_column(shell: Shell) -> None:
-    (shell.folder / "wiki.csv").write_text("n,img/s\n1,360\n8,2,650\n")
-    command = ("baseline", "import", "wiki.csv", "-o", "w.json", "--cluster", "c", "--source", "s")
-    assert shell(*command) == Answer(
-        2, "", "gpuscale: wiki.csv:3: 3 cells under 2 headers (line 1); give each header its cell\n"
-    )
-    (shell.folder / "wiki.csv").write_text('n,img/s\n1,360\n8,"2,650"\n')
-    assert shell(*command, "--case", "a", "--strategy", "ddp", "--batch-per-gpu", "1").err == (
-        "gpuscale: wiki.csv:3: column 'img/s': expected a number such as 1520.5, "
-        "found text '2,650'\n"
-    )
-    assert not (shell.folder / "w.json").exists()
-
-
-def test_an_empty_file_is_neither_results_nor_a_baseline(shell: Shell) -> None:
-    (shell.folder / "empty.json").write_text(" \n")
-    assert shell("show", "empty.json").err == (
-        "gpuscale: empty.json: the file is empty; give a results file or a baseline\n"
-    )

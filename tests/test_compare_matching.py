@@ -86,7 +86,7 @@ def test_results_of_two_machines_are_not_judged_together() -> None:
 def test_another_configuration_is_incomparable_and_named(
     change: dict[str, object], told: str
 ) -> None:
-    other = replace(CNN, **change)  # type: ignore[arg-type]
+    other = replace(CNN, **change)
     comparison = compare(BASELINE, [measured(NOW, configuration=other)])
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
     assert told in comparison.entries[0].reason

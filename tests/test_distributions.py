@@ -19,16 +19,13 @@ DFS = (0.37, 1, 1.5, 2, 3.3, 7, 12.9, 60, 1000, 250_000.5)
 
 
 @pytest.mark.parametrize("df", DFS)
-@pytest.mark.parametrize("quantile", [-1e6, -40.0, -7.5, -2.3, -1.0, -1e-3, 0.0, 0.5, 3.0, 1e6])
-def test_student_probabilities_agree_with_scipy(df: float, quantile: float) -> None:
-    expected = special.stdtr(df, quantile)
-    assert t_probability(quantile, df) == pytest.approx(expected, rel=1e-8, abs=1e-290)
-
-
-@pytest.mark.parametrize("df", DFS)
-@pytest.mark.parametrize("probability", [1e-12, 1e-5, 0.01, 0.3, 0.4999, 0.5, 0.6, 0.95, 0.9999])
-def test_student_quantiles_agree_with_scipy(df: float, probability: float) -> None:
-    assert special.stdtr(df, t_quantile(probability, df)) == pytest.approx(probability, rel=1e-8)
+def test_students_distribution_agrees_with_scipy(df: float) -> None:
+    for quantile in (-1e6, -40.0, -7.5, -2.3, -1.0, -1e-3, 0.0, 0.5, 3.0, 1e6):
+        expected = special.stdtr(df, quantile)
+        assert t_probability(quantile, df) == pytest.approx(expected, rel=1e-8, abs=1e-290)
+    for probability in (1e-12, 1e-5, 0.01, 0.3, 0.4999, 0.5, 0.6, 0.95, 0.9999):
+        back = special.stdtr(df, t_quantile(probability, df))
+        assert back == pytest.approx(probability, rel=1e-8)
 
 
 @pytest.mark.parametrize("df", [1e7, math.inf])
@@ -38,11 +35,11 @@ def test_many_degrees_of_freedom_are_normal(df: float) -> None:
     assert t_quantile(0.975, 0.99e7) == pytest.approx(normal_quantile(0.975), rel=1e-6)
 
 
-@pytest.mark.parametrize("quantile", [-37.0, -8.0, -1.0, 0.0, 2.0])
-def test_normal_probabilities_agree_with_scipy_also_far_out(quantile: float) -> None:
-    assert normal_probability(quantile) == pytest.approx(special.ndtr(quantile), rel=1e-12)
-    back = normal_quantile(normal_probability(quantile))
-    assert back == pytest.approx(quantile, rel=1e-9, abs=1e-9)
+def test_normal_probabilities_agree_with_scipy_also_far_out() -> None:
+    for quantile in (-37.0, -8.0, -1.0, 0.0, 2.0):
+        assert normal_probability(quantile) == pytest.approx(special.ndtr(quantile), rel=1e-12)
+        back = normal_quantile(normal_probability(quantile))
+        assert back == pytest.approx(quantile, rel=1e-9, abs=1e-9)
 
 
 def test_the_ends_of_the_scale_are_infinite_or_as_far_as_a_square_goes() -> None:
@@ -52,20 +49,20 @@ def test_the_ends_of_the_scale_are_infinite_or_as_far_as_a_square_goes() -> None
     assert t_probability(-1e300, 0.37) > 0
 
 
-@pytest.mark.parametrize("df", [0.5, 1, 2, 3, 5, 17, 300, 2000])
-def test_chi_squared_medians_agree_with_scipy(df: float) -> None:
-    assert chi_squared_median(df) == pytest.approx(special.chdtri(df, 0.5), rel=1e-9)
+def test_chi_squared_medians_agree_with_scipy() -> None:
+    for df in (0.5, 1, 2, 3, 5, 17, 300, 2000):
+        assert chi_squared_median(df) == pytest.approx(special.chdtri(df, 0.5), rel=1e-9)
 
 
 @pytest.mark.parametrize("dfs", [(1, 1), (3, 8), (2, 4.5), (40, 500)])
-@pytest.mark.parametrize("ratio", [0.0, 1e-3, 0.9, 2.7, 50.0, 1e4, math.inf])
-def test_tails_of_variance_ratios_agree_with_scipy(dfs: tuple[float, float], ratio: float) -> None:
-    expected = special.fdtrc(*dfs, ratio)
-    assert f_tail(ratio, *dfs) == pytest.approx(expected, rel=1e-9, abs=1e-290)
+def test_tails_of_variance_ratios_agree_with_scipy(dfs: tuple[float, float]) -> None:
+    for ratio in (0.0, 1e-3, 0.9, 2.7, 50.0, 1e4, math.inf):
+        expected = special.fdtrc(*dfs, ratio)
+        assert f_tail(ratio, *dfs) == pytest.approx(expected, rel=1e-9, abs=1e-290)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (0.4, 7), (3, 8.5), (12, 400_000), (399_000.5, 2)])
-@pytest.mark.parametrize("probability", [1e-6, 0.025, 0.5, 0.975])
-def test_beta_quantiles_agree_with_scipy(shape: tuple[float, float], probability: float) -> None:
-    expected = special.betaincinv(*shape, probability)
-    assert beta_quantile(probability, *shape) == pytest.approx(expected, rel=1e-8)
+def test_beta_quantiles_agree_with_scipy(shape: tuple[float, float]) -> None:
+    for probability in (1e-6, 0.025, 0.5, 0.975):
+        expected = special.betaincinv(*shape, probability)
+        assert beta_quantile(probability, *shape) == pytest.approx(expected, rel=1e-8)

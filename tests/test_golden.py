@@ -69,7 +69,8 @@ def given(*arguments: str, columns: int | None = None) -> str:
     out = io.StringIO() if columns is None else Terminal()
     err = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setenv("COLUMNS", str(columns))
+        if columns is not None:
+            patch.setenv("COLUMNS", str(columns))
         code = main(arguments)
     on = "" if columns is None else f"  (terminal of {columns} columns)"
     errors = f"standard error:\n{err.getvalue()}" if err.getvalue() else ""
@@ -108,7 +109,7 @@ ALLOCATIONS = [Night(job=f"10{day:02d}", day=day, runs=1) for day in range(6)]
 
 
 def now(**changes: object) -> tuple[Night]:
-    return (replace(NOW, **changes),)  # type: ignore[arg-type] # any field of a night
+    return (replace(NOW, **changes),)
 
 
 def with_fault(**changes: object) -> tuple[Night]:

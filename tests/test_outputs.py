@@ -1,12 +1,10 @@
 """Where `gpuscale compare` writes: `--format FORMAT[=FILE]`."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from measuring import REPOSITORY
@@ -31,23 +29,6 @@ def compare(*formats: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         timeout=60,
         check=False,
     )
-
-
-def test_one_verdict_is_written_in_every_format_and_text_is_printed_beside(tmp_path: Path) -> None:
-    (tmp_path / "comment.md").write_text("of the night before")
-    formats = ("json=all.json", "markdown=comment.md", "junit=report.xml", "github=lines.txt")
-    answer = compare(*formats, cwd=tmp_path)
-    assert answer.returncode == 4, answer.stderr
-    summary = "2 incomparable"
-    assert f"{summary} (exit code 4)" in answer.stdout.splitlines()
-    assert json.loads((tmp_path / "all.json").read_text())["summary"] == summary
-    assert f"**{summary}** (exit code 4)" in (tmp_path / "comment.md").read_text()
-    assert "of the night before" not in (tmp_path / "comment.md").read_text()
-    suite = ElementTree.parse(tmp_path / "report.xml").find("testsuite")
-    assert suite is not None
-    assert suite.attrib["errors"] == "2"
-    assert f"::{summary} (exit code 4);" in (tmp_path / "lines.txt").read_text()
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_format_without_a_file_is_printed_alone(tmp_path: Path) -> None:

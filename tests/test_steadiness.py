@@ -96,6 +96,36 @@ def test_a_change_of_15_percent_is_found_and_called_by_its_name(
     assert np.median(sizes) == pytest.approx(0.15, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "smallest"),
+    [
+        ("level", 7, 0.1137),
+        ("level", 12, 0.0789),
+        ("level", 30, 0.0500),
+        ("drift", 7, 0.1963),
+        ("drift", 12, 0.0876),
+        ("drift", 30, 0.0500),
+        ("two levels", 7, 0.1848),
+        ("two levels", 12, 0.0810),
+        ("two levels", 30, 0.0553),
+    ],
+)
+def test_a_change_counts_from_so_many_times_the_scatter_on(
+    kind: str, count: int, smallest: float
+) -> None:
+    scatter = np.resize([0.01, -0.01, -0.01, 0.005, 0.0], count)
+    shapes: dict[str, Callable[[int, float], np.ndarray]] = {
+        "level": lambda count, size: jump(count, count // 2, size),
+        "drift": drift,
+        "two levels": alternating,
+    }
+    below, above = (
+        np.exp(shapes[kind](count, smallest * factor) + scatter).tolist() for factor in (0.99, 1.01)
+    )
+    assert steadiness(below) is None
+    assert one(above).kind == kind
+
+
 def one(series: list[float]) -> Unsteadiness:
     found = steadiness(series)
     assert found is not None

@@ -161,7 +161,7 @@ def baseline_of(*nights: Night, **changes: object) -> Baseline:
         minimum_runs=1,
         recorded_by="operator",
     )
-    return replace(baseline, **changes)  # type: ignore[arg-type] # any field of a baseline
+    return replace(baseline, **changes)
 
 
 def _environment(night: Night) -> Environment:
@@ -198,7 +198,7 @@ def _environment(night: Night) -> Environment:
             for host in hosts
         ),
     )
-    return replace(usual, **night.environment)  # type: ignore[arg-type] # any field of it
+    return replace(usual, **night.environment)
 
 
 def _hosts(night: Night) -> list[str]:

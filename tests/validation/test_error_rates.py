@@ -12,6 +12,7 @@ from gpuscale.records import Baseline, Comparison, Finding, Results, Verdict
 from validation.scenarios import ALLOCATION_DEVIATION
 from validation.simulated_machine import SimulatedMachine, log_run_times
 
+pytestmark = pytest.mark.thorough
 STEP_TIMES_S = {1: 0.100, 2: 0.105, 4: 0.110}
 
 

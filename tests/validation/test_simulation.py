@@ -52,6 +52,7 @@ def test_rows_with_and_without_a_loss_are_counted_apart() -> None:
     assert outcome.false_alarms.rate.value < 0.1
 
 
+@pytest.mark.thorough
 def test_a_simulation_sees_false_alarms_where_they_must_come() -> None:
     # Nights that differ by 3% where the baseline declares 1%.
     machine = SimulatedMachine(run_deviation=0.003, allocation_deviation=0.03)
@@ -64,6 +65,7 @@ def test_a_simulation_sees_false_alarms_where_they_must_come() -> None:
     assert promised.passed.rate.value > 0.8
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_on_any_number_of_processes() -> None:
     def judged(seed: int, processes: int) -> object:
         counts = {Scenario(machine=QUIET_GPU, current_runs=3): 22}
@@ -167,6 +169,7 @@ def test_the_page_has_every_figure_scenario_and_rule() -> None:
     assert "$" not in page
 
 
+@pytest.mark.thorough
 def test_the_picture_is_the_same_for_the_same_validation() -> None:
     picture = validation_svg(_validation())
     assert picture == validation_svg(_validation())
@@ -175,6 +178,7 @@ def test_the_picture_is_the_same_for_the_same_validation() -> None:
         assert rule.replace("<", "&lt;") in picture
 
 
+@pytest.mark.thorough
 def test_all_rules_judge_the_same_nights() -> None:
     loss = Loss(kind=LossKind.EVERY_N, size=0.10)
     scenario = Scenario(machine=QUIET_GPU, current_runs=3, loss=loss)
@@ -203,6 +207,7 @@ def test_the_exit_code_says_whether_the_figures_are_met(
     assert exit_code(Simulation(seed=1, quiet=(), lossy=(), figures=figures)) == code
 
 
+@pytest.mark.thorough
 def test_the_command_writes_the_page_and_its_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,30 @@
+"""Leaves a part of a Cosmic Ray session's mutants, drawn by chance, and none that was filtered.
+
+    python tests/mutants/drawn.py session.sqlite 0.2
+
+A filter only marks mutants as skipped, and cr-rate would count those as killed.
+"""
+
+import random
+import sqlite3
+import sys
+
+_TABLES = ("work_results", "mutation_specs", "work_items")
+
+
+def main() -> None:
+    """Change the session's file."""
+    session, share = sys.argv[1], float(sys.argv[2])
+    with sqlite3.connect(session) as database:
+        skipped = {job for (job,) in database.execute("SELECT job_id FROM work_results")}
+        jobs = sorted(job for (job,) in database.execute("SELECT job_id FROM work_items"))
+        made = [job for job in jobs if job not in skipped]
+        kept = {*random.Random(1).sample(made, round(share * len(made)))}
+        dropped = [(job,) for job in jobs if job not in kept]
+        for table in _TABLES:
+            database.executemany(f"DELETE FROM {table} WHERE job_id = ?", dropped)
+    sys.stdout.write(f"{len(kept)} of {len(made)} mutants\n")
+
+
+if __name__ == "__main__":
+    main()
