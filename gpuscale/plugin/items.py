@@ -24,7 +24,7 @@ SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPlan:
-    """What one item measures."""
+    """One run to be made: a case and strategy on some GPUs, for the first or a further time."""
 
     case: type[TrainingCase]
     strategy: str
@@ -62,7 +62,7 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """What an item measures; None for other people's tests."""
+    """The plan of an item; None for other people's tests."""
     callspec = getattr(item, "callspec", None)
     plan = None if callspec is None else callspec.params.get("scaling")
     return plan if isinstance(plan, ItemPlan) else None

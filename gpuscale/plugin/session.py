@@ -199,7 +199,7 @@ class MeasuringSession:
             self._judge.configurations = {request.configuration for request in requests}
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
-        """What the `scaling` fixture hands to a test."""
+        """The function that the `scaling` fixture hands to a test."""
         item: pytest.Item = request.node
         plan = plan_of(item)
         if plan is None:

@@ -95,7 +95,7 @@ class StoppingRule:
         )
 
     def _are_narrow(self, *estimates: Estimate | None) -> bool:
-        """Whether the intervals of those that are known are within the target."""
+        """True where the intervals of all that are known are within the target."""
         return all(
             estimate.low is not None
             and estimate.high is not None
@@ -184,7 +184,7 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, *, measured: bool, valid: bool, needless: bool) -> int:
-    """What pytest would end with, but never 0 where runs were to be made and gave no number."""
+    """Pytest's own exit code, but never 0 where runs were to be made and gave no number."""
     if given != pytest.ExitCode.OK or valid:
         return given
     if measured:
