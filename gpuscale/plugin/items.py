@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -15,16 +15,40 @@ from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
 from gpuscale.plugin.option_values import STRATEGIES
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Configuration, EntryKey, Environment, Pacing, RunRequest
+from gpuscale.records import Configuration, EntryKey, Environment, Pacing, RunRequest, Window
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.run_defaults import MOST_WINDOWS, PACINGS, SIZES, data_workers, devices_of_run
 
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 
 
+class WindowClock:
+    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time on this clock, in seconds."""
+        return self._now_s
+
+    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
+        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
+        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
+
+        def advance() -> None:
+            # pedantic makes one more call for the target's result, which no window stands for.
+            self._now_s += next(step_times_s, 0.0)
+
+        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
+
+
+CLOCK = pytest.StashKey[WindowClock]()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPlan:
-    """What one item measures."""
+    """One run to be made: a case and strategy on some GPUs, for the first or a further time."""
 
     case: type[TrainingCase]
     strategy: str
@@ -62,14 +86,25 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
-    """What an item measures; None for other people's tests."""
+    """The plan of an item; None for other people's tests."""
     callspec = getattr(item, "callspec", None)
     plan = None if callspec is None else callspec.params.get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
 
-def order_by_run(items: list[pytest.Item]) -> None:
-    """Sort the items, so that T(1) and T(n) are measured in turn and a slow drift cancels."""
+def prepare_and_order(items: list[pytest.Item]) -> None:
+    """Give our items their clocks, and order all items run by run.
+
+    T(1) and T(n) are so measured in turn, and a slow drift of the machine cancels.
+    """
+    for item in items:
+        if (plan := plan_of(item)) is not None:
+            item.stash[CLOCK] = clock = WindowClock()
+            group = f"{plan.key.case}/{plan.strategy}"
+            item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
+            if item.config.pluginmanager.hasplugin("timeout"):
+                # Runs have a timeout of their own; pytest-timeout's would end the session.
+                item.add_marker(pytest.mark.timeout(0))
     items.sort(key=lambda item: 0 if (plan := plan_of(item)) is None else plan.run)
 
 

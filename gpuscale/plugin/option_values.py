@@ -69,7 +69,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def fraction(option: str, text: str) -> float:
-    """What a percentage such as `2.5%` stands for."""
+    """A percentage such as `2.5%` as a share of 1."""
     number, sign, rest = text.strip().partition("%")
     try:
         found = float(number) / 100 if sign and not rest else math.nan

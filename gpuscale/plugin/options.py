@@ -1,4 +1,4 @@
-"""What can be asked for on pytest's command line: one entry for each option.
+"""The options that gpuscale adds to pytest, one entry for each.
 
 pytest's help, the checks, `MeasureOptions` and docs/options.md are made from the entries. Every
 pytest run in the environment imports this file: what a check needs is imported when it is made.
@@ -46,7 +46,7 @@ class Option(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """What help calls the value; empty for a switch."""
+        """The value's name in the help; empty for a switch."""
         return self.usage.partition(" ")[2]
 
     @property
@@ -62,7 +62,7 @@ class Option(NamedTuple):
         raise AttributeError(f"{self.flag}: what was asked for does not change")
 
     def settings(self) -> dict[str, Any] | None:
-        """What argparse is told; None where another plugin has declared the option."""
+        """The arguments for argparse; None where another plugin has declared the option."""
         if self.owner and importlib.util.find_spec(self.owner) is not None:
             return None
         text = f"{self.meaning} (default: {self.default_text})".replace("`", "").replace("%", "%%")
@@ -72,7 +72,10 @@ class Option(NamedTuple):
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def value(self, given: Mapping[str, object]) -> object:
-        """What was asked for, by the options' names with underscores.
+        """The value that was asked for.
+
+        Args:
+            given: Texts by the options' names with underscores.
 
         Raises:
             UsageError: the text means nothing; the message names the remedy.

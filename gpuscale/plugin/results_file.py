@@ -111,7 +111,7 @@ class Recorder:
 
 
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
-    """Whether a valid run of that number is among the runs; a failed one is made again."""
+    """True where a valid run of that number is among the runs; a failed one is made again."""
     return any(
         run.is_valid and run.index == request.index and PointKey.of(run) == point_key(request)
         for run in runs
@@ -161,7 +161,7 @@ def refuse_other_configurations(
 def _compared(
     environment: Environment, version: str, injections: tuple[str, ...]
 ) -> dict[str, object]:
-    """What must be the same, in the words of a refusal."""
+    """All that must be the same in one file, in the words of a refusal."""
     variables = environment.variables
     return {
         "gpuscale": version,

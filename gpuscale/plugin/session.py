@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from gpuscale.launch.termination import RunTerminated
 from gpuscale.night.attempt import LeftOut, left_out_property, tell_night
 from gpuscale.plugin import terminal
 from gpuscale.plugin.items import (
+    CLOCK,
     ItemPlan,
-    order_by_run,
     parametrize,
     plan_of,
+    prepare_and_order,
     refuse_unmeasurable,
     run_request,
     skip_reason,
@@ -38,7 +39,7 @@ from gpuscale.plugin.stopping import (
     status_of_verdict,
     status_without_verdict,
 )
-from gpuscale.records import Run, RunRequest, Window
+from gpuscale.records import Run, RunRequest
 from gpuscale.report.colour import Palette
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.units import format_seconds
@@ -105,30 +106,6 @@ def _cases_revision(folder: Path) -> str | None:
     return answer.stdout.strip() or None if answer.returncode == 0 else None
 
 
-class WindowClock:
-    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def __call__(self) -> float:
-        """The time on this clock, in seconds."""
-        return self._now_s
-
-    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
-        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
-        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
-
-        def advance() -> None:
-            # pedantic makes one more call for the target's result, which no window stands for.
-            self._now_s += next(step_times_s, 0.0)
-
-        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
-
-
-_CLOCK = pytest.StashKey[WindowClock]()
-
-
 class MeasuringSession:
     """The hooks of an invocation with `--gpus`."""
 
@@ -175,15 +152,7 @@ class MeasuringSession:
             pytest.UsageError: they cannot be measured together, not in the size that was asked
                 for, or not into the resumed file.
         """
-        for item in items:
-            if (plan := plan_of(item)) is not None:
-                item.stash[_CLOCK] = clock = WindowClock()
-                group = f"{plan.key.case}/{plan.strategy}"
-                item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
-                if item.config.pluginmanager.hasplugin("timeout"):
-                    # Runs have a timeout of their own; pytest-timeout's would end the session.
-                    item.add_marker(pytest.mark.timeout(0))
-        order_by_run(items)
+        prepare_and_order(items)
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
         plans = [plan for item in items if (plan := plan_of(item)) is not None]
@@ -199,7 +168,7 @@ class MeasuringSession:
             self._judge.configurations = {request.configuration for request in requests}
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
-        """What the `scaling` fixture hands to a test."""
+        """The function that the `scaling` fixture hands to a test."""
         item: pytest.Item = request.node
         plan = plan_of(item)
         if plan is None:
@@ -275,7 +244,7 @@ class MeasuringSession:
             benchmark.extra_info["injections"] = list(request.injections)
         benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
         benchmark.skipped = False
-        item.stash[_CLOCK].show(benchmark, run.windows, run.steps_per_window)
+        item.stash[CLOCK].show(benchmark, run.windows, run.steps_per_window)
         self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step"
         return run
 

@@ -66,36 +66,35 @@ class StoppingRule:
         """
         points = {point.point_key: point for point in scaling_points(runs)}
         point = points.get(key)
-        if point is None or point.valid_runs < self.minimum_runs:
+        if point is None or not self._is_known(point):
             return None
-        if key.gpus > 1:
-            speedups = [point.speedup]
-        else:
+        if key.gpus == 1:
             references = References(k for k, its in points.items() if its.step_time_s is not None)
             speedups = [
                 its.speedup
                 for other, its in points.items()
-                if other.gpus > 1 and other.gpus in self.gpus and references.of(other) == key
+                if other.gpus in self.gpus and other.gpus > 1 and references.of(other) == key
             ]
-        return point.valid_runs if self._are_narrow(point.step_time_s, *speedups) else None
+            if not self._are_narrow(*speedups):
+                return None
+        return point.valid_runs
 
     def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
         """The points whose own T or S is not known well enough, but for those that only failed."""
         return tuple(
             point
             for point in scaling_points(runs)
-            if point.valid_runs
-            and point.key.gpus in self.gpus
-            and not (
-                point.valid_runs >= self.minimum_runs
-                and self._are_narrow(
-                    point.step_time_s, None if point.key.gpus == 1 else point.speedup
-                )
-            )
+            if point.valid_runs and point.key.gpus in self.gpus and not self._is_known(point)
+        )
+
+    def _is_known(self, point: ScalingPoint) -> bool:
+        speedup = None if point.key.gpus == 1 else point.speedup
+        return point.valid_runs >= self.minimum_runs and self._are_narrow(
+            point.step_time_s, speedup
         )
 
     def _are_narrow(self, *estimates: Estimate | None) -> bool:
-        """Whether the intervals of those that are known are within the target."""
+        """True where the intervals of all that are known are within the target."""
         return all(
             estimate.low is not None
             and estimate.high is not None
@@ -184,7 +183,7 @@ def status_of_verdict(
 
 
 def status_without_verdict(given: int, *, measured: bool, valid: bool, needless: bool) -> int:
-    """What pytest would end with, but never 0 where runs were to be made and gave no number."""
+    """Pytest's own exit code, but never 0 where runs were to be made and gave no number."""
     if given != pytest.ExitCode.OK or valid:
         return given
     if measured:

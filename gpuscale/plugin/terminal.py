@@ -1,4 +1,4 @@
-"""What a session says of itself: its first lines, how far a run is, and the closing tables."""
+"""The lines that a session adds to pytest's: on the machine, a run's progress, and the tables."""
 
 import io
 import os

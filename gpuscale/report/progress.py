@@ -1,4 +1,4 @@
-"""How far something that takes minutes is: a line that moves, on terminals only."""
+"""The progress of what takes minutes: a line that moves, on terminals only."""
 
 import os
 import threading
@@ -19,11 +19,11 @@ _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
 Stage = tuple[str, int, int]
-"""What is being done, how much of it is, and of how much."""
+"""A name, how many of its steps are done, and of how many."""
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether a line of the stream can be drawn anew."""
+    """True for a terminal that can draw a line anew."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
