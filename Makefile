@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test test-all golden mutants check validation setup clean
+.PHONY: bench test test-all test-schedulers golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
@@ -11,12 +11,17 @@ bench: setup
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
 
 test: setup
-	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone and not thorough"
+	$(BIN)/python -m pytest tests -n 3 \
+	    -m "not alone and not thorough and not scheduler"
 	$(BIN)/python -m pytest tests -m "alone and not thorough"
 
+# Slurm, Grid Engine and Open MPI for real. Without them, or not as root, these tests are skipped.
+test-schedulers: setup
+	$(BIN)/python -m pytest tests -m scheduler
+
 test-all: setup
-	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest tests -m alone
+	$(BIN)/python -m pytest tests -n 3 -m "not alone and not scheduler"
+	$(BIN)/python -m pytest tests -m "alone or scheduler"
 
 # What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.
 golden: setup

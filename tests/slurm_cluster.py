@@ -1,134 +1,107 @@
-"""A real Slurm on this machine: one node like JUWELS Booster's and one like CTE-POWER's."""
+"""A Slurm of several hosts on this machine, with MUNGE and GPUs that nobody computes on."""
 
 import os
-import shutil
-import socket
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-from slurm_daemons import (
-    PROGRAMS,
-    SEARCH_PATH,
-    answers,
-    configure,
-    munged_command,
-    within_limit,
+from hosts import Cluster, cluster_of
+
+_PROGRAMS = (
+    *("munged", "slurmctld", "slurmd"),
+    *("sbatch", "srun", "salloc", "sinfo", "squeue", "scontrol", "scancel"),
 )
-
-_PROGRAMS = (*PROGRAMS, "scancel")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmCluster:
-    """A running cluster: `jwb1` in partition booster, `p9n1` in the default partition."""
-
-    directory: Path
-    environment: Mapping[str, str] = field(repr=False)
-
-    def run(
-        self, *command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
-        """Runs a Slurm command against this cluster and returns what it said."""
-        return subprocess.run(
-            command,
-            cwd=cwd or self.directory,
-            env={**self.environment, **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[SlurmCluster]:
-    """A local Slurm for the session; skips where it cannot be had, leaves no daemon behind."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
-    if missing:
-        pytest.skip(f"needs Slurm and MUNGE (Debian: slurm-wlm munge); missing: {missing[0]}")
-    if os.geteuid() != 0:
-        pytest.skip("needs root: slurmd starts jobs as their users")
-    with ExitStack() as stack:
-        # A short path: the sockets below it may have at most 108 characters.
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
-        yield _start(directory, stack)
+_SLURM_CONF = """\
+ClusterName=gpuscale
+SlurmctldHost=login({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket
+CredType=cred/munge
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+SlurmdParameters=config_overrides
+SlurmdTimeout=10
+MpiDefault=none
+ReturnToService=2
+KillWait=2
+GresTypes=gpu
+"""
+TWO_NODES = {"n1": "CPUs=2", "n2": "CPUs=2"}
+# Slurm wants a character device for each GPU and only looks at it; these exist everywhere.
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom")
 
 
-def _start(directory: Path, stack: ExitStack) -> SlurmCluster:
-    controller_port, booster_port, power_port = _free_ports(3)
-    host = socket.gethostname().split(".", 1)[0]
-    here = f"NodeHostname={host} NodeAddr=127.0.0.1 Gres=gpu:4 Sockets=2"
-    environment = configure(
-        directory,
-        controller=f"{host}(127.0.0.1)",
-        lines=[
-            f"SlurmctldPort={controller_port}",
-            f"NodeName=jwb1 {here} Port={booster_port} CoresPerSocket=24 ThreadsPerCore=2",
-            f"NodeName=p9n1 {here} Port={power_port} CoresPerSocket=20 ThreadsPerCore=4",
-            "PartitionName=booster Nodes=jwb1 MaxTime=24:00:00 State=UP",
-            "PartitionName=main Nodes=p9n1 MaxTime=24:00:00 Default=YES State=UP",
-        ],
-        nodes=["jwb1", "p9n1"],
-        gpus=4,
-    )
-    cluster = SlurmCluster(directory=directory, environment=environment)
-    munged = _daemon(cluster, stack, *munged_command(directory))
-    if not answers(directory, lambda: munged.poll() is not None):
-        pytest.skip(f"munged does not start: {_last_line(directory / 'munged.out')}")
-    _daemon(cluster, stack, "slurmctld", "-D")
-    for node in ("jwb1", "p9n1"):
-        _daemon(cluster, stack, "slurmd", "-D", "-N", node)
-    if not within_limit(lambda: _is_idle(cluster)):
-        said = cluster.run("sinfo", "--long", "--Node")
-        pytest.fail(f"Slurm does not become ready: {said.stdout}{said.stderr}")
-    # Before the daemons stop, so that none leaves a job's processes behind.
-    stack.callback(_end_jobs, cluster)
-    return cluster
+@contextmanager
+def slurm_cluster(
+    nodes: Mapping[str, str],
+    *,
+    gpus: int = 2,
+    partitions: Sequence[str] = ("main Nodes=ALL Default=YES",),
+) -> Iterator[Cluster]:
+    """A running Slurm, whose daemons and jobs end with the block.
+
+    Args:
+        nodes: What `slurm.conf` says of the processors of each node.
+        gpus: Of each node, four at most.
+        partitions: Each with its name and what `slurm.conf` says of it.
+    """
+    variables = {"SLURM_CONF": "{directory}/slurm.conf"}
+    with cluster_of(
+        list(nodes), programs=_PROGRAMS, packages="slurm-wlm munge", variables=variables
+    ) as (cluster, stack):
+        directory = cluster.directory
+        _configure(cluster, nodes, gpus, partitions)
+        cluster.daemon(stack, cluster.login, *_munged(directory))
+        cluster.wait_until_ready((directory / "munge.socket").exists)
+        cluster.daemon(stack, cluster.login, "slurmctld", "-D")
+        for node in cluster.nodes:
+            cluster.daemon(stack, node, "slurmd", "-D", "-N", node.name)
+        cluster.wait_until_ready(lambda: _is_idle(cluster))
+        yield cluster
 
 
-def _daemon(cluster: SlurmCluster, stack: ExitStack, *command: str) -> "subprocess.Popen[bytes]":
-    """Starts a daemon in the foreground; it is stopped when the stack is unwound."""
-    output = stack.enter_context((cluster.directory / f"{command[0]}.out").open("ab"))
-    process = subprocess.Popen(
-        command, env=dict(cluster.environment), stdout=output, stderr=subprocess.STDOUT
-    )
-    stack.callback(_stop, process)
-    return process
+def _configure(
+    cluster: Cluster, nodes: Mapping[str, str], gpus: int, partitions: Sequence[str]
+) -> None:
+    directory = cluster.directory
+    (directory / "state").mkdir()
+    lines = [
+        *(
+            f"NodeName={node.name} NodeAddr={node.address} Gres=gpu:{gpus} {nodes[node.name]}"
+            for node in cluster.nodes
+        ),
+        *(f"PartitionName={partition} MaxTime=24:00:00 State=UP" for partition in partitions),
+    ]
+    common = _SLURM_CONF.format(directory=directory, address=cluster.login.address)
+    (directory / "slurm.conf").write_text(common + "\n".join(lines) + "\n")
+    devices = ",".join(_DEVICES[:gpus])
+    gres = f"NodeName={','.join(nodes)} Name=gpu File={devices}\n"
+    (directory / "gres.conf").write_text(gres)
+    key = directory / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _munged(directory: Path) -> list[str]:
+    """The command line of MUNGE's daemon, with all of its files in the folder of the cluster."""
+    files = {"socket": "socket", "key-file": "key", "pid-file": "pid"}
+    files |= {"log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={directory}/munge.{ending}" for option, ending in files.items()]
+    return ["munged", "--foreground", *options]
 
 
-def _is_idle(cluster: SlurmCluster) -> bool:
+def _is_idle(cluster: Cluster) -> bool:
     states = cluster.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
-    return states == ["idle", "idle"]
-
-
-def _end_jobs(cluster: SlurmCluster) -> None:
-    cluster.run("scancel", "--user=root")
-    within_limit(lambda: not cluster.run("squeue", "--noheader").stdout.strip())
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it says nothing"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in sockets]
+    return states == ["idle"] * len(cluster.nodes)

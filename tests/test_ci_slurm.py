@@ -1,36 +1,37 @@
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from ci_checkout import REPOSITORY, job_environment, make_checkout
+from hosts import Cluster
+from slurm_cluster import slurm_cluster
 
-if TYPE_CHECKING:
-    # Else pytest could not rewrite its assertions: the plugin must not be imported before.
-    from slurm_cluster import SlurmCluster
+pytestmark = pytest.mark.scheduler
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
-pytest_plugins = ["slurm_cluster"]
-
+# Nodes as JUWELS Booster and CTE-POWER have them.
+NODES = {
+    "jwb1": "Sockets=2 CoresPerSocket=24 ThreadsPerCore=2",
+    "p9n1": "Sockets=2 CoresPerSocket=20 ThreadsPerCore=4",
+}
 SLURM_SCRIPTS = {
     "juwels-booster.sbatch": "96 processors on nodes jwb1 in partition booster",
     "cte-power.sbatch": "160 processors on nodes p9n1 in partition main",
 }
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    return make_checkout(tmp_path)
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    partitions = ("booster Nodes=jwb1", "main Nodes=p9n1 Default=YES")
+    with slurm_cluster(NODES, gpus=4, partitions=partitions) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("script", SLURM_SCRIPTS)
-def test_slurm_accepts_the_job_for_a_node_of_its_cluster(
-    slurm: "SlurmCluster", script: str
-) -> None:
+def test_slurm_accepts_the_job_for_a_node_of_its_cluster(slurm: Cluster, script: str) -> None:
     job = str(REPOSITORY / "ci" / script)
     accepted = slurm.run("sbatch", "--test-only", job)
-    assert accepted.returncode == 0, accepted.stderr
-    assert SLURM_SCRIPTS[script] in accepted.stderr
+    assert accepted.returncode == 0, accepted.stdout
+    assert SLURM_SCRIPTS[script] in accepted.stdout
     assert slurm.run("sbatch", "--test-only", "--gres=gpu:5", job).returncode != 0
 
 
@@ -38,21 +39,20 @@ def test_slurm_accepts_the_job_for_a_node_of_its_cluster(
     "options", [["--gres=gpu:1", "--cpus-per-task=40"], ["--gres=gpu:2", "--cpus-per-task=80"]]
 )
 def test_slurm_accepts_fewer_gpus_with_the_cores_that_cte_power_ties_to_them(
-    slurm: "SlurmCluster", options: list[str]
+    slurm: Cluster, options: list[str]
 ) -> None:
     job = str(REPOSITORY / "ci" / "cte-power.sbatch")
     accepted = slurm.run("sbatch", "--test-only", *options, job)
-    assert accepted.returncode == 0, accepted.stderr
-    assert f"{options[1].split('=')[1]} processors on nodes p9n1" in accepted.stderr
+    assert accepted.returncode == 0, accepted.stdout
+    assert f"{options[1].split('=')[1]} processors on nodes p9n1" in accepted.stdout
 
 
 @pytest.mark.parametrize("script", SLURM_SCRIPTS)
-def test_job_that_regressed_fails_in_slurm(
-    slurm: "SlurmCluster", checkout: Path, script: str
-) -> None:
+def test_job_that_regressed_fails_in_slurm(slurm: Cluster, tmp_path: Path, script: str) -> None:
+    checkout = make_checkout(tmp_path)
     settings = job_environment(checkout, {"PATH": slurm.environment["PATH"]}, verdict=1)
     submitted = slurm.run(
-        "sbatch", "--wait", "--parsable", f"ci/{script}", cwd=checkout, environment=settings
+        "sbatch", "--wait", "--parsable", f"ci/{script}", folder=checkout, environment=settings
     )
     job = submitted.stdout.strip().split(";")[0]
     (log,) = checkout.glob("gpuscale-*.log")

@@ -1,19 +1,16 @@
 """Ranks on two hosts, started by a real Open MPI."""
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hosts import Host, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
-from node_cluster import Node, processes_in, reason_against_hosts, run_on, start_hosts
 
 from gpuscale.launch.mpirun import OpenMpi
 from gpuscale.store import read_results
-
-pytestmark = pytest.mark.xdist_group("hosts")
 
 # What ssh is on a cluster: reaches a host by its name and runs a command there, with what a login
 # has in its environment.
@@ -38,16 +35,14 @@ class Case(Tiny):
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Node]]:
-    if shutil.which("mpirun") is None:
-        pytest.skip("needs Open MPI (Debian: openmpi-bin)")
-    if (reason := reason_against_hosts()) is not None:
-        pytest.skip(reason)
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    skip_without_hosts(["mpirun"], "openmpi-bin")
     with ExitStack() as stack:
         yield start_hosts(stack, tmp_path, ["n1", "n2"], own_processes=False)
 
 
-def test_mpirun_measures_across_two_hosts(hosts: list[Node], tmp_path: Path) -> None:
+@pytest.mark.scheduler
+def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
     login, *nodes = hosts
     write_case(tmp_path, TOLD)
     agent = tmp_path / "remote-shell"
@@ -59,14 +54,15 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Node], tmp_path: Path) -> 
         *("--gpus", "4", "--launcher", "mpirun", "--device", "cpu", "--runs", "1"),
         *("--run-seconds", "0.1", "--results", "results.jsonl", "--oversubscribe"),
     )
-    variables = {
+    environment = {
+        **outside_environment(),
         "PBS_NODEFILE": str(tmp_path / "nodes"),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMPI_MCA_plm_rsh_agent": str(agent),
         # As on the machine that this is: two cores, however many hosts are made of them.
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    session = run_on(login, *command, folder=tmp_path, environment=variables)
+    session = login.run(*command, folder=tmp_path, environment=environment)
     assert session.returncode == 0, session.stdout
     results = read_results(tmp_path / "results.jsonl")
     assert results.environment.launcher == "mpirun"

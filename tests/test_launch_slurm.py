@@ -3,31 +3,20 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from changing import replace
+from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
-from node_cluster import (
-    Node,
-    NodeCluster,
-    kill_daemon,
-    kill_host,
-    limit_link,
-    mount_over,
-    processes_in,
-    reason_against,
-    start_cluster,
-)
+from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.recording import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import read_results, write_baseline
 
-pytestmark = pytest.mark.xdist_group("hosts")
+pytestmark = pytest.mark.scheduler
 
 ACROSS = ("--launcher", "slurm", "--device", "cpu", "--runs", "1")
 ALLOCATE = ("salloc", "--quiet", "--nodes=2", "--exclusive")
@@ -71,17 +60,12 @@ WIDE_BYTES = 4 * (256 * 1024 + 1024 + 1024 * 10 + 10)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[NodeCluster]:
-    reason = reason_against()
-    if reason is not None:
-        pytest.skip(reason)
-    with ExitStack() as stack:
-        yield start_cluster(stack, nodes=2)
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster(TWO_NODES) as cluster:
+        yield cluster
 
 
-def measure(
-    cluster: NodeCluster, folder: Path, *arguments: str
-) -> "subprocess.CompletedProcess[str]":
+def measure(cluster: Cluster, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run pytest in `folder` on the login host, inside of an allocation of both nodes."""
     command = pytest_command(*arguments, *ACROSS)
     return cluster.run(*ALLOCATE, *command, folder=folder)
@@ -92,21 +76,12 @@ def results_in(folder: Path) -> Results:
     return read_results(path)
 
 
-def hosts_of(run: Run) -> list[tuple[str, int]]:
+def hosts_of(run: Run) -> list[tuple[str, int | None]]:
     return [(rank.host, rank.local_rank) for rank in run.ranks]
 
 
-def wait_until(condition: Callable[[], bool], patience_s: float = 60) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_a_job_on_two_nodes_measures_one_two_and_four_ranks_to_a_verdict(
-    cluster: NodeCluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     case = str(BENCH_CASES / "test_mnist_cnn.py")
     options = ("--gpus", "1,2,4,8", "--strategy", "ddp", "--run-seconds", "0.5")
@@ -133,24 +108,19 @@ def test_a_job_on_two_nodes_measures_one_two_and_four_ranks_to_a_verdict(
 def verdict_against_faster(folder: Path, results: Results) -> int:
     """The exit code of `gpuscale compare` with a baseline that was three times as fast."""
     recorded = baseline_from_results([results], name="before", cluster="test", minimum_runs=1)
-    entries = [
-        replace(
-            entry,
-            runs=tuple(
-                replace(entry.runs[0], step_time_s=entry.runs[0].step_time_s / slower)
-                for slower in (2.98, 2.99, 3.0, 3.0, 3.01, 3.02)
-            ),
-        )
-        for entry in recorded.measured
+    faster = [
+        replace(run, index=index, measured={"step_time_s": run.step_time_s / slower})
+        for run in recorded.runs
+        for index, slower in enumerate((2.98, 2.99, 3.0, 3.0, 3.01, 3.02), start=1)
     ]
-    write_baseline(folder / "before.json", replace(recorded, measured=tuple(entries)))
+    write_baseline(folder / "before.json", replace(recorded, runs=tuple(faster)))
     answer = subprocess.run(
         [sys.executable, "-m", "gpuscale", "compare", "before.json"], cwd=folder, check=False
     )
     return answer.returncode
 
 
-def seen_gpus(cluster: NodeCluster, *job: str) -> str:
+def seen_gpus(cluster: Cluster, *job: str) -> str:
     """What the launcher's steps of one, two and four tasks see, in a job with such options."""
     return cluster.run("salloc", "--quiet", *job, sys.executable, "-c", STEPS).stdout
 
@@ -162,19 +132,19 @@ def seen_gpus(cluster: NodeCluster, *job: str) -> str:
         ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2", "--gpu-bind=single:1"),
     ],
 )
-def test_every_task_sees_all_gpus_of_its_node(cluster: NodeCluster, job: tuple[str, ...]) -> None:
+def test_every_task_sees_all_gpus_of_its_node(cluster: Cluster, job: tuple[str, ...]) -> None:
     by_step = [line.split() for line in seen_gpus(cluster, *job).splitlines()]
     assert by_step == [["0:0,1"], ["0:0,1", "1:0,1"], ["0:0,1", "1:0,1", "2:0,1", "3:0,1"]]
 
 
 @pytest.mark.parametrize("gpus", ["--gpus=4", "--gpus-per-task=1"])
-def test_a_job_whose_gpus_are_not_by_node_is_refused(cluster: NodeCluster, gpus: str) -> None:
+def test_a_job_whose_gpus_are_not_by_node_is_refused(cluster: Cluster, gpus: str) -> None:
     said = seen_gpus(cluster, "--nodes=2", "--ntasks=4", gpus)
     assert "ask for them by node, with --gpus-per-node=4" in said
 
 
 def test_a_rank_killed_on_another_node_is_named_and_the_next_item_runs(
-    cluster: NodeCluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="os.kill(os.getpid(), signal.SIGKILL)"))
     write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
@@ -188,16 +158,16 @@ def test_a_rank_killed_on_another_node_is_named_and_the_next_item_runs(
     assert processes_in(tmp_path) == []
 
 
-def test_no_process_outlives_a_pytest_that_is_killed(cluster: NodeCluster, tmp_path: Path) -> None:
+def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
     arguments = ("--gpus", "4", "--run-seconds", "0.1", *ACROSS)
-    process = cluster.popen(
+    process = cluster.start(
         *ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=tmp_path / "log"
     )
-    assert wait_until(lambda: is_measuring(tmp_path)), (tmp_path / "log").read_text()
+    assert within_limit(lambda: is_measuring(tmp_path)), (tmp_path / "log").read_text()
     cluster.run("pkill", "-KILL", "-f", f"^{sys.executable} -m pytest")
-    assert wait_until(lambda: processes_in(tmp_path) == [], 30), processes_in(tmp_path)
-    process.wait(timeout=30)
+    assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
+    process.wait(timeout=LIMIT_S)
 
 
 def is_measuring(folder: Path) -> bool:
@@ -207,11 +177,11 @@ def is_measuring(folder: Path) -> bool:
 
 
 def test_a_node_that_does_not_see_the_results_folder_is_named_with_the_remedy(
-    cluster: NodeCluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     write_case(tmp_path, "Case = Tiny")
     (tmp_path / "hidden").mkdir()
-    mount_over(cluster.nodes[1], tmp_path / "hidden")
+    cluster.nodes[1].mount_over(tmp_path / "hidden")
     results = str(tmp_path / "hidden" / "results.jsonl")
     session = measure(cluster, tmp_path, "--gpus", "4", "--results", results)
     assert session.returncode == 4, session.stdout
@@ -221,46 +191,46 @@ def test_a_node_that_does_not_see_the_results_folder_is_named_with_the_remedy(
 
 
 def test_a_slow_link_between_nodes_shows_as_exposed_communication(
-    cluster: NodeCluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     write_case(tmp_path, WIDE)
     for node in cluster.nodes:
         # As Debian has it, a host's own name leads to itself alone: gloo needs to be told.
         own_name(node, cluster, tmp_path)
-        limit_link(node, "100mbit")
+        node.limit_link("100mbit")
     try:
         session = measure(cluster, tmp_path, "--gpus", "2,4", "--run-seconds", "0.5")
     finally:
         for node in cluster.nodes:
-            limit_link(node, "none")
+            node.limit_link("none")
     assert session.returncode == 0, session.stdout
     within, across = results_in(tmp_path).runs
     assert len({host for host, _ in hosts_of(within)}) == 1
     assert len({host for host, _ in hosts_of(across)}) == 2
-    assert within.exposed_communication_s is not None
-    assert across.exposed_communication_s is not None
+    exposed_within_s = within.measured["exposed_communication_s"]
+    exposed_across_s = across.measured["exposed_communication_s"]
     # Each node must at least send its gradients once, and no faster than the link allows.
     least_s = WIDE_BYTES / (100e6 / 8)
-    assert across.exposed_communication_s > 0.8 * least_s
-    assert within.exposed_communication_s < 0.5 * across.exposed_communication_s
+    assert exposed_across_s > 0.8 * least_s
+    assert exposed_within_s < 0.5 * exposed_across_s
 
 
-def own_name(node: Node, cluster: NodeCluster, folder: Path) -> None:
+def own_name(node: Host, cluster: Cluster, folder: Path) -> None:
     others = "".join(f"{n.address} {n.name}\n" for n in cluster.nodes if n is not node)
     table = folder / f"hosts-{node.name}"
     table.write_text(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
-    mount_over(node, Path("/etc/hosts"), table)
+    node.mount_over(Path("/etc/hosts"), table)
 
 
-def test_ranks_on_a_node_that_dies_are_named(cluster: NodeCluster, tmp_path: Path) -> None:
+def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -> None:
     # The last test of this cluster: its second node is gone after it.
     write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
     log = tmp_path / "log"
     arguments = ("--gpus", "4", "--run-seconds", "0.1", *ACROSS)
-    process = cluster.popen(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
-    assert wait_until(lambda: is_measuring(tmp_path)), log.read_text()
-    kill_host(cluster.nodes[1])
-    assert process.wait(timeout=120) == 1
+    process = cluster.start(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
+    assert within_limit(lambda: is_measuring(tmp_path)), log.read_text()
+    cluster.nodes[1].kill()
+    assert process.wait(timeout=LIMIT_S) == 1
     assert "ranks 2, 3 ended without a word on n2" in log.read_text()
     (path,) = (tmp_path / ".gpuscale" / "results").glob("*.jsonl")
     (run,) = [json.loads(line)["run"] for line in path.read_text().splitlines()[1:]]
@@ -271,17 +241,15 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: NodeCluster, tmp_path: Pat
 def test_a_run_outlives_the_daemon_of_its_node_and_the_next_says_what_is_missing(
     tmp_path: Path,
 ) -> None:
-    if (reason := reason_against()) is not None:
-        pytest.skip(reason)
     write_case(tmp_path, "Case = Tiny")
     log = tmp_path / "log"
     arguments = ("--gpus", "4", "--run-seconds", "2", *ACROSS[:-1], "2")
-    with ExitStack() as stack:
-        cluster = start_cluster(stack, nodes=2)
-        process = cluster.popen(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
-        assert wait_until(lambda: is_measuring(tmp_path)), log.read_text()
-        kill_daemon(cluster.nodes[1])
-        assert process.wait(timeout=120) == 1
+    with slurm_cluster(TWO_NODES) as cluster:
+        process = cluster.start(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
+        assert within_limit(lambda: is_measuring(tmp_path)), log.read_text()
+        # As a crash of it does; what it started goes on.
+        cluster.run("pkill", "-KILL", "--exact", "slurmd", on=cluster.nodes[1])
+        assert process.wait(timeout=LIMIT_S) == 1
         before, after = results_in(tmp_path).runs
         assert before.is_valid
         assert after.failure is not None

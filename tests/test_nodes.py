@@ -7,19 +7,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from node_cluster import NodeCluster, limit_link, reason_against, start_cluster
+from hosts import Cluster
+from slurm_cluster import slurm_cluster
 
 from gpuscale.encoding import to_json
 from gpuscale.launch.description import probes_left
 from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.run_directory import RunDirectory
-
-pytestmark = pytest.mark.xdist_group("hosts")
 
 SPREAD = 0.05
 TRIALS = 300
@@ -150,16 +148,14 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
 
 
 @pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    reason = reason_against()
-    if reason is not None:
-        pytest.skip(reason)
-    with ExitStack() as stack:
-        yield start_cluster(stack, nodes=3, cpus=1)
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster(dict.fromkeys(("n1", "n2", "n3"), "CPUs=1")) as cluster:
+        yield cluster
 
 
-def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: NodeCluster) -> None:
-    limit_link(cluster.nodes[1], "100mbit")
+@pytest.mark.scheduler
+def test_the_doctor_finds_the_node_whose_adapter_is_slow(cluster: Cluster) -> None:
+    cluster.nodes[1].limit_link("100mbit")
     answer = cluster.run(
         *("salloc", "--quiet", "--nodes=3", "--exclusive"),
         *(sys.executable, "-m", "gpuscale", "doctor", "--nodes", "--device", "cpu"),

@@ -1,25 +1,20 @@
 """`gpuscale submit` on a real Slurm: hosts of their own, each with its name and address."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import scaling_records as make
-from changing import replace
-from ci_checkout import REPOSITORY
+from hosts import LIMIT_S, Cluster, processes_in, within_limit
 from measuring import write_case
-from node_cluster import NodeCluster, kill_host, processes_in, reason_against, start_cluster
+from site_checkout import make_site, record_of
+from slurm_cluster import TWO_NODES, slurm_cluster
 
-from gpuscale.store import read_results, write_baseline
+from gpuscale.store import read_results
 
-pytestmark = pytest.mark.xdist_group("hosts")
+pytestmark = pytest.mark.scheduler
 
 PROFILE = """\
 description = "Two nodes on one machine"
@@ -68,74 +63,42 @@ class Case(Tiny):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[NodeCluster]:
+def cluster() -> Iterator[Cluster]:
     """Two nodes, which end with the tests of this file."""
-    reason = reason_against()
-    if reason is not None:
-        pytest.skip(reason)
-    if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
-        pytest.skip("needs gpuscale installed in this environment (make setup)")
-    with ExitStack() as stack:
-        yield start_cluster(stack, nodes=2)
+    with slurm_cluster(TWO_NODES) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A site's checkout, on the file system that all nodes share."""
-    root = tmp_path / "site"
-    shutil.copytree(REPOSITORY / "ci", root / "ci")
-    (root / "bench_cases").mkdir()
-    (root / "baselines").mkdir()
+    # Slower than anything, so that the noise of this machine decides nothing.
+    published = [(1, 1, 1.0), (3, 2, 1e-6)]
+    root = make_site(tmp_path, baseline="here", case="case", published=published)
     (root / "mysite.toml").write_text(PROFILE)
-    # Slower than anything, and on 3 below any scaling: this machine's noise decides nothing.
-    figures = (
-        make.figure(1, samples_per_s=1.0, batch_per_gpu=8),
-        make.figure(3, nodes=2, samples_per_s=1e-6, batch_per_gpu=8),
-    )
-    slow = make.published(*(replace(figure, case="case") for figure in figures))
-    slow = replace(slow, hardware=replace(slow.hardware, device="cpu", gpu_name=None))
-    write_baseline(root / "baselines/here.json", replace(slow, cluster="Two nodes on one machine"))
     return root
 
 
 SUBMIT = (sys.executable, "-m", "gpuscale", "submit", "./mysite.toml", "--yes", "--wait")
 
 
-def variables(cluster: NodeCluster) -> dict[str, str]:
-    # Addresses of the hosts, not of the machine that they are on.
-    path = f"{cluster.environment['PATH']}{os.pathsep}/usr/bin"
-    return {"GPUSCALE_VENV": sys.prefix, "PATH": path}
-
-
-def submit(cluster: NodeCluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def submit(cluster: Cluster, site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """`gpuscale submit` on the login host, to the end of the job."""
-    return cluster.run(*SUBMIT, *arguments, folder=site, environment=variables(cluster))
+    return cluster.run(*SUBMIT, *arguments, folder=site)
 
 
 def submit_and_wait_until(
-    cluster: NodeCluster, site: Path, *arguments: str, condition: Callable[[], bool]
+    cluster: Cluster, site: Path, *arguments: str, condition: Callable[[], bool]
 ) -> "subprocess.Popen[bytes]":
     """`gpuscale submit` on the login host, still following the job; it writes to `said`."""
     log = site / "said"
-    process = cluster.popen(
-        *SUBMIT, *arguments, folder=site, log=log, environment=variables(cluster)
-    )
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+    process = cluster.start(*SUBMIT, *arguments, folder=site, log=log)
+    assert within_limit(lambda: condition() or process.poll() is not None), log.read_text()
+    assert process.poll() is None, log.read_text()
     return process
 
 
-def record_of(folder: Path) -> dict[str, str]:
-    lines = (folder / "night.txt").read_text().splitlines()
-    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
-
-
-def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(
-    cluster: NodeCluster, site: Path
-) -> None:
+def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, site: Path) -> None:
     write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
     answer = submit(cluster, site, "--gpus", "1,3")
     assert answer.returncode == 0, answer.stdout
@@ -152,9 +115,7 @@ def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(
     assert [rank.host for rank in across.ranks] == ["n1", "n1", "n2"]
 
 
-def test_a_job_whose_node_fails_is_made_again_on_another_node(
-    cluster: NodeCluster, site: Path
-) -> None:
+def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, site: Path) -> None:
     write_case(site / "bench_cases", DIES_ON_THE_FIRST_NODE)
     answer = submit(cluster, site, "--gpus", "1")
     assert answer.returncode == 0, answer.stdout
@@ -173,7 +134,7 @@ def test_a_job_whose_node_fails_is_made_again_on_another_node(
 
 
 def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
-    cluster: NodeCluster, site: Path
+    cluster: Cluster, site: Path
 ) -> None:
     write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
 
@@ -186,7 +147,7 @@ def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
     job = cluster.run("squeue", "--noheader", "--format=%i").stdout.strip()
     # What the job's --signal=B:TERM does before the limit.
     cluster.run("scancel", "--batch", "--signal=TERM", job)
-    assert process.wait(timeout=120) == 5, (site / "said").read_text()
+    assert process.wait(timeout=LIMIT_S) == 5, (site / "said").read_text()
     (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
     record = record_of(night)
     assert "stopped by SIGTERM" in record["night"]
@@ -197,15 +158,13 @@ def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
     assert processes_in(site) == []
 
 
-def test_a_job_goes_on_with_its_first_node_when_another_dies(
-    cluster: NodeCluster, site: Path
-) -> None:
+def test_a_job_goes_on_with_its_first_node_when_another_dies(cluster: Cluster, site: Path) -> None:
     # The last test of this cluster: its second node is gone after it.
     started = site / "started"
     write_case(site / "bench_cases", HANGS_ACROSS_NODES.format(started=started))
     process = submit_and_wait_until(cluster, site, "--gpus", "1,3", condition=started.exists)
-    kill_host(cluster.nodes[1])
-    assert process.wait(timeout=120) == 0, (site / "said").read_text()
+    cluster.nodes[1].kill()
+    assert process.wait(timeout=LIMIT_S) == 0, (site / "said").read_text()
     (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
     record = record_of(night)
     assert record["attempts"] == "2, see attempt-1"

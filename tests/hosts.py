@@ -1,0 +1,287 @@
+"""Hosts on this machine, each with its own name, address and processes, and clusters of them.
+
+A host is a set of Linux namespaces (network, host name, mounts, processes), joined to the
+others by a virtual switch. The file system is shared, as a cluster's is, except where a test
+mounts something over it on one host. Killing a host ends all of its processes at once; all
+hosts end with the pytest that made them, however that ends.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 600.0
+"""For whatever a test waits for: longer than it takes on the busiest machine."""
+LOGIN_ADDRESS = "10.77.0.254"
+# The daemons of Debian lie outside the PATH of ordinary users.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+_NEW_NAMESPACES = ("unshare", "--net", "--uts", "--mount", "--fork")
+_PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount")
+_OF_A_JOB = ("SLURM", "SBATCH", "SALLOC", "SRUN", "OMPI", "PMI", "SGE", "GPUSCALE")
+# What a pytest that is killed started is killed as well.
+_TIED = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host, for as long as its first process lives."""
+
+    name: str
+    address: str
+    pid: int
+    """Of the process that keeps its namespaces, as this machine numbers it."""
+
+    def start(
+        self, *command: str, folder: Path, log: Path, environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        """Start a command on this host; both of its streams go to `log`."""
+        place = ["nsenter", "--target", str(self.pid), "--all", f"--wd={folder}", "--"]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                # Tied twice: what enters a host may leave a child there to run the command.
+                [*_TIED, *place, *_TIED, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def run(
+        self, *command: str, folder: Path, environment: Mapping[str, str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command on this host; its output holds both streams."""
+        with tempfile.TemporaryDirectory() as kept:
+            log = Path(kept) / "log"
+            process = self.start(*command, folder=folder, log=log, environment=environment)
+            try:
+                code = process.wait(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                pytest.fail(f"{command} does not end on {self.name}: {log.read_text()}")
+            return subprocess.CompletedProcess(command, code, log.read_text())
+
+    def kill(self) -> None:
+        """End all processes of this host at once, as a power failure does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def limit_link(self, rate: str) -> None:
+        """Send no faster than `rate` (tc's words: `100mbit`); `none` lifts the limit."""
+        if rate == "none":
+            _on(self, "tc", "qdisc", "del", "dev", "eth0", "root")
+        else:
+            limit = f"root tbf rate {rate} burst 32kbit latency 400ms"
+            _on(self, "tc", "qdisc", "replace", "dev", "eth0", *limit.split())
+
+    def mount_over(self, place: Path, source: Path | None = None) -> None:
+        """See another file in a place, or an empty folder, of which the other hosts know nothing.
+
+        Args:
+            place: The file, or the folder, to hide.
+            source: The file to show there; None hides a folder.
+        """
+        if source is None:
+            _on(self, "mount", "-t", "tmpfs", "none", str(place))
+        else:
+            _on(self, "mount", "--bind", str(source), str(place))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A login host, on which commands run, and nodes; a scheduler's daemons run on them."""
+
+    directory: Path
+    login: Host
+    nodes: Sequence[Host]
+    environment: Mapping[str, str] = field(repr=False)
+
+    def start(
+        self, *command: str, folder: Path, log: Path, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start a command on the login host; both of its streams go to `log`."""
+        variables = {**self.environment, **(environment or {})}
+        return self.login.start(*command, folder=folder, log=log, environment=variables)
+
+    def run(
+        self,
+        *command: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        on: Host | None = None,
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command on a host, the login host by default; its output holds both streams."""
+        variables = {**self.environment, **(environment or {})}
+        host = on or self.login
+        return host.run(*command, folder=folder or self.directory, environment=variables)
+
+    def daemon(self, stack: ExitStack, host: Host, *command: str) -> None:
+        """Start a daemon, which stays in the foreground and ends with its host."""
+        log = self.directory / f"{Path(command[0]).name}-{host.name}.out"
+        process = host.start(*command, folder=self.directory, log=log, environment=self.environment)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+
+    def wait_until_ready(self, condition: Callable[[], bool]) -> None:
+        """Wait for the daemons; fail with what they printed."""
+        if not within_limit(condition, 120):
+            logs = sorted(self.directory.glob("*.out"))
+            said = "\n".join(f"{log.name}: {log.read_text(errors='replace')}" for log in logs)
+            pytest.fail(f"the cluster does not become ready:\n{said}")
+
+
+@contextmanager
+def cluster_of(
+    names: Sequence[str], *, programs: Sequence[str], packages: str, variables: Mapping[str, str]
+) -> Iterator[tuple[Cluster, ExitStack]]:
+    """A login host and nodes, and what ends before they do.
+
+    Args:
+        names: Of the nodes.
+        programs: What the scheduler needs; a test is skipped without them.
+        packages: The packages of Debian that have these programs.
+        variables: What the scheduler's own programs read; `{directory}` stands for its folder.
+    """
+    skip_without_hosts(programs, packages)
+    with ExitStack() as stack:
+        # A short path: the sockets below it may have at most 108 characters.
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
+        directory.chmod(0o755)  # MUNGE insists that everyone can reach its socket
+        login, *nodes = start_hosts(stack, directory, names)
+        told = {name: text.format(directory=directory) for name, text in variables.items()}
+        environment = {**outside_environment(), **told}
+        yield (
+            Cluster(directory=directory, login=login, nodes=nodes, environment=environment),
+            stack,
+        )
+
+
+def outside_environment() -> dict[str, str]:
+    """The environment of this process, without what a job or a user of gpuscale sets in it."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_A_JOB)}
+    return {**kept, "PATH": SEARCH_PATH}
+
+
+def skip_without_hosts(programs: Sequence[str], packages: str) -> None:
+    """Skip a test where hosts cannot be made or programs are missing; fail it in CI (.ci/run)."""
+    reason = _reason_against((*programs, *_PROGRAMS), packages)
+    if reason is not None:
+        skip_unless_required(reason)
+
+
+def skip_unless_required(reason: str) -> None:
+    """Skip a test of a scheduler, or fail it where none may be skipped."""
+    if os.environ.get("GPUSCALE_REQUIRE_SCHEDULERS"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _reason_against(programs: Sequence[str], packages: str) -> str | None:
+    missing = [name for name in programs if shutil.which(name, path=SEARCH_PATH) is None]
+    if missing:
+        return f"{missing[0]} is missing (Debian: {packages} iproute2)"
+    if os.geteuid() != 0:
+        return "needs root: hosts are made of network namespaces"
+    tried = subprocess.run(
+        [*_NEW_NAMESPACES, "ip", "link", "add", "gpuscale0", "type", "bridge"],
+        env=outside_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.strip()}"
+
+
+def start_hosts(
+    stack: ExitStack, directory: Path, names: Sequence[str], *, own_processes: bool = True
+) -> list[Host]:
+    """A login host and further ones, joined by a switch, that end with the stack.
+
+    With `own_processes` each host numbers its processes, and they all end with its first one;
+    without, every host sees all processes of this machine.
+    """
+    login = _host(stack, "login", LOGIN_ADDRESS, within=None, own_processes=own_processes)
+    addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, start=1)}
+    known = {"localhost": "127.0.0.1", "login": LOGIN_ADDRESS, **addresses}
+    hosts_file = directory / "hosts"
+    hosts_file.write_text("".join(f"{address} {name}\n" for name, address in known.items()))
+    login.mount_over(Path("/etc/hosts"), hosts_file)
+    _on(login, "ip", "link", "add", "switch", "type", "bridge")
+    _on(login, "ip", "address", "add", f"{LOGIN_ADDRESS}/24", "dev", "switch")
+    _on(login, "ip", "link", "set", "switch", "up")
+    hosts = []
+    for name, address in addresses.items():
+        host = _host(stack, name, address, within=login, own_processes=own_processes)
+        hosts.append(host)
+        port = f"to-{name}"
+        _on(login, "ip", "link", "add", port, "type", "veth", "peer", "name", f"at-{name}")
+        _on(login, "ip", "link", "set", port, "master", "switch", "up")
+        # Not from inside the login host, where the other's process has no number.
+        move = ["ip", "link", "set", f"at-{name}", "netns", str(host.pid)]
+        subprocess.run(["nsenter", "--target", str(login.pid), "--net", *move], check=True)
+        _on(host, "ip", "link", "set", f"at-{name}", "name", "eth0")
+        _on(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
+        _on(host, "ip", "link", "set", "eth0", "up")
+    for host in (login, *hosts):
+        # All of them before the first is waited for: each takes the system a second or two.
+        stack.callback(host.kill)
+    return [login, *hosts]
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines, on all hosts, of processes that work in a folder or were told of it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if (entry / "cwd").readlink().is_relative_to(folder) or str(folder) in command:
+                found.append(command)
+    return found
+
+
+def within_limit(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
+    """Wait for a condition; whether it came true in time."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _host(
+    stack: ExitStack, name: str, address: str, *, within: Host | None, own_processes: bool
+) -> Host:
+    """The namespaces of a host, kept by a process that ends with the stack or with this one."""
+    new = ("--pid", "--mount-proc") if own_processes else ()
+    keeper = [*_NEW_NAMESPACES, *new, "--kill-child=SIGKILL", "sleep", "infinity"]
+    # Of the login host the mounts (its table of hosts) are shared, not its processes, or
+    # this machine could not number them.
+    entering = ["nsenter", "--target", str(within.pid), "--mount", "--"] if within else []
+    process = subprocess.Popen([*_TIED, *entering, *keeper], stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    within_limit(lambda: bool(children.read_text().strip()))
+    host = Host(name=name, address=address, pid=int(children.read_text().split()[0]))
+    stack.callback(host.kill)
+    own = Path(f"/proc/{host.pid}/ns/uts")
+    within_limit(lambda: own.readlink() != Path("/proc/self/ns/uts").readlink())
+    _on(host, "hostname", name)
+    _on(host, "ip", "link", "set", "lo", "up")
+    return host
+
+
+def _on(host: Host, *command: str) -> None:
+    answer = host.run(*command, folder=Path("/"), environment=outside_environment())
+    assert answer.returncode == 0, answer.stdout
