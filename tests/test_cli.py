@@ -196,3 +196,15 @@ def test_a_full_disk_under_the_output_is_no_regression() -> None:
     assert answer.stderr.splitlines() == [
         "gpuscale: cannot write the output: No space left on device"
     ]
+
+
+def test_a_command_that_cannot_be_imported_is_no_regression() -> None:
+    code = (
+        "import sys; sys.modules['gpuscale.clusters.schedulers'] = None\n"
+        "from gpuscale.cli import main; sys.exit(main(['night', 'a', 'b']))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    assert "this is a bug" in answer.stderr

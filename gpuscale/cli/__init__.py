@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal without arrows gets question marks instead of a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    parsed = _parser().parse_args(arguments)
     try:
-        code = _dispatch(parsed)
+        # Here already modules are imported, which may be broken.
+        code = _dispatch(_parser().parse_args(arguments))
         sys.stdout.flush()
         return code
     except GpuscaleError as error:

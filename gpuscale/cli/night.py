@@ -25,10 +25,18 @@ from gpuscale.night.attempt import (
     suspects,
 )
 from gpuscale.night.night import (
+    BASELINE,
+    EVIDENCE,
+    FIRST_ATTEMPT,
+    ITEMS,
+    MACHINE_FAULT,
+    PYTEST_LOG,
+    RECORD,
+    RESULTS,
     RETRIED_AS,
     RETRY_OF,
     NightExit,
-    NightFolder,
+    has_regressed,
     new_night,
     night_exit,
     night_meaning,
@@ -98,17 +106,15 @@ class _Night:
         if compare:
             self._show_baseline(compare[0])
         if self._is_retry:
-            self._folder = NightFolder(Path(os.environ[RETRY_OF]))
-            if not self._folder.path.is_dir():
-                raise UsageError(
-                    f"{RETRY_OF}: {self._folder.path} is not a night's folder; unset it"
-                )
-            self._first_regressed = self._folder.first_attempt.has_regressed
+            self._folder = Path(os.environ[RETRY_OF])
+            if not self._folder.is_dir():
+                raise UsageError(f"{RETRY_OF}: {self._folder} is not a night's folder; unset it")
+            self._first_regressed = has_regressed(self._folder / FIRST_ATTEMPT)
         else:
             day = self._started.date()
             self._folder = new_night(nights_folder(os.environ), name=name, job=job, day=day)
         if compare:
-            _copy_or_say(Path(compare[0]), self._folder.baseline)
+            _copy_or_say(Path(compare[0]), self._folder / BASELINE)
 
     def run(self) -> int:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
@@ -126,7 +132,7 @@ class _Night:
         has_baseline = bool(self._compare)
         meaning = night_meaning(code, attempt, compare_exit, has_baseline=has_baseline)
         self._record(self._folder, attempt, code, meaning, compare_exit)
-        _say(f"{meaning} (exit {int(code)}); kept in {self._folder.path}")
+        _say(f"{meaning} (exit {int(code)}); kept in {self._folder}")
         return code
 
     def _nodes_of_the_job(self) -> tuple[str, ...]:
@@ -137,41 +143,41 @@ class _Night:
                 nodes = job_hosts(os.environ)
         return nodes or ()
 
-    def _try(self, option: str, folder: NightFolder, *, without: tuple[str, ...] = ()) -> Attempt:
-        environment = {**os.environ, FAULT_FILE: str(folder.machine_fault.absolute())}
+    def _try(self, option: str, folder: Path, *, without: tuple[str, ...] = ()) -> Attempt:
+        environment = {**os.environ, FAULT_FILE: str((folder / MACHINE_FAULT).absolute())}
         if without:
             environment[EXCLUDED_HOSTS] = ",".join(without)
-        command = ["pytest", *self._measure, option, str(folder.results)]
+        command = ["pytest", *self._measure, option, str(folder / RESULTS)]
         code = self._stop.run(
-            [*command, "--junitxml", str(folder.items)],
-            log=folder.pytest_log,
+            [*command, "--junitxml", str(folder / ITEMS)],
+            log=folder / PYTEST_LOG,
             environment=environment,
         )
         attempt = Attempt(
             exit_code=code,
             stopped_by=self._stop.number,
-            items=read_items(folder.items),
-            results=_results_in(folder.results),
-            machine=read_machine_faults(folder.machine_fault),
+            items=read_items(folder / ITEMS),
+            results=_results_in(folder / RESULTS),
+            machine=read_machine_faults(folder / MACHINE_FAULT),
         )
         for fault in attempt.faults:
             _say(f"infrastructure: {fault}")
         return attempt
 
-    def _judge(self, folder: NightFolder) -> int | None:
+    def _judge(self, folder: Path) -> int | None:
         """The comparison's exit code; None where there is nothing to compare, or to compare with.
 
         Its text and its other formats are kept in the folder.
         """
-        results = folder.results
+        results = folder / RESULTS
         if not self._compare or not results.exists() or not results.stat().st_size:
             return None
         formats: list[str] = []
         for name, ending in _FORMATS.items():
-            formats += ["--format", f"{name}={folder.comparison(ending)}"]
+            formats += ["--format", f"{name}={folder / f'comparison.{ending}'}"]
         baseline, *options = self._compare
         code, said = _gpuscale("compare", baseline, str(results), *options, *formats)
-        _write_or_say(folder.comparison("txt"), said)
+        _write_or_say(folder / "comparison.txt", said)
         return code
 
     def _keep_first(self, attempt: Attempt) -> int | None:
@@ -179,19 +185,19 @@ class _Night:
 
         It is judged here: nobody knows whether another attempt will measure anything.
         """
-        first, folder = self._folder.first_attempt, self._folder
+        first = self._folder / FIRST_ATTEMPT
         evidence = attempt.evidence(
             job=self._job, host=socket.gethostname(), nodes=list(self._nodes)
         )
         with suppress(OSError):
-            first.path.mkdir(exist_ok=True)
-            for path in (folder.results, folder.pytest_log, folder.items, folder.machine_fault):
-                if path.exists():
-                    path.replace(first.path / path.name)
-        _write_or_say(first.path / "evidence.json", evidence)
+            first.mkdir(exist_ok=True)
+            for name in (RESULTS, PYTEST_LOG, ITEMS, MACHINE_FAULT):
+                if (self._folder / name).exists():
+                    (self._folder / name).replace(first / name)
+        _write_or_say(first / EVIDENCE, evidence)
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
-            _write_or_say(first.path / "doctor.json", doctor + "\n")
+            _write_or_say(first / "doctor.json", doctor + "\n")
         code = self._judge(first)
         self._first_regressed = code == NightExit.REGRESSED
         return code
@@ -202,7 +208,7 @@ class _Night:
         if self._scheduler is None or found is None:
             return None
         command, environment = found
-        night = str(self._folder.path.absolute())
+        night = str(self._folder.absolute())
         answer = answer_of(command, {**environment, RETRY_OF: night})
         if answer is None:
             title = self._scheduler.title
@@ -219,20 +225,20 @@ class _Night:
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
         if self._first_regressed:
             meaning = f"regressed, and {meaning}"
-        first = self._folder.first_attempt
+        first = self._folder / FIRST_ATTEMPT
         self._record(first, attempt, code, meaning, compare_exit, retried_as=job)
-        _say(f"{meaning}; kept in {first.path}")
+        _say(f"{meaning}; kept in {first}")
         return code
 
     def _try_here(self, first: Attempt, bad: tuple[str, ...]) -> Attempt:
         """Once more in this job: without the bad node where it has others, else going on."""
-        kept = self._folder.first_attempt
+        kept = self._folder / FIRST_ATTEMPT / RESULTS
         if len(bad) < len(self._nodes):
             _say(f"trying once more, without {', '.join(bad)}")
             again = self._try("--results", self._folder, without=bad)
         elif first.results is not None:
             _say("trying once more, on the same node")
-            _copy_or_say(kept.results, self._folder.results)
+            _copy_or_say(kept, self._folder / RESULTS)
             # Its runs are compared together with those that follow.
             self._first_regressed = False
             again = self._try("--resume", self._folder)
@@ -241,12 +247,12 @@ class _Night:
             again = self._try("--results", self._folder)
         if not again.has_measured and first.has_measured:
             # What had been measured before is still something to judge.
-            _copy_or_say(kept.results, self._folder.results)
+            _copy_or_say(kept, self._folder / RESULTS)
         return again
 
     def _record(
         self,
-        folder: NightFolder,
+        folder: Path,
         attempt: Attempt,
         code: NightExit,
         meaning: str,
@@ -254,7 +260,7 @@ class _Night:
         *,
         retried_as: str | None = None,
     ) -> None:
-        again = self._is_retry or self._folder.first_attempt.path.exists()
+        again = self._is_retry or (self._folder / FIRST_ATTEMPT).exists()
         facts: list[tuple[str, object]] = [
             ("pytest exit", attempt.exit_code),
             ("compare exit", compare_exit),
@@ -272,7 +278,7 @@ class _Night:
             ("revision", answer_of(["git", "describe", "--always", "--dirty"]) or "unknown"),
             ("baseline", self._compare[0] if self._compare else None),
         ]
-        _write_or_say(folder.record, record_text(meaning, code, facts))
+        _write_or_say(folder / RECORD, record_text(meaning, code, facts))
 
     def _show_baseline(self, baseline: str) -> None:
         """A wrong baseline is found here, before the GPUs have worked for an hour."""

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
             "checkout of gpuscale"
         )
-    for line in _announcement(request, environment):
+    for line in tuple(_announcement(request, environment)):
         print(line)  # noqa: T201 - a command line prints
     if not arguments.yes and not _go_on():
         print("nothing was submitted")  # noqa: T201

@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -191,26 +190,18 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
     """
     if wanted.endswith(_ENDING) or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
-    own = _site_folder(environment) / f"{wanted}{_ENDING}"
-    if own.is_file():
-        return read_profile(own)
-    known = known_profiles(environment)
+    known = _files(environment)
     if wanted not in known:
         raise UsageError(
             f"there is no cluster profile '{wanted}'; choose from {', '.join(known)}, or give a "
             "file such as ./mysite.toml (docs/clusters.md)"
         )
-    shipped = resources.files("gpuscale.clusters") / f"{wanted}{_ENDING}"
-    text = shipped.read_text(encoding="utf-8")
-    return parse_profile(text, name=wanted, shown_as=f"the shipped {wanted}{_ENDING}")
+    return read_profile(known[wanted])
 
 
 def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The names that `find_profile` knows, the user's own among them, in order."""
-    shipped = (entry.name for entry in resources.files("gpuscale.clusters").iterdir())
-    own = (path.name for path in _site_folder(environment).glob(f"*{_ENDING}"))
-    names = {name for name in (*shipped, *own) if name.endswith(_ENDING)}
-    return tuple(sorted(name.removesuffix(_ENDING) for name in names))
+    return tuple(_files(environment))
 
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
@@ -311,10 +302,12 @@ def _line_of(text: str, wanted: str) -> int | None:
     return table_line
 
 
-def _site_folder(environment: Mapping[str, str]) -> Path:
-    """Where the user's own profiles are."""
+def _files(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The profiles by name, in order; the user's own go before shipped ones of the same name."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    return Path(base) / "gpuscale" / "clusters"
+    folders = (Path(__file__).parent, Path(base) / "gpuscale" / "clusters")
+    found = {path.stem: path for folder in folders for path in folder.glob(f"*{_ENDING}")}
+    return dict(sorted(found.items()))
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -1,7 +1,6 @@
 """A night's folder, its record, and its exit code."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date
 from enum import IntEnum
 from pathlib import Path
@@ -11,6 +10,11 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.night.attempt import Attempt, signal_name
 from gpuscale.printable import clean, visible
 
+RESULTS, PYTEST_LOG, ITEMS = "results.jsonl", "pytest.log", "junit.xml"
+BASELINE, RECORD, EVIDENCE = "baseline.json", "night.txt", "evidence.json"
+MACHINE_FAULT = "fault.json"
+FIRST_ATTEMPT = "attempt-1"
+"""Names in a night's folder; what an attempt left that was made again has a folder of its own."""
 RETRY_OF = "GPUSCALE_RETRY_OF"
 """The variable that tells a job in whose night's folder it takes the place of another."""
 RETRIED_AS = "retried as"
@@ -126,76 +130,12 @@ def exit_of_both(first: int, last: int) -> int:
     return first if first == NightExit.REGRESSED and last not in _VERDICTS else last
 
 
-@dataclass(frozen=True, slots=True)
-class NightFolder:
-    """The files of a night, or of its first attempt."""
-
-    path: Path
-
-    @property
-    def results(self) -> Path:
-        """What was measured."""
-        return self.path / "results.jsonl"
-
-    @property
-    def baseline(self) -> Path:
-        """A copy of what it was judged against."""
-        return self.path / "baseline.json"
-
-    @property
-    def pytest_log(self) -> Path:
-        """What pytest said."""
-        return self.path / "pytest.log"
-
-    @property
-    def items(self) -> Path:
-        """Pytest's items, as JUnit XML."""
-        return self.path / "junit.xml"
-
-    @property
-    def machine_fault(self) -> Path:
-        """Why pytest could not start, where that is the machine's fault."""
-        return self.path / "fault.json"
-
-    @property
-    def record(self) -> Path:
-        """How it ended; written last."""
-        return self.path / "night.txt"
-
-    @property
-    def first_attempt(self) -> "NightFolder":
-        """Where an attempt is kept that was made again."""
-        return NightFolder(self.path / "attempt-1")
-
-    @property
-    def has_regressed(self) -> bool:
-        """Whether it has been recorded as regressed."""
-        return self._facts().get(_EXIT) == str(int(NightExit.REGRESSED))
-
-    @property
-    def retried_as(self) -> str | None:
-        """The job that took the place of the first one of a night; None where there is none."""
-        return self.first_attempt._facts().get(RETRIED_AS) or None
-
-    def comparison(self, ending: str) -> Path:
-        """The verdict in one of its formats."""
-        return self.path / f"comparison.{ending}"
-
-    def _facts(self) -> dict[str, str]:
-        try:
-            text = self.record.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return {}
-        lines = (line.partition(": ") for line in text.splitlines())
-        return {name: value for name, _, value in lines}
-
-
 def nights_folder(environment: Mapping[str, str]) -> Path:
     """Where all nights are."""
     return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
 
 
-def new_night(folder: Path, *, name: str, job: str, day: date) -> NightFolder:
+def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
     """Make the folder of a night, named by date and job: two jobs never write to one.
 
     Raises:
@@ -216,12 +156,27 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> NightFolder:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = f"cannot be made ({reason}); set GPUSCALE_NIGHTLY_DIR to a folder to write to"
         raise FileError(visible(str(path)), problem) from None
-    return NightFolder(path)
+    return path
+
+
+def has_regressed(folder: Path) -> bool:
+    """Whether a night or an attempt has been recorded as regressed."""
+    return _facts(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
 
 
 def next_job(nights: Path, job: str) -> str | None:
     """The job that was submitted in place of this one, which failed for its nodes."""
-    return next((NightFolder(night).retried_as for night in nights.glob(f"*_{job}")), None)
+    for night in nights.glob(f"*_{job}"):
+        return _facts(night / FIRST_ATTEMPT).get(RETRIED_AS) or None
+    return None
+
+
+def _facts(folder: Path) -> dict[str, str]:
+    try:
+        text = (folder / RECORD).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
 
 
 def record_text(meaning: str, code: NightExit, facts: Iterable[tuple[str, object]]) -> str:

@@ -17,19 +17,12 @@ _WARNING_S, _SHORTEST_WARNED_S = 180, 300
 """So many seconds before its end a job is told, to compare what it has: to end ranks on other
 nodes takes longer than Slurm waits before it kills. Slurm may tell a minute too early, so short
 jobs are told nothing."""
+_LOST = ("OUT_OF_MEMORY", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
 _ENDINGS = {
     "COMPLETED": Ending.COMPLETED,
-    "FAILED": Ending.FAILED,
-    "CANCELLED": Ending.FAILED,
-    "REVOKED": Ending.FAILED,
-    "TIMEOUT": Ending.TIME_UP,
-    "DEADLINE": Ending.TIME_UP,
-    "OUT_OF_MEMORY": Ending.RESOURCES_LOST,
-    "PREEMPTED": Ending.RESOURCES_LOST,
-    "NODE_FAIL": Ending.RESOURCES_LOST,
-    "BOOT_FAIL": Ending.RESOURCES_LOST,
-    "LAUNCH_FAILED": Ending.RESOURCES_LOST,
-    "RECONFIG_FAIL": Ending.RESOURCES_LOST,
+    **dict.fromkeys(("FAILED", "CANCELLED", "REVOKED"), Ending.FAILED),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), Ending.TIME_UP),
+    **dict.fromkeys(_LOST, Ending.RESOURCES_LOST),
 }
 # While COMPLETING its processes may still be writing to the log.
 _RUNS = (
