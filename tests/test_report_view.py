@@ -7,24 +7,18 @@ import pytest
 from changing import replace
 from comparison_records import (
     ALL_REDUCE,
-    PEAK_MEMORY,
     comparison,
     entry,
     of_each_verdict,
-    peak_memory,
     view,
 )
 from scaling_records import CNN
 
-from gpuscale.records import Comparison, EntryVerdict, Estimate, Verdict
+from gpuscale.records import EntryVerdict, NoteCode, ReasonCode, Verdict
 from gpuscale.report import text
+from gpuscale.report.reason_words import WORDS
 from gpuscale.report.terminal import Screen, wrapped
 from gpuscale.report.view import explanations
-
-
-def rows_of(shown: Comparison) -> list[str]:
-    """The lines of the table."""
-    return text.render(view(shown)).split("\n\n")[1].splitlines()
 
 
 def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
@@ -32,35 +26,6 @@ def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
     assert set(verdicts[:2]) == {Verdict.REGRESSED, Verdict.INCONSISTENT}
     assert set(verdicts[2:5]) == {Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING}
     assert set(verdicts[5:]) == {Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED}
-
-
-def test_a_regression_is_one_line_with_its_interval_and_its_cause() -> None:
-    assert rows_of(comparison(entry(Verdict.REGRESSED, causes=[ALL_REDUCE]))) == [
-        "mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  "
-        "REGRESSED  exposed all-reduce +14 ms"
-    ]
-
-
-def test_a_row_on_one_gpu_shows_the_throughput_and_no_efficiency() -> None:
-    change = Estimate(value=-0.064, low=-0.107, high=-0.019)
-    (line,) = rows_of(comparison(entry(Verdict.REGRESSED, gpus=1, change=change)))
-    assert "1 GPU  throughput −6.4 %  [−10.7 %, −1.9 %]" in line
-    assert "E " not in line
-
-
-def test_a_row_that_was_not_judged_shows_both_shapes_with_the_interval_of_now() -> None:
-    (line,) = rows_of(comparison(entry(Verdict.INCOMPARABLE)))
-    assert "E 0.91 → 0.84  [0.83, 0.85]" in line
-
-
-def test_a_row_that_only_a_metric_lost_shows_that_metric_and_no_second_time() -> None:
-    memory = peak_memory(Verdict.REGRESSED)
-    lost = entry(Verdict.REGRESSED, finding=PEAK_MEMORY, metrics=[memory])
-    (line,) = rows_of(comparison(lost))
-    assert "memory +50.0 %  [+48.0 %, +52.0 %]" in line
-    assert view(comparison(lost)).rows[0].lost_metrics == ()
-    other = entry(Verdict.REGRESSED, metrics=[memory])
-    assert len(view(comparison(other)).rows[0].lost_metrics) == 1
 
 
 def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() -> None:
@@ -149,3 +114,7 @@ def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.Mo
     assert Screen.of(io.StringIO()) == Screen(columns=100, colour=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not Screen.of(Terminal()).colour
+
+
+def test_every_code_of_a_reason_or_note_has_its_words() -> None:
+    assert set(WORDS) == {*ReasonCode, *NoteCode}
