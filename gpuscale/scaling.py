@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuscale.records import Configuration, EntryKey, Estimate, Run
+from gpuscale.records import Configuration, EntryKey, Estimate, NoteCode, Run, Statement
 from gpuscale.statistics.estimates import Sample, difference, log_sample
 
 UNIT_ERROR_EFFICIENCY = 1.1
@@ -183,11 +183,8 @@ def _largest(numbers: Iterable[int | None]) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
 
 
-def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> str | None:
+def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
     """A warning where the efficiency is above 1.1: a unit error until proven otherwise."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
-    return (
-        f"{key.label}: an efficiency of {efficiency.value:.2f} is a unit error until proven "
-        f"otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
-    )
+    return Statement.of(NoteCode.UNIT_ERROR, row=key, efficiency=efficiency.value)

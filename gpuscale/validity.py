@@ -1,12 +1,12 @@
 """Whether a baseline holds: how long its user said that it does, and whether it is from here."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 
 from gpuscale.errors import UsageError
-from gpuscale.records import Baseline, Comparison, Environment, Results
+from gpuscale.records import Baseline, Comparison, Environment, NoteCode, Results, Statement
 
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
@@ -21,50 +21,37 @@ def with_validity(
     return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
 
 
-def expiry_note(baseline: Baseline, today: date) -> str | None:
+def expiry_note(baseline: Baseline, today: date) -> Statement | None:
     """What a reader must know of a baseline that has expired; None of one that has not."""
     if baseline.expires_on is None:
         return None
     days = (today - date.fromisoformat(baseline.expires_on)).days
     if days <= 0:
         return None
-    ago = "yesterday" if days == 1 else f"{days} days ago"
-    return (
-        f"the baseline expired on {baseline.expires_on} ({ago}): it may no longer be what this "
-        "machine can do; measure again and run 'gpuscale baseline update --expires DATE', which "
-        "without --expires keeps the old date"
-    )
+    code = NoteCode.EXPIRED_YESTERDAY if days == 1 else NoteCode.EXPIRED
+    return Statement.of(code, on=baseline.expires_on, days=days)
 
 
-def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> str | None:
+def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Statement | None:
     """What makes the results' machine another one than the baseline's, with the same GPUs.
 
     Results on other GPUs are not compared at all; a host of another kind still feeds the same
     GPUs differently. None where nothing speaks against one machine.
     """
-    found = dict.fromkeys(
-        text for environment in environments for text in _foreign(baseline, environment)
-    )
-    if not found:
-        return None
-    return (
-        f"the baseline may be of another machine: {', '.join(found)}; what depends on the host, "
-        "such as loading data, may differ for that alone"
-    )
-
-
-def _foreign(baseline: Baseline, environment: Environment) -> Iterator[str]:
-    hardware = baseline.hardware
+    hardware, found = baseline.hardware, []
     # Ranks on the CPU are compared on the same CPU only; that is not for a note.
-    if hardware.device == "cpu" or environment.device == "cpu":
-        return
-    then, now = hardware.cpu_model, environment.cpu_model
-    if then is not None and now is not None and not _may_be_same(then, now):
-        yield f"its CPU is {then}, here {now}"
-    per_node, here = hardware.gpus_per_node, len(environment.gpus)
-    # A job may see fewer GPUs than its node has, never more.
-    if per_node is not None and here > per_node:
-        yield f"its nodes have {per_node} GPUs, here {here}"
+    on_gpus = [environment for environment in environments if environment.device != "cpu"]
+    others = on_gpus if hardware.device != "cpu" else []
+    for model in dict.fromkeys(environment.cpu_model for environment in others):
+        then = hardware.cpu_model
+        if then is not None and model is not None and not _may_be_same(then, model):
+            found.append(Statement.of(NoteCode.HOST_HAS_OTHER_CPU, before=then, now=model))
+    for here in dict.fromkeys(len(environment.gpus) for environment in others):
+        per_node = hardware.gpus_per_node
+        # A job may see fewer GPUs than its node has, never more.
+        if per_node is not None and here > per_node:
+            found.append(Statement.of(NoteCode.HOST_HAS_MORE_GPUS, before=per_node, now=here))
+    return Statement.of(NoteCode.OTHER_HOST, differences=found) if found else None
 
 
 def _may_be_same(one: str, other: str) -> bool:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from changing import replace
-from scaling_records import CNN
+from scaling_records import CNN, measured
 
 from gpuscale.records import (
+    METRICS_BY_NAME,
     Cause,
     CauseKind,
     Comparison,
@@ -14,12 +15,18 @@ from gpuscale.records import (
     EntryVerdict,
     Estimate,
     Finding,
-    Metric,
+    MetricSpec,
     MetricVerdict,
+    NoteCode,
+    QuantityName,
+    ReasonCode,
     SpeedupPair,
+    Statement,
     Verdict,
 )
+from gpuscale.report.view import View, view_of
 
+PEAK_MEMORY = METRICS_BY_NAME["peak_memory_bytes"]
 ALL_REDUCE = Cause(
     kind=CauseKind.COMMUNICATION,
     headline="exposed all-reduce +14 ms",
@@ -34,14 +41,28 @@ ALL_REDUCE = Cause(
     next_step="run once with NCCL_DEBUG=INFO",
 )
 REASONS = {
-    Verdict.OK: "any loss is below 2.9 %, with 95 % confidence",
-    Verdict.CONSISTENT: "E(4) is 1.0 % below the published figure",
-    Verdict.IMPROVED: "the throughput on 4 GPUs rose by 8.0 %",
-    Verdict.REGRESSED: "E(4) fell by 7.7 %: the throughput on 4 GPUs fell by 7.8 %",
-    Verdict.INCONSISTENT: "E(4) is 30.0 % below the published figure",
-    Verdict.INCONCLUSIVE: "E(4) changed by −3.0 %, too uncertain to call",
-    Verdict.INCOMPARABLE: "measured on CPU ranks, the baseline on GPUs",
-    Verdict.MISSING: "not measured",
+    Verdict.OK: Statement.of(ReasonCode.BOUNDED_LOSS, bound=0.029),
+    Verdict.CONSISTENT: Statement.of(
+        ReasonCode.PUBLISHED_MET, quantity=QuantityName.EFFICIENCY, change=-0.01, tolerance=0.1
+    ),
+    Verdict.IMPROVED: Statement.of(ReasonCode.MOVED, throughput=0.08),
+    Verdict.REGRESSED: Statement.of(
+        ReasonCode.SCALING_LOST, throughput=-0.078, efficiency=-0.077, reference=-0.001
+    ),
+    Verdict.INCONSISTENT: Statement.of(
+        ReasonCode.PUBLISHED_MISSED, quantity=QuantityName.EFFICIENCY, change=-0.3, tolerance=0.1
+    ),
+    Verdict.INCONCLUSIVE: Statement.of(
+        ReasonCode.LOSS_NOT_EXCLUDED,
+        quantity=QuantityName.EFFICIENCY,
+        change=-0.03,
+        low=-0.08,
+        high=0.02,
+        ok_bound=0.05,
+        remedy=Statement.of(ReasonCode.FURTHER_RUNS, needed=3),
+    ),
+    Verdict.INCOMPARABLE: Statement.of(ReasonCode.OTHER_MACHINE, now="cpu", before="cuda"),
+    Verdict.MISSING: Statement.of(ReasonCode.NOT_MEASURED),
 }
 _CHANGES = {
     Verdict.OK: Estimate(value=-0.01, low=-0.026, high=0.006),
@@ -59,15 +80,16 @@ def entry(
     *,
     case: str = "mnist_cnn",
     gpus: int = 4,
-    reason: str | None = None,
+    reason: Statement | None = None,
     change: Estimate | None = None,
     configuration: Configuration = CNN,
-    finding: Finding | None = None,
+    finding: Finding | MetricSpec | None = None,
     metrics: Sequence[MetricVerdict] = (),
     causes: Sequence[Cause] = (),
 ) -> EntryVerdict:
     """A row with that verdict, and with numbers that go with it."""
     change = _CHANGES.get(verdict) if change is None else change
+    quantity = QuantityName.THROUGHPUT_ON_1 if gpus == 1 else QuantityName.EFFICIENCY
     return EntryVerdict(
         key=EntryKey(case, "ddp", gpus),
         verdict=verdict,
@@ -75,7 +97,7 @@ def entry(
         current=pair(None if verdict is Verdict.MISSING else 0.84, gpus),
         finding=finding or _FINDINGS.get(verdict),
         change=change,
-        changed_quantity=None if change is None else "throughput(1)" if gpus == 1 else "E(n)",
+        changed_quantity=None if change is None else quantity,
         minimum_detectable_loss=0.023 if verdict.is_judged else None,
         further_runs=3 if verdict is Verdict.INCONCLUSIVE else None,
         reason=REASONS[verdict] if reason is None else reason,
@@ -83,6 +105,16 @@ def entry(
         metrics=tuple(metrics),
         causes=tuple(causes),
     )
+
+
+def told(text: str) -> Statement:
+    """A reason that says a text, which may come from anywhere."""
+    return Statement.of(ReasonCode.OTHER_MEASUREMENT, differences=[text])
+
+
+def noted(text: str) -> Statement:
+    """The same of a note."""
+    return Statement.of(NoteCode.SAME_ALLOCATION, name=text)
 
 
 def pair(efficiency: float | None, gpus: int) -> SpeedupPair:
@@ -96,18 +128,16 @@ def pair(efficiency: float | None, gpus: int) -> SpeedupPair:
 def peak_memory(verdict: Verdict) -> MetricVerdict:
     """Half as much memory again."""
     return MetricVerdict(
-        metric=Metric.PEAK_MEMORY,
-        unit="bytes",
+        metric=PEAK_MEMORY,
         verdict=verdict,
         baseline=Estimate(value=2.0**30),
         current=Estimate(value=1.5 * 2.0**30),
         change=Estimate(value=0.5, low=0.48, high=0.52),
-        reason="peak memory grew by 50.0 %",
     )
 
 
 def comparison(
-    *entries: EntryVerdict, notes: Sequence[str] = (), name: str = "nightly"
+    *entries: EntryVerdict, notes: Sequence[Statement] = (), name: str = "nightly"
 ) -> Comparison:
     """A comparison of these rows."""
     return Comparison(
@@ -134,5 +164,12 @@ def of_each_verdict() -> Comparison:
             for verdict in Verdict
             if verdict not in (Verdict.OK, Verdict.REGRESSED)
         ),
-        notes=["the baseline comes from one allocation: intervals are widened"],
+        notes=[Statement.of(NoteCode.ESTIMATED_SPREAD, count=6)],
+    )
+
+
+def view(shown: Comparison, *injections: str) -> View:
+    """The comparison as reports get it, of two runs on 1 and on 4 GPUs of 10 s each."""
+    return view_of(
+        shown, [replace(measured({1: [0.1, 0.1], 4: [0.11, 0.11]}), injections=injections)]
     )

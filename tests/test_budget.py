@@ -10,7 +10,7 @@ from scaling_records import CNN, run
 
 from gpuscale.budget import EfficiencyBudget, device_spreads, efficiency_budgets, rank_skews
 from gpuscale.records import EntryKey, Run
-from gpuscale.report.budget_text import budget_lines, budget_text
+from gpuscale.report.results import budget_lines, budget_text
 from gpuscale.scaling import scaling_points
 
 COMPUTING = phases(forward_s=0.060, backward_s=0.030, optimizer_s=0.010)

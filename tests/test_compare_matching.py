@@ -19,11 +19,23 @@ from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.records import Comparison, Hardware, Verdict
+from gpuscale.records import (
+    Comparison,
+    Hardware,
+    NoteCode,
+    ReasonCode,
+    Statement,
+    Verdict,
+)
+from gpuscale.report.reason_words import reason_text
 
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 NOW = {1: [0.100, 0.1002, 0.0999], 2: [0.110, 0.1102, 0.1099]}
 BASELINE = baseline(THEN)
+
+
+def _other_machine(now: str, before: str) -> Statement:
+    return Statement.of(ReasonCode.OTHER_MACHINE, now=now, before=before)
 
 
 def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
@@ -41,13 +53,13 @@ def test_results_without_a_valid_run_compare_nothing() -> None:
         comparison = compare(BASELINE, nothing)
         assert set(_verdicts(comparison).values()) == {Verdict.MISSING}
         assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
-        assert "the results have no valid run; nothing was judged" in comparison.notes
+        assert Statement.of(NoteCode.NO_VALID_RUN) in comparison.notes
 
 
 def test_a_baseline_without_entries_says_what_to_do() -> None:
     comparison = compare(replace(BASELINE, runs=()), [measured(NOW)])
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
-    assert any("gpuscale baseline record" in note for note in comparison.notes)
+    assert Statement.of(NoteCode.EMPTY_BASELINE) in comparison.notes
     assert compare(replace(BASELINE, runs=()), []).exit_code is ExitCode.NOTHING_COMPARABLE
 
 
@@ -57,7 +69,7 @@ def test_another_gpu_is_incomparable_and_both_shapes_are_still_shown() -> None:
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
     row = comparison.entries[1]
-    assert row.reason == "measured on NVIDIA A100-SXM4-40GB, the baseline on V100"
+    assert row.reason == _other_machine("NVIDIA A100-SXM4-40GB", "V100")
     assert row.baseline.efficiency is not None
     assert row.current.efficiency is not None
     assert row.baseline.efficiency.value == pytest.approx(0.909, abs=2e-3)
@@ -71,7 +83,7 @@ def test_results_of_two_machines_are_not_judged_together() -> None:
     other = replace(measured({2: NOW[2]}), environment=environment("NVIDIA H200"))
     comparison = compare(unnamed, [measured({1: NOW[1]}), other])
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
-    assert "the results mix" in comparison.entries[0].reason
+    assert comparison.entries[0].reason.code is ReasonCode.MIXED_MACHINES
 
 
 @pytest.mark.parametrize(
@@ -89,14 +101,15 @@ def test_another_configuration_is_incomparable_and_named(
     other = replace(CNN, **change)
     comparison = compare(BASELINE, [measured(NOW, configuration=other)])
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
-    assert told in comparison.entries[0].reason
+    assert comparison.entries[0].reason.facts["differences"] == (told,)
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
 
 
 def test_another_sample_shape_is_incomparable_and_named() -> None:
     wider = replace(run(1, 0.1), sample_shape=(1, 56, 56))
     comparison = compare(BASELINE, [results(wider)])
-    assert "sample_shape: 1×28×28 → 1×56×56" in comparison.entries[0].reason
+    differences = ("sample_shape: 1×28×28 → 1×56×56",)
+    assert comparison.entries[0].reason.facts["differences"] == differences
 
 
 def test_runs_of_two_jobs_in_one_file_are_two_allocations() -> None:
@@ -110,7 +123,7 @@ def test_wildly_different_times_are_judged_without_overflow() -> None:
     comparison = compare(baseline({1: [1e-9, 1e9], 2: [1e9]}), [measured({1: [1e9, 1e-9]})])
     row = comparison.entries[0]
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert "over +1000 %" in row.reason
+    assert "over +1000 %" in reason_text(row)
 
 
 def test_judging_imports_nothing_heavy() -> None:
@@ -168,7 +181,7 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
         ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
         ("resnet50/ddp on 8 GPUs", Verdict.OK),
     ]
-    assert comparison.entries[0].reason == "asked for, and on neither side"
+    assert comparison.entries[0].reason.code is ReasonCode.ON_NEITHER_SIDE
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -188,8 +201,8 @@ def test_every_configuration_that_only_the_results_have_is_missing_and_named() -
         Verdict.MISSING,
         Verdict.MISSING,
     ]
-    assert "of this configuration (precision: fp32 → bf16)" in comparison.entries[2].reason
-    assert "of this configuration (compiled: False → True)" in comparison.entries[3].reason
+    alike = [row.reason.facts["differences"] for row in comparison.entries[2:]]
+    assert alike == [("precision: fp32 → bf16",), ("compiled: False → True",)]
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -257,6 +270,5 @@ def test_an_unknown_model_is_not_held_against_a_machine() -> None:
 def test_cpu_models_are_compared_where_both_are_known() -> None:
     xeon = Hardware(device="cpu", cpu_model="Xeon  GOLD 6138")
     assert machine_mismatch(xeon, [cpu_environment("Xeon Gold 6138")]) is None
-    assert machine_mismatch(xeon, [cpu_environment("EPYC 7742")]) == (
-        "measured on EPYC 7742, the baseline on Xeon  GOLD 6138"
-    )
+    mismatch = machine_mismatch(xeon, [cpu_environment("EPYC 7742")])
+    assert mismatch == _other_machine("EPYC 7742", "Xeon  GOLD 6138")

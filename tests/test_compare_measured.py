@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 from changing import replace
 from scaling_records import CNN, baseline, measured, results, run
+from statements import codes_in, facts_of
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
@@ -14,7 +15,10 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Finding,
+    NoteCode,
+    ReasonCode,
     Results,
+    Statement,
     Tolerances,
     Verdict,
 )
@@ -120,7 +124,9 @@ def test_each_change_gets_its_verdict_its_finding_and_its_exit_code(name: str) -
     now = measured({n: [t * f for f in NOW] for n, t in example.now.items()})
     comparison = compare(before, [now])
     found = {
-        row.key.gpus: ", ".join(filter(None, (row.verdict, row.finding, row.changed_quantity)))
+        row.key.gpus: ", ".join(
+            str(word) for word in (row.verdict, row.finding, row.changed_quantity) if word
+        )
         for row in comparison.entries
     }
     assert found == example.rows
@@ -167,7 +173,9 @@ def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
     row = _row(compare(before, [measured({1: [0.096, 0.105, 0.102]})]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is not None
-    assert f"about {row.further_runs} further runs would settle it" in row.reason
+    assert row.reason.facts["remedy"] == Statement.of(
+        ReasonCode.FURTHER_RUNS, needed=row.further_runs
+    )
 
 
 def test_further_runs_are_none_where_the_allocation_is_what_is_unsure() -> None:
@@ -176,10 +184,7 @@ def test_further_runs_are_none_where_the_allocation_is_what_is_unsure() -> None:
     row = _row(compare(before, [_now(n1=0.103)]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    assert row.reason.endswith(
-        "further runs of tonight cannot settle it, since nights differ by 10.5 %: "
-        "runs of more nights in the baseline may"
-    )
+    assert ReasonCode.NIGHTS_DIFFER in codes_in(row.reason)
 
 
 def test_further_runs_are_none_where_tonights_runs_are_too_noisy_and_the_reason_says_so() -> None:
@@ -187,8 +192,7 @@ def test_further_runs_are_none_where_tonights_runs_are_too_noisy_and_the_reason_
     row = _row(compare(_then(n1=0.1), [now]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    assert "further runs cannot settle it, since these differ by " in row.reason
-    assert row.reason.endswith(" from one to the next: find what disturbs them")
+    assert ReasonCode.RUNS_DIFFER in codes_in(row.reason)
 
 
 def test_further_runs_are_none_where_the_baselines_runs_are_too_noisy() -> None:
@@ -196,7 +200,7 @@ def test_further_runs_are_none_where_the_baselines_runs_are_too_noisy() -> None:
     row = _row(compare(before, [_now(n1=0.1)]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    assert "since the baseline's differ by " in row.reason
+    assert ReasonCode.BASELINE_RUNS_DIFFER in codes_in(row.reason)
 
 
 def test_a_single_current_run_is_judged_by_the_deviation_of_the_others() -> None:
@@ -210,10 +214,10 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
     )
     comparison = compare(_then(n1=0.1, n2=0.11), [now])
     assert _row(comparison, 1).verdict is Verdict.INCOMPARABLE
-    assert "batch_per_gpu: 128 → 256" in _row(comparison, 1).reason
+    assert _row(comparison, 1).reason.facts["differences"] == ("batch_per_gpu: 128 → 256",)
     assert _row(comparison, 2).verdict is Verdict.OK
     assert _row(comparison, 2).changed_quantity == "throughput(n)"
-    assert "the batch on 1 GPU differs" in _row(comparison, 2).reason
+    assert ReasonCode.OTHER_BATCH_ON_1_GPU in codes_in(_row(comparison, 2).reason)
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -235,7 +239,7 @@ def test_several_nights_tell_their_own_spread() -> None:
     row = _row(comparison, 1)
     # A declared deviation of 1% could not tell this; the six quiet nights can.
     assert row.verdict is Verdict.REGRESSED
-    assert any("estimated from the baseline's 6 allocations" in n for n in comparison.notes)
+    assert Statement.of(NoteCode.ESTIMATED_SPREAD, count=6) in comparison.notes
     assert _row(compare(_then(n1=0.1), [_now(n1=0.1025)]), 1).verdict is not Verdict.REGRESSED
 
 
@@ -281,12 +285,12 @@ def test_two_ends_from_different_allocations_are_less_sure() -> None:
 def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
     own = baseline({1: [0.1 * f for f in THEN]}, allocations=("now",))
     notes = compare(own, [_now(n1=0.1)]).notes
-    assert any("allocation that the baseline was recorded in (now)" in note for note in notes)
+    assert Statement.of(NoteCode.SAME_ALLOCATION, name="now") in notes
 
 
 def test_an_efficiency_above_1_1_is_pointed_out() -> None:
     notes = compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.05)]).notes
-    assert any(note.startswith("results: mnist_cnn/ddp on 2 GPUs") for note in notes)
+    assert facts_of(notes, NoteCode.UNIT_ERROR_OF_SIDE)["side"] == "results"
 
 
 def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None:
@@ -295,9 +299,10 @@ def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None
         measured({1: [0.111 * f for f in NOW]}, job_id="n7"),
     ]
     notes = compare(_then(n1=0.1), nights).notes
-    assert any("on mnist_cnn/ddp on 1 GPU T of n7 is +11.0 % beside the others" in n for n in notes)
+    facts = facts_of(notes, NoteCode.DIFFERING_ALLOCATION)
+    assert (facts["name"], facts["change"]) == ("n7", pytest.approx(0.11, abs=1e-3))
     alike = compare(_then(n1=0.1), nights[:6]).notes
-    assert not any("several allocations" in note for note in alike)
+    assert not any(note.code is NoteCode.DIFFERING_ALLOCATION for note in alike)
 
 
 def test_a_loss_within_a_wide_margin_is_ok_though_the_bound_of_ok_is_narrower() -> None:
@@ -313,7 +318,7 @@ def test_noise_of_tonight_is_not_put_down_to_the_baselines_many_nights() -> None
     nights = [f"n{i}" for i in range(6)]
     before = baseline({1: [0.1 * f for f in THEN]}, allocations=nights)
     row = _row(compare(before, [measured({1: [0.06, 0.11, 0.19]})]), 1)
-    assert "since these differ by " in row.reason
+    assert ReasonCode.RUNS_DIFFER in codes_in(row.reason)
 
 
 def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() -> None:
@@ -322,7 +327,7 @@ def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() ->
     row = _row(compare(before, [now]), 4)
     assert row.verdict is Verdict.REGRESSED
     assert row.finding is Finding.SLOWER_TRAINING
-    assert "not the scaling" not in row.reason
+    assert row.reason.code is ReasonCode.MOVED_WITH_EFFICIENCY
 
 
 def test_the_run_of_the_baselines_configuration_is_taken_among_several() -> None:

@@ -10,6 +10,7 @@ from scaling_records import baseline, figure, measured, published
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, Results
+from gpuscale.report.reason_words import reason_text, statement_text
 
 pytestmark = pytest.mark.thorough
 GPUS = st.sampled_from([1, 2, 4])
@@ -44,9 +45,10 @@ def test_every_comparison_has_a_reasoned_row_for_every_entry_of_either_side(
     expected.update(published_figure.gpus for published_figure in before.published)
     expected.update(gpus for night in times for gpus in night)
     assert [entry.key.gpus for entry in comparison.entries] == sorted(expected)
+    assert all(statement_text(note) for note in comparison.notes)
     for entry in comparison.entries:
-        assert entry.reason
-        assert "\n" not in entry.reason
+        assert reason_text(entry)
+        assert "\n" not in reason_text(entry)
         change = entry.change
         if change is not None and change.low is not None and change.high is not None:
             assert change.low <= change.value <= change.high

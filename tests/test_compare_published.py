@@ -6,7 +6,14 @@ from scaling_records import CNN, figure, measured, published, results, run
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.records import Baseline, EntryVerdict, Results, Verdict
+from gpuscale.records import (
+    Baseline,
+    EntryVerdict,
+    NoteCode,
+    ReasonCode,
+    Results,
+    Verdict,
+)
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
 ARC4 = published(figure(1, time_s=145.0), figure(2, time_s=84.5))
@@ -33,14 +40,15 @@ def test_a_speedup_within_the_tolerance_is_consistent() -> None:
     assert row.changed_quantity == "E(n)"
     assert row.change is not None
     assert row.change.value == pytest.approx(1.70 / (145 / 84.5) - 1, abs=1e-3)
-    assert "within the tolerance of 10.0 %" in row.reason
+    assert row.reason.code is ReasonCode.PUBLISHED_MET
+    assert row.reason.facts["tolerance"] == 0.1
     assert comparison.exit_code is ExitCode.OK
 
 
 def test_a_better_speedup_than_published_is_consistent_and_not_an_improvement() -> None:
     row = _last(ARC4, _now(1.99))
     assert row.verdict is Verdict.CONSISTENT
-    assert "above the published figure" in row.reason
+    assert row.reason.code is ReasonCode.PUBLISHED_EXCEEDED
 
 
 def test_a_speedup_below_the_tolerance_is_inconsistent() -> None:
@@ -54,7 +62,7 @@ def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
     row = comparison.entries[1]
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is not None
-    assert "straddles the tolerance" in row.reason
+    assert row.reason.code is ReasonCode.PUBLISHED_UNCERTAIN
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -90,7 +98,7 @@ def test_an_unmeasured_reference_leaves_nothing_to_compare() -> None:
         Verdict.MISSING,
         Verdict.INCOMPARABLE,
     ]
-    assert "no valid run on 1 GPU" in comparison.entries[1].reason
+    assert comparison.entries[1].reason.code is ReasonCode.NO_MEASURED_REFERENCE
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
 
 
@@ -113,7 +121,7 @@ def test_a_published_throughput_without_its_reference_is_judged_itself() -> None
 def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
     row = _last(published(figure(2, time_s=84.5)), _now(1.8))
     assert row.verdict is Verdict.INCOMPARABLE
-    assert row.reason == "the publication has no comparable figure for 1 GPU"
+    assert row.reason.code is ReasonCode.NO_PUBLISHED_REFERENCE
     assert row.baseline.speedup is None
     assert row.current.speedup is not None
 
@@ -127,14 +135,15 @@ def test_another_size_than_full_is_incomparable_with_a_publication() -> None:
     smoke = replace(CNN, size="smoke")
     comparison = compare(ARC4, [measured({1: [0.1], 2: [0.11]}, configuration=smoke)])
     assert {entry.verdict for entry in comparison.entries} == {Verdict.INCOMPARABLE}
-    assert "size: full → smoke" in comparison.entries[1].reason
+    assert comparison.entries[1].reason.facts["differences"] == ("size: full → smoke",)
     assert comparison.entries[1].current.speedup is not None
     assert comparison.exit_code is ExitCode.NOTHING_COMPARABLE
 
 
 def test_another_batch_per_gpu_is_incomparable_with_a_publication() -> None:
     now = results(run(1, 0.1), run(2, 0.11, batch_per_gpu=64))
-    assert "batch_per_gpu: 128 → 64" in _last(ARC4, now).reason
+    differences = _last(ARC4, now).reason.facts["differences"]
+    assert differences == ("batch_per_gpu: 128 → 64",)
 
 
 def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
@@ -142,7 +151,7 @@ def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
     now = results(run(1, 0.1), run(16, 0.11))
     row = _last(halved, now)
     assert row.verdict is Verdict.INCOMPARABLE
-    assert "batch_per_gpu: 256 → 128" in row.reason
+    assert row.reason.facts == {"before": 256, "now": 128}
 
 
 def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
@@ -155,4 +164,4 @@ def test_the_plainest_of_several_configurations_is_held_against_a_publication() 
     comparison = compare(ARC4, [now])
     assert comparison.entries[1].current.speedup is not None
     assert comparison.entries[1].current.speedup.value == pytest.approx(1.7, abs=0.01)
-    assert any("another configuration that is not judged" in note for note in comparison.notes)
+    assert any(note.code is NoteCode.NOT_JUDGED for note in comparison.notes)

@@ -8,10 +8,22 @@ import numpy as np
 import pytest
 from changing import replace
 from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
+from statements import codes_in
 
 from gpuscale.compare.sequential import EntryProgress, Progress, SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
-from gpuscale.records import Baseline, EntryKey, Failure, Results, Run, Tolerances, Verdict
+from gpuscale.records import (
+    Baseline,
+    EntryKey,
+    Failure,
+    NoteCode,
+    ReasonCode,
+    Results,
+    Run,
+    Statement,
+    Tolerances,
+    Verdict,
+)
 from gpuscale.statistics.sequential import crossing_probability, nominal_error
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
@@ -68,7 +80,7 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
     step = next_step(_then(n1=0.1, n2=0.11), [_now(2, n1=0.1, n2=0.2)], PLAN)
     assert {each.progress for each in step.entries} == {Progress.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
-    assert "too few runs to look at (2 so far)" in _row(step, 2).entry.reason
+    assert _row(step, 2).entry.reason == Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=2)
     assert step.needs_runs == {_key(1), _key(2)}
     assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
 
@@ -87,7 +99,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     row = _row(suspected, 2)
     assert (row.progress, row.suspected_after) == (Progress.NEEDS_RUNS, 3)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
-    assert row.entry.reason.endswith("; not yet confirmed by fresh runs")
+    assert row.entry.reason.code is ReasonCode.NOT_YET_CONFIRMED
     # T(1) goes on too: the speedup is taken over it.
     assert suspected.needs_runs == {_key(1), _key(2)}
     assert suspected.comparison.exit_code is ExitCode.INCONCLUSIVE
@@ -181,7 +193,8 @@ def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
     row = _row(step, 2)
     assert (row.progress, row.looked_after) == (Progress.NEEDS_RUNS, None)
-    assert row.entry.reason == "1 of 3 runs gave a number: 2 were unsteady"
+    few = {"valid": 1, "made": 3, "failures": {"unsteady": 2}}
+    assert row.entry.reason == Statement(ReasonCode.TOO_FEW_VALID_RUNS, few)
     assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -196,7 +209,10 @@ def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
     now = results(*_quiet(1, 3, 0.1), *(run(1, None, index=i) for i in range(4, 9)))
     row = _row(next_step(_then(n1=0.1), [now], PLAN), 1)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
-    assert row.entry.reason.startswith("3 of 8 runs gave a number: 5 were killed; ")
+    assert codes_in(row.entry.reason)[:2] == [
+        ReasonCode.TOO_FEW_SINCE_LOOK,
+        ReasonCode.BOUNDED_LOSS,
+    ]
 
 
 def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
@@ -232,7 +248,7 @@ def test_an_entry_that_only_another_configuration_has_is_still_incomparable() ->
 
 def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
     step = next_step(_then(n1=0.1), [_now(2, n1=0.1)], PLAN, cases=["mnist_cnn/ddp", "x/dp"])
-    assert not any("asked for" in note for note in step.comparison.notes)
+    assert not any(note.code is NoteCode.NO_ROW_LEFT for note in step.comparison.notes)
     assert _row(step, 1).entry.further_runs is None
 
 

@@ -16,7 +16,7 @@ from gpuscale.records import (
     Run,
     Verdict,
 )
-from gpuscale.report.causes_text import entry_causes_lines
+from gpuscale.report.cause_words import whole_line
 
 pytestmark = pytest.mark.thorough
 SECONDS = st.floats(0, 1e9)
@@ -81,7 +81,7 @@ def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
     called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)
     (row,) = diagnose(before, [now], replace(comparison, entries=called)).entries
     assert row.causes
-    assert list(entry_causes_lines(row))
+    assert all(whole_line(cause) for cause in row.causes)
     shares = [cause.share for cause in row.causes if cause.share is not None]
     assert all(0 <= share <= 1 for share in shares)
     assert sum(shares) <= 1 + 1e-9

@@ -11,7 +11,7 @@ from phase_records import phased_run, phases
 from scaling_records import results, run
 
 from gpuscale.records import Run
-from gpuscale.report.phases_text import phases_text
+from gpuscale.report.phases import phases_text
 
 WORKSHOP = phases(
     data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003

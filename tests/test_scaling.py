@@ -7,7 +7,12 @@ from changing import replace
 from scaling_records import CNN, run
 from scipy import stats
 
-from gpuscale.records import EntryKey, Estimate
+from gpuscale.records import (
+    EntryKey,
+    Estimate,
+    NoteCode,
+    Statement,
+)
 from gpuscale.scaling import scaling_points, unit_error_note
 
 
@@ -149,8 +154,6 @@ def test_no_runs_are_no_points() -> None:
 def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:
     key = EntryKey("mnist_cnn", "ddp", 2)
     note = unit_error_note(key, Estimate(value=1.23))
-    assert note is not None
-    assert "mnist_cnn/ddp on 2 GPUs" in note
-    assert "1.23" in note
+    assert note == Statement.of(NoteCode.UNIT_ERROR, row=key, efficiency=1.23)
     assert unit_error_note(key, Estimate(value=1.09)) is None
     assert unit_error_note(key, None) is None

@@ -7,7 +7,16 @@ import pytest
 from scaling_records import run
 
 from gpuscale.plugin.stopping import StoppingRule, status_of_verdict, status_without_verdict
-from gpuscale.records import Comparison, EntryKey, EntryVerdict, Run, SpeedupPair, Verdict
+from gpuscale.records import (
+    Comparison,
+    EntryKey,
+    EntryVerdict,
+    ReasonCode,
+    Run,
+    SpeedupPair,
+    Statement,
+    Verdict,
+)
 from gpuscale.scaling import PointKey, scaling_points
 
 
@@ -143,7 +152,8 @@ def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
 def comparison_of(verdict: Verdict) -> Comparison:
     unknown = SpeedupPair(speedup=None, efficiency=None)
     key = EntryKey("tiny", "ddp", 1)
-    entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown)
+    reason = Statement.of(ReasonCode.NOT_MEASURED)
+    entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)
     return Comparison(
         baseline_name="b", baseline_machine="here", current_machine="here", entries=(entry,)
     )

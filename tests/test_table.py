@@ -5,8 +5,7 @@ from changing import replace
 from scaling_records import gpu_summary, measured, results, run, with_values
 
 from gpuscale.records import Failure, Run
-from gpuscale.report.results_text import results_text
-from gpuscale.report.table import scaling_table, table_notes
+from gpuscale.report.results import results_text, scaling_table, table_notes
 from gpuscale.scaling import scaling_points
 
 

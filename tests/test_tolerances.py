@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from changing import replace
 from scaling_records import baseline, figure, measured, published
+from statements import facts_of
 
 from gpuscale.compare import compare
 from gpuscale.errors import DecodeError
@@ -14,6 +15,7 @@ from gpuscale.records import (
     Baseline,
     EntryKey,
     Finding,
+    NoteCode,
     ToleranceOverride,
     Tolerances,
     Verdict,
@@ -110,10 +112,8 @@ def test_the_margin_of_a_row_is_its_tolerance_against_a_published_figure() -> No
 def test_an_override_that_fits_no_entry_is_pointed_out() -> None:
     misspelt = ToleranceOverride(case="mnist_cmm", gpus=4, margin=0.2)
     notes = compare(_then(misspelt), [measured(_now(0.11))]).notes
-    assert (
-        "an override in 'tolerances' fits no entry of the baseline (case mnist_cmm, gpus 4)"
-        in notes
-    )
+    conditions = facts_of(notes, NoteCode.IDLE_OVERRIDE)["conditions"]
+    assert conditions == ["case mnist_cmm", "gpus 4"]
 
 
 def _document(*overrides: dict[str, object]) -> str:

@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a baseline: `gpuscale baseline show`."""
-    from gpuscale.report.baseline_text import baseline_text
-    from gpuscale.report.wrapping import columns_of
+    from gpuscale.report.baseline import baseline_text
+    from gpuscale.report.terminal import columns_of
 
     baseline = read_baseline(Path(arguments.file))
     text = baseline_text(baseline, date.today(), columns=columns_of(sys.stdout))

@@ -14,7 +14,7 @@ from gpuscale.diagnose.surroundings import environment_changes
 from gpuscale.errors import ExitCode
 from gpuscale.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
-from gpuscale.report.changes_text import EntryChange, changes_text
+from gpuscale.report.baseline import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
 _HEAD = ("name", "cluster", "hardware", "source", "tolerances", "recorded_at", "expires_on")

@@ -11,7 +11,7 @@ from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.recording import baseline_from_results, entries_of, measured_at, results_of
 from gpuscale.records import Baseline
-from gpuscale.report.entry_text import step_time_text
+from gpuscale.report.baseline import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
 from gpuscale.validity import last_valid_day

@@ -24,7 +24,8 @@ from gpuscale.recording import (
     revised,
 )
 from gpuscale.records import Baseline, Results
-from gpuscale.report.changes_text import EntryChange, changes_text
+from gpuscale.report.baseline import EntryChange, changes_text
+from gpuscale.report.reason_words import statement_text
 from gpuscale.store import read_baseline, write_baseline
 from gpuscale.validity import last_valid_day
 
@@ -124,7 +125,7 @@ def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> Non
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch is not None:
         raise UsageError(
-            f"{mismatch}; a baseline is of one machine, so make another one with "
+            f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
             "'gpuscale baseline record'"
         )
 

@@ -8,6 +8,8 @@ from gpuscale.cli.inputs import gpu_counts, newest_input, read_all_results
 from gpuscale.cli.outputs import outputs_of, spare_inputs, write_outputs
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
+from gpuscale.report import FORMATS
+from gpuscale.report.view import view_of
 from gpuscale.store import RESULTS_FOLDER, read_baseline
 from gpuscale.validity import with_validity
 
@@ -38,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="judge only this case; may be given several times (default: all)",
     )
+    *names, last = FORMATS
     parser.add_argument(
         "--format",
         metavar="FORMAT[=FILE]",
         action="append",
         help=(
-            "text, json, markdown, junit or github, to standard output or into a file; may be "
+            f"{', '.join(names)} or {last}, to standard output or into a file; may be "
             "given several times, such as --format junit=report.xml --format markdown=comment.md "
             "(default: text to standard output, also beside files)"
         ),
@@ -63,5 +66,5 @@ def run(arguments: argparse.Namespace) -> int:
         baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
     )
     comparison = with_validity(comparison, baseline, results, today=date.today())
-    write_outputs(outputs, comparison, results)
+    write_outputs(outputs, view_of(comparison, results))
     return comparison.exit_code

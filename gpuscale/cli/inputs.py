@@ -8,7 +8,7 @@ from pathlib import Path
 from gpuscale.errors import FileError, UsageError
 from gpuscale.printable import visible
 from gpuscale.records import Results
-from gpuscale.report.results_text import age_text
+from gpuscale.report.results import age_text
 from gpuscale.store import newest_results, read_results
 
 

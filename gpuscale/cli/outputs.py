@@ -1,19 +1,17 @@
 """Where a comparison goes, and in which formats: `--format FORMAT[=FILE]`."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from gpuscale.errors import FileError, UsageError
 from gpuscale.printable import visible
-from gpuscale.records import Comparison, Results
-from gpuscale.report.colour import Palette, wants_colour
-from gpuscale.report.injection_text import injections_of
-from gpuscale.report.wrapping import PLAIN_WIDTH, width_of
+from gpuscale.report import FORMATS
+from gpuscale.report.terminal import Screen
+from gpuscale.report.view import View
 from gpuscale.store import write_report
-
-FORMATS = ("text", "json", "markdown", "junit", "github")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +58,7 @@ def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
             )
 
 
-def write_outputs(
-    outputs: Iterable[Output], comparison: Comparison, results: Sequence[Results]
-) -> None:
+def write_outputs(outputs: Iterable[Output], view: View) -> None:
     """Renders one verdict in every format that was asked for.
 
     Raises:
@@ -72,12 +68,10 @@ def write_outputs(
     printed = ""
     for output in outputs:
         if output.path is None:
-            palette = Palette(colour=wants_colour(sys.stdout))
-            printed = _rendered(output, comparison, results, palette, width_of(sys.stdout))
+            printed = _rendered(output, replace(view, screen=Screen.of(sys.stdout)))
             continue
-        plain = Palette(colour=False)
         try:
-            write_report(output.path, _rendered(output, comparison, results, plain, PLAIN_WIDTH))
+            write_report(output.path, _rendered(output, view))
         except FileError as problem:
             problems.append(problem)
     # Last, since a reader such as `head` may close the pipe; the files are written then.
@@ -86,32 +80,10 @@ def write_outputs(
         raise problems[0]
 
 
-def _rendered(
-    output: Output, comparison: Comparison, results: Sequence[Results], palette: Palette, width: int
-) -> str:
-    """The whole text of an output; each renderer is imported only when it is asked for."""
-    injections = injections_of(results)
-    if output.format == "json":
-        from gpuscale.report.comparison_json import comparison_json
-
-        text = comparison_json(comparison, injections)
-    elif output.format == "markdown":
-        from gpuscale.report.comparison_markdown import comparison_markdown
-
-        text = comparison_markdown(comparison, injections)
-    elif output.format == "junit":
-        from gpuscale.report.comparison_junit import comparison_junit
-
-        text = comparison_junit(comparison, results)
-    elif output.format == "github":
-        from gpuscale.report.comparison_github import comparison_github
-
-        text = comparison_github(comparison, injections)
-    else:
-        from gpuscale.report.comparison_text import comparison_text
-
-        text = comparison_text(comparison, palette, injections, width=width)
-    return f"{text}\n"
+def _rendered(output: Output, view: View) -> str:
+    """The whole text of an output; each format is imported only when it is asked for."""
+    render: Callable[[View], str] = import_module(f"gpuscale.report.{output.format}").render
+    return f"{render(view)}\n"
 
 
 def _output(option: str) -> Output:

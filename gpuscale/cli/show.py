@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
-from gpuscale.report.wrapping import columns_of
+from gpuscale.report.terminal import columns_of
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
@@ -39,15 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.phases:
         if not isinstance(content, Results):
             raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
-        from gpuscale.report.phases_text import phases_text
+        from gpuscale.report.phases import phases_text
 
         text = phases_text(content, path=path, now=now, columns=columns)
     elif isinstance(content, Results):
-        from gpuscale.report.results_text import results_text
+        from gpuscale.report.results import results_text
 
         text = results_text(content, path=path, now=now, columns=columns)
     else:
-        from gpuscale.report.baseline_text import baseline_text
+        from gpuscale.report.baseline import baseline_text
 
         text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
-from gpuscale.compare.judgement import Judgement
+from gpuscale.compare.judgement import Judgement, too_few_valid_runs
 from gpuscale.compare.matching import (
     Entry,
     Row,
@@ -19,8 +19,6 @@ from gpuscale.compare.matching import (
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import Figures, judge_published, published_speedup
-from gpuscale.compare.survivors import too_few_numbers
-from gpuscale.compare.wording import gpus_label
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,
@@ -29,8 +27,10 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     Estimate,
+    ReasonCode,
     Results,
     SpeedupPair,
+    Statement,
     Verdict,
 )
 
@@ -89,8 +89,8 @@ def _refuse_unknown(
     }
     for count in sorted(set(gpus or ()) - counts):
         raise UsageError(
-            f"{gpus_label(count)}: neither the baseline nor the results have such a row; "
-            f"there are {', '.join(map(str, sorted(counts)))}"
+            f"{count} GPU{'' if count == 1 else 's'}: neither the baseline nor the results have "
+            f"such a row; there are {', '.join(map(str, sorted(counts)))}"
         )
 
 
@@ -126,7 +126,7 @@ def assess(
     if mismatch:
         rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
     judgements = _reference_alone_is_no_pass(_judgements(rows, baseline, before, after, rates))
-    judgements = [_survivors_do_not_pass(*pair) for pair in zip(rows, judgements, strict=True)]
+    judgements = [_no_pass_by_too_few(*pair) for pair in zip(rows, judgements, strict=True)]
     return Assessment(rows=tuple(rows), judgements=tuple(judgements), before=before, after=after)
 
 
@@ -147,7 +147,7 @@ def _judgements(
     figures = {figure.key: figure for figure in baseline.published}
     judgements = []
     for row in rows:
-        if row.obstacle is not None:
+        if row.obstacle is not None and row.reason is not None:
             judgements.append(Judgement(verdict=row.obstacle, reason=row.reason))
         elif row.before is not None:
             judgements.append(next(by_measurement))
@@ -162,20 +162,19 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
     if any(not judgement.is_reference for judgement in judged):
         return judgements
     alone = Judgement(
-        verdict=Verdict.INCONCLUSIVE,
-        reason="the reference of the speedups says nothing alone; measure on more GPUs too",
+        verdict=Verdict.INCONCLUSIVE, reason=Statement.of(ReasonCode.ONLY_SPEEDUP_REFERENCE)
     )
     return [alone if judgement.verdict.is_judged else judgement for judgement in judgements]
 
 
-def _survivors_do_not_pass(row: Row, judgement: Judgement) -> Judgement:
+def _no_pass_by_too_few(row: Row, judgement: Judgement) -> Judgement:
     """What the runs that gave a number say is no pass where most gave none."""
-    few = None if row.after is None else too_few_numbers(row.after)
+    few = too_few_valid_runs(row.after)
     if few is None or not judgement.verdict.is_pass:
         return judgement
     return Judgement(
         verdict=Verdict.INCONCLUSIVE,
-        reason=f"{few}; by what is left, {judgement.reason}",
+        reason=Statement.of(ReasonCode.TOO_FEW_OF_ALL_RUNS, **few, otherwise=judgement.reason),
         change=judgement.change,
         changed_quantity=judgement.changed_quantity,
         metrics=judgement.metrics,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gpuscale.compare.quantity import Quantity
-from gpuscale.records import Finding, Verdict
+from gpuscale.records import Finding, QuantityName, Verdict
 
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p at which T(1) is named as what moved; no loss is claimed on its strength."""
@@ -76,7 +76,7 @@ def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity 
 
 
 def _slowdown(quantities: Quantities) -> Finding:
-    if quantities.time.name == "throughput(1)":
+    if quantities.time.name == QuantityName.THROUGHPUT_ON_1:
         return Finding.SINGLE_GPU_SLOWDOWN
     reference, speedup = quantities.reference, quantities.speedup
     if (

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gpuscale.records import Environment, Hardware
+from gpuscale.records import Environment, Hardware, ReasonCode, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
@@ -45,17 +45,14 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
     return numbered or words - variant, variant
 
 
-def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> str | None:
+def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:
     """Why the results cannot be compared with the baseline's machine; None where they can.
 
     What a side does not know is not held against it.
     """
     for environment in environments:
         if environment.device != baseline.device:
-            return (
-                f"measured on {_device_word(environment.device)}, "
-                f"the baseline on {_device_word(baseline.device)}"
-            )
+            return _other_machine(environment.device, baseline.device)
         reason = (
             _gpu_mismatch(baseline, environment)
             if baseline.device == "cuda"
@@ -66,32 +63,32 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
     return _mixed_machines(environments)
 
 
-def _device_word(device: str) -> str:
-    return "GPUs" if device == "cuda" else "CPU ranks"
+def _other_machine(now: str, before: str) -> Statement:
+    return Statement.of(ReasonCode.OTHER_MACHINE, now=now, before=before)
 
 
-def _gpu_mismatch(baseline: Hardware, environment: Environment) -> str | None:
+def _gpu_mismatch(baseline: Hardware, environment: Environment) -> Statement | None:
     if baseline.gpu_name is None:
         return None
     for name in environment.gpu_names:
         if not same_gpu_model(baseline.gpu_name, name):
-            return f"measured on {name}, the baseline on {baseline.gpu_name}"
+            return _other_machine(name, baseline.gpu_name)
     return None
 
 
-def _cpu_mismatch(baseline: Hardware, environment: Environment) -> str | None:
+def _cpu_mismatch(baseline: Hardware, environment: Environment) -> Statement | None:
     if baseline.cpu_model is None or environment.cpu_model is None:
         return None
     if baseline.cpu_model.casefold().split() == environment.cpu_model.casefold().split():
         return None
-    return f"measured on {environment.cpu_model}, the baseline on {baseline.cpu_model}"
+    return _other_machine(environment.cpu_model, baseline.cpu_model)
 
 
-def _mixed_machines(environments: Sequence[Environment]) -> str | None:
+def _mixed_machines(environments: Sequence[Environment]) -> Statement | None:
     names = [name for environment in environments for name in environment.gpu_names]
     for name in names[1:]:
         if not same_gpu_model(names[0], name):
-            return f"the results mix {names[0]} and {name}; compare them one at a time"
+            return Statement.of(ReasonCode.MIXED_MACHINES, one=names[0], other=name)
     return None
 
 

@@ -10,17 +10,19 @@ from gpuscale.records import (
     EntryKey,
     Failure,
     PublishedFigure,
+    ReasonCode,
     Results,
     Run,
+    Statement,
     Verdict,
     differences,
 )
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 
 PUBLISHED_SIZE = "full"
-NOT_MEASURED = "not measured"
-_RECORD_ONE = "record one with 'gpuscale baseline record'"
 _LONGEST_MESSAGE = 160
+_NOT_MEASURED = Statement.of(ReasonCode.NOT_MEASURED)
+_ON_NEITHER_SIDE = Statement.of(ReasonCode.ON_NEITHER_SIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class Row:
     figure: PublishedFigure | None = None
     after: Entry | None = None
     obstacle: Verdict | None = None
-    reason: str = ""
+    reason: Statement | None = None
 
 
 def side_of_baseline(baseline: Baseline) -> Side:
@@ -215,19 +217,16 @@ def _rows_of_key(
     if figure is not None:
         return [_published_row(figure, device, after)]
     if not after:
-        return [Row(key=key, obstacle=Verdict.MISSING, reason="asked for, and on neither side")]
+        return [Row(key=key, obstacle=Verdict.MISSING, reason=_ON_NEITHER_SIDE)]
     return [_new_row(entry, ()) for entry in after]
 
 
 def _new_row(after: Entry, before: Sequence[Entry]) -> Row:
     nearest = min((_all_differences(entry, after) for entry in before), key=len, default=())
-    other = f" of this configuration ({', '.join(nearest)})" if nearest else ""
-    return Row(
-        key=after.point.key,
-        after=after,
-        obstacle=Verdict.MISSING,
-        reason=f"no entry in the baseline{other}; {_RECORD_ONE}",
-    )
+    reason = Statement.of(ReasonCode.NO_ENTRY)
+    if nearest:
+        reason = Statement.of(ReasonCode.NO_ENTRY_ALIKE, differences=nearest)
+    return Row(key=after.point.key, after=after, obstacle=Verdict.MISSING, reason=reason)
 
 
 def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[str, ...]:
@@ -262,7 +261,7 @@ def _measured_row(before: Entry, after: Sequence[Entry], free: Sequence[Entry]) 
     key = before.point.key
     same = [each for each in after if each.point.configuration == before.point.configuration]
     if not same and not free:
-        return Row(key=key, before=before, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
+        return Row(key=key, before=before, obstacle=Verdict.MISSING, reason=_NOT_MEASURED)
     found = [(_all_differences(before, each), each) for each in same or free]
     nearest_differences, nearest = min(found, key=lambda each: len(each[0]))
     return _checked(Row(key=key, before=before, after=nearest), nearest, nearest_differences)
@@ -270,7 +269,7 @@ def _measured_row(before: Entry, after: Sequence[Entry], free: Sequence[Entry]) 
 
 def _published_row(figure: PublishedFigure, device: str, after: Sequence[Entry]) -> Row:
     if not after:
-        return Row(key=figure.key, figure=figure, obstacle=Verdict.MISSING, reason=NOT_MEASURED)
+        return Row(key=figure.key, figure=figure, obstacle=Verdict.MISSING, reason=_NOT_MEASURED)
     found = [(published_differences(figure, device, each.point), each) for each in after]
     nearest_differences, nearest = min(
         found,
@@ -281,19 +280,14 @@ def _published_row(figure: PublishedFigure, device: str, after: Sequence[Entry])
 
 def _checked(row: Row, after: Entry, found: Sequence[str]) -> Row:
     if found:
-        return replace(
-            row,
-            obstacle=Verdict.INCOMPARABLE,
-            reason=f"not the same measurement ({', '.join(found)})",
-        )
+        reason = Statement.of(ReasonCode.OTHER_MEASUREMENT, differences=found)
+        return replace(row, obstacle=Verdict.INCOMPARABLE, reason=reason)
     if not after.point.valid_runs:
-        failed = _all_failed(after.point.failed_runs)
-        return replace(row, obstacle=Verdict.MISSING, reason=f"{failed}: {after.first_failure}")
+        made = after.point.failed_runs
+        code = ReasonCode.ONLY_RUN_FAILED if made == 1 else ReasonCode.ALL_RUNS_FAILED
+        reason = Statement.of(code, made=made, failure=after.first_failure)
+        return replace(row, obstacle=Verdict.MISSING, reason=reason)
     return row
-
-
-def _all_failed(count: int) -> str:
-    return "the only run failed" if count == 1 else f"all {count} runs failed"
 
 
 def published_differences(

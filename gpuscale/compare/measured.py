@@ -5,18 +5,35 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Decision, Quantities, decide
 from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
-from gpuscale.compare.judgement import Judgement
+from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricPairing, pair_metrics
-from gpuscale.compare.outlook import Outlook, outlook
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
 from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
-from gpuscale.compare.wording import hopeless_text, measured_reason, metric_reason
-from gpuscale.records import EntryKey, Finding, Metric, MetricVerdict, Tolerances, Verdict
-from gpuscale.statistics.estimates import Difference
+from gpuscale.records import (
+    EntryKey,
+    Finding,
+    MetricVerdict,
+    QuantityName,
+    ReasonCode,
+    Statement,
+    Tolerances,
+    Verdict,
+)
+from gpuscale.statistics.estimates import Difference, exponential
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 _OptionalP = float | None
+_MOVES = {
+    Finding.SCALING_LOSS: ReasonCode.SCALING_LOST,
+    Finding.SINGLE_GPU_SLOWDOWN: ReasonCode.EACH_GPU_SLOWER,
+    Finding.REFERENCE_FASTER: ReasonCode.REFERENCE_FASTER,
+}
+_SPREADS = {
+    "current runs": ReasonCode.RUNS_DIFFER,
+    "baseline runs": ReasonCode.BASELINE_RUNS_DIFFER,
+    "allocations": ReasonCode.NIGHTS_DIFFER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +126,20 @@ def _judgement(
     # Slower training explains more energy, and is the heavier finding.
     lost = None if decision.verdict is Verdict.REGRESSED else worst
     verdict = decision.verdict if lost is None else Verdict.REGRESSED
-    ahead = _outlook(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
+    required = _required_runs(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
     judged = (*quantities.judged, *metrics)
-    remedy = "" if ahead is None else _remedy(ahead, tested.pairing, decision, rule)
-    sentence = measured_reason(key, quantities, decision, remedy, tested.pairing.without_speedup)
+    remedy = None if required is None else _remedy(required, tested.pairing, decision, rule)
+    reason = _reason(tested.pairing, quantities, decision, remedy)
     return Judgement(
         verdict=verdict,
-        reason=sentence if lost is None else f"{metric_reason(*lost)}; otherwise {sentence}",
-        finding=decision.finding if lost is None else Finding(lost[0].kind.more),
+        reason=reason
+        if lost is None
+        else Statement.of(ReasonCode.METRIC_LOST, metric=lost[1].name, otherwise=reason),
+        finding=decision.finding if lost is None else lost[0].kind,
         change=decision.quantity.gain.relative_change(),
-        changed_quantity=decision.quantity.name,
+        changed_quantity=QuantityName(decision.quantity.name),
         minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
-        further_runs=None if ahead is None else ahead.further_runs,
+        further_runs=None if required is None else required.credible,
         metrics=tuple(
             _metric_verdict(metric, quantity)
             for metric, quantity in zip(tested.metrics, metrics, strict=True)
@@ -137,24 +156,27 @@ def _quantities(
     limits, key = rule.tolerances.limits, pairing.key
 
     def quantity(
-        name: str, gain: Difference, row: EntryKey, p: tuple[_OptionalP, _OptionalP]
+        name: QuantityName, gain: Difference, row: EntryKey, p: tuple[_OptionalP, _OptionalP]
     ) -> Quantity:
         return Quantity(
             name=name,
             gain=gain,
             p_worse=p[0],
             p_better=p[1],
-            limits=limits(row, "speedup" if name == "E(n)" else "throughput"),
+            limits=limits(row, "speedup" if name is QuantityName.EFFICIENCY else "throughput"),
             rates=rule.rates,
         )
 
-    time = quantity("throughput(1)" if key.gpus == 1 else "throughput(n)", gains.time, key, ps[0])
+    of_time = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
+    time = quantity(of_time, gains.time, key, ps[0])
     if gains.speedup is None or gains.reference is None:
         return Quantities(time=time)
     return Quantities(
         time=time,
-        speedup=quantity("E(n)", gains.speedup, key, ps[1]),
-        reference=quantity("throughput(1)", gains.reference, pairing.reference_row, (None, None)),
+        speedup=quantity(QuantityName.EFFICIENCY, gains.speedup, key, ps[1]),
+        reference=quantity(
+            QuantityName.THROUGHPUT_ON_1, gains.reference, pairing.reference_row, (None, None)
+        ),
     )
 
 
@@ -163,7 +185,7 @@ def _metric_quantities(
 ) -> list[Quantity]:
     return [
         Quantity(
-            name=metric.kind.words,
+            name=metric.kind.name,
             gain=gain,
             p_worse=p_worse,
             p_better=p_better,
@@ -193,30 +215,88 @@ def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
     else:
         verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
     return MetricVerdict(
-        metric=Metric(metric.kind.words),
-        unit=metric.kind.unit,
+        metric=metric.kind,
         verdict=verdict,
         baseline=metric.estimate(metric.baseline),
         current=metric.estimate(metric.current),
         change=metric.change(quantity),
-        reason=metric_reason(metric, quantity),
+        rise_bound=quantity.loss_bound,
     )
 
 
-def _outlook(pairing: Pairing, rule: _Rule) -> Outlook:
+def _required_runs(pairing: Pairing, rule: _Rule) -> RequiredRuns:
     """By the rates of one look, in a session too: both then say the same of the same runs."""
     once = replace(rule, rates=ONE_LOOK)
     ends = (pairing.current, *(pairing.references or ())[1:])
-    return outlook(
+    return required_runs(
         lambda runs: _would_be_settled(pairing, once, runs), made=min(end.count for end in ends)
     )
 
 
-def _remedy(ahead: Outlook, pairing: Pairing, decision: Decision, rule: _Rule) -> str:
-    if ahead.needed is not None:
-        return ahead.text
-    of_speedup = decision.quantity.name == "E(n)"
-    return hopeless_text(pairing.lasting_spread(rule.tolerances, of_speedup=of_speedup))
+def _remedy(required: RequiredRuns, pairing: Pairing, decision: Decision, rule: _Rule) -> Statement:
+    if required.needed is not None:
+        return required.advice
+    of_speedup = decision.quantity.name == QuantityName.EFFICIENCY
+    spread = pairing.lasting_spread(rule.tolerances, of_speedup=of_speedup)
+    return Statement.of(_SPREADS[spread.source], deviation=exponential(spread.deviation) - 1)
+
+
+def _reason(
+    pairing: Pairing, quantities: Quantities, decision: Decision, remedy: Statement | None
+) -> Statement:
+    if decision.verdict is Verdict.INCONCLUSIVE:
+        reason = _uncertain(quantities, decision.quantity, remedy)
+    elif decision.finding is None:
+        bound = max(quantity.loss_bound or 0.0 for quantity in quantities.judged)
+        code = ReasonCode.NO_LOSS if bound <= 0 else ReasonCode.BOUNDED_LOSS
+        reason = Statement.of(code, bound=bound)
+    else:
+        reason = _moved(quantities, decision.finding)
+    if pairing.without_speedup is None:
+        return reason
+    return Statement.of(ReasonCode.SPEEDUP_UNKNOWN, otherwise=reason, why=pairing.without_speedup)
+
+
+def _moved(quantities: Quantities, finding: Finding) -> Statement:
+    speedup, reference = quantities.speedup, quantities.reference
+    if speedup is None or reference is None:
+        return Statement.of(ReasonCode.MOVED, throughput=-quantities.time.loss)
+    return Statement.of(
+        _MOVES.get(finding, ReasonCode.MOVED_WITH_EFFICIENCY),
+        throughput=-quantities.time.loss,
+        efficiency=-speedup.loss,
+        reference=-reference.loss,
+    )
+
+
+def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | None) -> Statement:
+    change = quantity.gain.relative_change()
+    if change.low is None or change.high is None:
+        return Statement.of(ReasonCode.SINGLE_RUN)
+    code = _missed(quantity, change.high)
+    if quantity.is_worse and quantity is quantities.speedup:
+        code = ReasonCode.UNKNOWN_END_MOVED
+    return Statement.of(
+        code,
+        quantity=quantity.name,
+        change=change.value,
+        low=change.low,
+        high=change.high,
+        margin=quantity.limits.margin,
+        ok_bound=quantity.ok_bound,
+        significance=quantity.rates.significance,
+        p=quantity.p_worse,
+        remedy=remedy,
+    )
+
+
+def _missed(quantity: Quantity, highest_change: float) -> ReasonCode:
+    """The limit that the quantity misses, on the way to a loss or to a pass."""
+    if highest_change >= 0:
+        return ReasonCode.LOSS_NOT_EXCLUDED
+    if quantity.loss <= quantity.limits.margin or quantity.p_worse is None:
+        return ReasonCode.WITHIN_MARGIN
+    return ReasonCode.NOT_BEYOND_CHANCE
 
 
 def _would_be_settled(pairing: Pairing, rule: _Rule, further_runs: int) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuscale.compare.levels import MINIMUM_ALLOCATIONS
 from gpuscale.compare.matching import Entry, Row, point_differences
-from gpuscale.records import Baseline, EntryVerdict
+from gpuscale.records import Baseline, EntryVerdict, NoteCode, Statement
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential
-from gpuscale.units import format_percent
 
 ENOUGH_RUNS = 6
 FAR_APART = 3.0
@@ -21,87 +20,77 @@ def notes_of(
     rows: Sequence[Row],
     entries: Sequence[EntryVerdict],
     currents: Sequence[Entry],
-) -> tuple[str, ...]:
-    """All notes of a comparison, each one line, in order of weight."""
+) -> tuple[Statement, ...]:
+    """All notes of a comparison, in order of weight."""
     judged = [entry for row in rows if row.obstacle is None and (entry := row.before)]
-    return tuple(
-        dict.fromkeys(
-            (
-                *_emptiness(baseline, rows, currents),
-                *_idle_overrides(baseline),
-                *_allocations(baseline, judged),
-                *_few_runs(judged),
-                *_same_allocation(rows),
-                *_pooled_allocations(rows, baseline),
-                *_published(rows),
-                *_failed_runs(rows),
-                *_left_out(rows, currents),
-                *_unit_errors(entries),
-            )
-        )
+    return (
+        *_emptiness(baseline, rows, currents),
+        *_idle_overrides(baseline),
+        *_allocations(baseline, judged),
+        *_few_runs(judged),
+        *_same_allocation(rows),
+        *_pooled_allocations(rows, baseline),
+        *_published(rows),
+        *_failed_runs(rows),
+        *_left_out(rows, currents),
+        *_unit_errors(entries),
     )
 
 
-def _emptiness(baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[str]:
+def _emptiness(
+    baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]
+) -> Iterable[Statement]:
     if not baseline.runs and not baseline.published:
-        yield "the baseline has no entries; record some with 'gpuscale baseline record'"
+        yield Statement.of(NoteCode.EMPTY_BASELINE)
     if not any(current.point.valid_runs for current in currents):
-        yield "the results have no valid run; nothing was judged"
+        yield Statement.of(NoteCode.NO_VALID_RUN)
     if not rows and (baseline.runs or baseline.published or currents):
-        yield "no row is left after the choice of cases and GPUs"
+        yield Statement.of(NoteCode.NO_ROW_LEFT)
 
 
-def _idle_overrides(baseline: Baseline) -> Iterable[str]:
+def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
     keys = [*(run.key for run in baseline.runs), *(fig.key for fig in baseline.published)]
     for override in baseline.tolerances.overrides:
         if not any(override.fits(key) for key in keys):
-            wanted = (
-                f"{name} {value}"
-                for name, value in zip(
-                    ("case", "strategy", "gpus"), override.conditions, strict=False
-                )
-                if value is not None
-            )
-            yield f"an override in 'tolerances' fits no entry of the baseline ({', '.join(wanted)})"
+            wanted = {"case": override.case, "strategy": override.strategy, "gpus": override.gpus}
+            conditions = [f"{name} {value}" for name, value in wanted.items() if value is not None]
+            yield Statement.of(NoteCode.IDLE_OVERRIDE, conditions=conditions)
 
 
-def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[str]:
+def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
     counts = {len(entry.runs) for entry in judged}
     if not counts:
         return
     tolerances = baseline.tolerances
     few = min(counts)
     if few < MINIMUM_ALLOCATIONS:
-        known = (
-            "one allocation"
-            if few == 1
-            else f"{few} allocations, fewer than the {MINIMUM_ALLOCATIONS} that tell their spread"
-        )
-        yield (
-            f"the baseline comes from {known}: intervals are widened by a declared deviation "
-            f"between allocations ({format_percent(tolerances.allocation_deviation_time)} of T, "
-            f"{format_percent(tolerances.allocation_deviation_speedup)} of S and E)"
+        yield Statement.of(
+            NoteCode.ONE_ALLOCATION if few == 1 else NoteCode.FEW_ALLOCATIONS,
+            count=few,
+            enough=MINIMUM_ALLOCATIONS,
+            deviation_time=tolerances.allocation_deviation_time,
+            deviation_speedup=tolerances.allocation_deviation_speedup,
         )
     if max(counts) >= MINIMUM_ALLOCATIONS:
-        scope = "" if few >= MINIMUM_ALLOCATIONS else " of the other entries"
-        yield (
-            f"the spread between allocations{scope} is estimated from the baseline's "
-            f"{max(counts)} allocations"
-        )
+        of_all = few >= MINIMUM_ALLOCATIONS
+        code = NoteCode.ESTIMATED_SPREAD if of_all else NoteCode.ESTIMATED_SPREAD_OF_OTHERS
+        yield Statement.of(code, count=max(counts))
 
 
-def _few_runs(judged: Sequence[Entry]) -> Iterable[str]:
+def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
     few = [entry for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
-        others = len(few) - 1
-        more = f" and {others} more" if others else ""
-        yield (
-            f"fewer than {ENOUGH_RUNS} runs in the baseline: {few[0].point.key.label} "
-            f"({few[0].point.valid_runs}){more}; intervals are wide"
+        first = few[0].point
+        yield Statement.of(
+            NoteCode.FEW_RUNS_OF_SEVERAL if len(few) > 1 else NoteCode.FEW_RUNS,
+            row=first.key,
+            runs=first.valid_runs,
+            others=len(few) - 1,
+            enough=ENOUGH_RUNS,
         )
 
 
-def _same_allocation(rows: Sequence[Row]) -> Iterable[str]:
+def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
     shared = {
         allocation
         for row in rows
@@ -110,13 +99,10 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[str]:
         if allocation in row.after.runs
     }
     if shared:
-        yield (
-            f"the results come from an allocation that the baseline was recorded in "
-            f"({min(shared)}); they cannot tell what changed since"
-        )
+        yield Statement.of(NoteCode.SAME_ALLOCATION, name=min(shared))
 
 
-def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[str]:
+def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
     """A pool of nights hides the one that is slow."""
     found = [
         (apart, night, row)
@@ -128,11 +114,8 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[str
     ]
     if found:
         apart, night, row = max(found, key=lambda each: abs(each[0]))
-        yield (
-            f"the results are of several allocations that differ: on {row.key.label} T of {night} "
-            f"is {format_percent(exponential(apart) - 1, signed=True)} beside the others; judge "
-            "each alone to see which is slower"
-        )
+        change = exponential(apart) - 1
+        yield Statement.of(NoteCode.DIFFERING_ALLOCATION, row=row.key, name=night, change=change)
 
 
 def _beside_the_others(current: Entry) -> Mapping[str, float]:
@@ -144,7 +127,7 @@ def _beside_the_others(current: Entry) -> Mapping[str, float]:
     return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
 
 
-def _published(rows: Sequence[Row]) -> Iterable[str]:
+def _published(rows: Sequence[Row]) -> Iterable[Statement]:
     judged = [
         row.after.point.configuration
         for row in rows
@@ -152,34 +135,35 @@ def _published(rows: Sequence[Row]) -> Iterable[str]:
     ]
     if not judged:
         return
-    yield (
-        "published figures have no spread: consistent or not is told with a stated tolerance, "
-        "and only to the worse side"
-    )
+    yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
     if any(configuration.data == "synthetic" for configuration in judged):
-        yield "the published figures were made on real data, these results on synthetic data"
-    for configuration in judged:
-        yield (
-            f"the published figures do not name their precision; {configuration.label} was "
-            f"measured in {configuration.precision}"
-            + (", channels_last" if configuration.channels_last else "")
-            + (", compiled" if configuration.compiled else "")
-        )
+        yield Statement.of(NoteCode.PUBLISHED_ON_REAL_DATA)
+    for configuration in dict.fromkeys(judged):
+        options = [
+            str(configuration.precision),
+            *(["channels_last"] if configuration.channels_last else []),
+            *(["compiled"] if configuration.compiled else []),
+        ]
+        label = configuration.label
+        yield Statement.of(NoteCode.PUBLISHED_WITHOUT_PRECISION, label=label, options=options)
 
 
-def _failed_runs(rows: Sequence[Row]) -> Iterable[str]:
+def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
     for row in rows:
         current = row.after
         if current is None or not current.point.failed_runs:
             continue
         point = current.point
-        runs = point.valid_runs + point.failed_runs
-        yield (
-            f"{row.key.label}: {point.failed_runs} of {runs} runs failed ({current.first_failure})"
+        yield Statement.of(
+            NoteCode.FAILED_RUNS,
+            row=row.key,
+            failed=point.failed_runs,
+            made=point.valid_runs + point.failed_runs,
+            failure=current.first_failure,
         )
 
 
-def _left_out(rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[str]:
+def _left_out(rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[Statement]:
     """A publication names no configuration, so it is held against the plainest only."""
     for row in rows:
         if row.figure is None or row.after is None:
@@ -190,15 +174,11 @@ def _left_out(rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[str]:
             if point.key != row.key or point.point_key == shown.point_key:
                 continue
             found = point_differences(shown, point)
-            yield (
-                f"{point.key.label} was also measured with another configuration that is not "
-                f"judged ({', '.join(found)})"
-            )
+            yield Statement.of(NoteCode.NOT_JUDGED, row=point.key, differences=found)
 
 
-def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[str]:
+def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
     for entry in entries:
         for side, pair in (("baseline", entry.baseline), ("results", entry.current)):
-            note = unit_error_note(entry.key, pair.efficiency)
-            if note:
-                yield f"{side}: {note}"
+            if note := unit_error_note(entry.key, pair.efficiency):
+                yield Statement.of(NoteCode.UNIT_ERROR_OF_SIDE, side=side, error=note)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, moderated_ends
 from gpuscale.compare.matching import Row, Side
-from gpuscale.records import EntryKey, Tolerances
+from gpuscale.records import EntryKey, ReasonCode, Statement, Tolerances
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 
@@ -30,8 +30,8 @@ class Pairing:
     current: End
     references: tuple[End, End] | None = None
     """The baseline's and the current runs on 1 GPU; None on 1 GPU itself."""
-    without_speedup: str = ""
-    """Why S(n) cannot be judged; empty where it can, and on 1 GPU."""
+    without_speedup: Statement | None = None
+    """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
 
     @property
     def reference_row(self) -> EntryKey:
@@ -110,13 +110,14 @@ def _pairing(
     return replace(alone, references=(then[reference], now[reference_now]))
 
 
-def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> str:
+def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
     if before is None and now is None:
-        return "neither side has runs on 1 GPU"
+        return Statement.of(ReasonCode.NEITHER_ON_1_GPU)
     if before is None:
-        return "the baseline has no runs on 1 GPU"
+        return Statement.of(ReasonCode.BASELINE_NOT_ON_1_GPU)
     if now is None:
-        return "no valid run on 1 GPU was measured"
+        return Statement.of(ReasonCode.RESULTS_NOT_ON_1_GPU)
     if before.batch_per_gpu != now.batch_per_gpu:
-        return f"the batch on 1 GPU differs ({before.batch_per_gpu} → {now.batch_per_gpu})"
-    return ""
+        batches = {"before": before.batch_per_gpu, "now": now.batch_per_gpu}
+        return Statement.of(ReasonCode.OTHER_BATCH_ON_1_GPU, **batches)
+    return None

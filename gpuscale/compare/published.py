@@ -5,13 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.error_rates import ErrorRates
-from gpuscale.compare.judgement import Judgement
+from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Entry, Row, Side
-from gpuscale.compare.outlook import Outlook, outlook
-from gpuscale.records import EntryKey, PublishedFigure, Tolerances, Verdict
+from gpuscale.records import (
+    EntryKey,
+    PublishedFigure,
+    QuantityName,
+    ReasonCode,
+    Statement,
+    Tolerances,
+    Verdict,
+)
 from gpuscale.scaling import log_speedup
 from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
-from gpuscale.units import format_percent
 
 Figures = Mapping[EntryKey, PublishedFigure]
 
@@ -20,8 +26,7 @@ Figures = Mapping[EntryKey, PublishedFigure]
 class Ratio:
     """A measured quantity over its published value, on the log scale."""
 
-    quantity: str
-    """`throughput(1)`, `throughput(n)` or `E(n)`."""
+    quantity: QuantityName
     value: float
     samples: tuple[Sample, ...]
     tolerance: float
@@ -52,11 +57,10 @@ def judge_published(
         raise ValueError(f"{row.key.label}: a row without both sides cannot be judged")
     if figure.gpus == 1 and figure.samples_per_s is None:
         # A wall clock holds start-up and validation: it is no throughput to be held against.
-        return Judgement(
-            verdict=Verdict.CONSISTENT, reason="the reference of the speedups", is_reference=True
-        )
+        reason = Statement.of(ReasonCode.SPEEDUP_REFERENCE)
+        return Judgement(verdict=Verdict.CONSISTENT, reason=reason, is_reference=True)
     ratio = _ratio(figure, figures, tolerances, entry, after)
-    return ratio if isinstance(ratio, Judgement) else _judgement(row.key, ratio, rates.confidence)
+    return ratio if isinstance(ratio, Judgement) else _judgement(ratio, rates.confidence)
 
 
 def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
@@ -91,11 +95,11 @@ def _ratio(
         published_one = _published_reference(figure, figures)
         return _speedup_ratio(published, tolerance, published_one, entry, after)
     if figure.samples_per_s is None:
-        return _incomparable("the publication has no comparable figure for 1 GPU")
+        return _incomparable(ReasonCode.NO_PUBLISHED_REFERENCE)
     sample = _sample(entry)
     batch = entry.point.point_key.global_batch
     return Ratio(
-        quantity="throughput(1)" if figure.gpus == 1 else "throughput(n)",
+        quantity=(QuantityName.THROUGHPUT_ON_1 if figure.gpus == 1 else QuantityName.THROUGHPUT),
         value=math.log(batch / figure.samples_per_s) - sample.mean,
         samples=(sample,),
         tolerance=tolerance,
@@ -112,16 +116,17 @@ def _speedup_ratio(
     key = entry.point.point_key
     reference = after.references.of(key)
     if reference is None:
-        return _incomparable("its speedup is unknown: no valid run on 1 GPU was measured")
+        return _incomparable(ReasonCode.NO_MEASURED_REFERENCE)
     if published_one is not None and published_one.batch_per_gpu != reference.batch_per_gpu:
         return _incomparable(
-            f"its speedup is over another measurement on 1 GPU "
-            f"(batch_per_gpu: {published_one.batch_per_gpu} → {reference.batch_per_gpu})"
+            ReasonCode.OTHER_PUBLISHED_REFERENCE,
+            before=published_one.batch_per_gpu,
+            now=reference.batch_per_gpu,
         )
     sample, reference_sample = _sample(entry), _sample(after.by_point[reference])
     speedup = log_speedup(sample, key.global_batch, reference_sample, reference.global_batch)
     return Ratio(
-        quantity="E(n)",
+        quantity=QuantityName.EFFICIENCY,
         value=speedup - math.log(published),
         samples=(sample, reference_sample),
         tolerance=tolerance,
@@ -132,13 +137,13 @@ def _sample(entry: Entry) -> Sample:
     return log_sample([log for logs in entry.logs.values() for log in logs])
 
 
-def _incomparable(reason: str) -> Judgement:
-    return Judgement(verdict=Verdict.INCOMPARABLE, reason=reason)
+def _incomparable(code: ReasonCode, **facts: object) -> Judgement:
+    return Judgement(verdict=Verdict.INCOMPARABLE, reason=Statement.of(code, **facts))
 
 
-def _judgement(key: EntryKey, ratio: Ratio, confidence: float) -> Judgement:
+def _judgement(ratio: Ratio, confidence: float) -> Judgement:
     verdict = ratio.verdict(confidence)
-    ahead = outlook(
+    required = required_runs(
         lambda runs: ratio.verdict(CONFIDENCE, runs) is not Verdict.INCONCLUSIVE,
         made=min(sample.count for sample in ratio.samples),
     )
@@ -149,25 +154,29 @@ def _judgement(key: EntryKey, ratio: Ratio, confidence: float) -> Judgement:
         detectable = 1 - (1 - ratio.tolerance) * (1 + change.low) / (1 + change.high)
     return Judgement(
         verdict=verdict,
-        reason=_reason(key, ratio, verdict, change.value, ahead),
+        reason=_reason(ratio, verdict, change.value, required),
         change=change,
         changed_quantity=ratio.quantity,
         minimum_detectable_loss=detectable,
-        further_runs=ahead.further_runs if verdict is Verdict.INCONCLUSIVE else None,
+        further_runs=required.credible if verdict is Verdict.INCONCLUSIVE else None,
         excess_losses={ratio.quantity: -change.value - ratio.tolerance},
         decided_by=ratio.quantity,
         is_suspect=-change.value > ratio.tolerance,
     )
 
 
-def _reason(key: EntryKey, ratio: Ratio, verdict: Verdict, change: float, ahead: Outlook) -> str:
-    name = f"E({key.gpus})" if ratio.quantity == "E(n)" else "the throughput"
-    side = "below" if change < 0 else "above"
-    found = f"{name} is {format_percent(abs(change))} {side} the published figure"
-    tolerance = format_percent(ratio.tolerance)
-    if verdict is Verdict.INCONSISTENT:
-        return f"{found}, more than the tolerance of {tolerance}"
+def _reason(ratio: Ratio, verdict: Verdict, change: float, required: RequiredRuns) -> Statement:
     if verdict is Verdict.CONSISTENT:
-        return found if change >= 0 else f"{found}, within the tolerance of {tolerance}"
-    remedy = "measure more runs" if ahead.needed is None else ahead.text
-    return f"{found}, and its interval straddles the tolerance of {tolerance}; {remedy}"
+        code = ReasonCode.PUBLISHED_EXCEEDED if change >= 0 else ReasonCode.PUBLISHED_MET
+    elif verdict is Verdict.INCONSISTENT:
+        code = ReasonCode.PUBLISHED_MISSED
+    else:
+        code = ReasonCode.PUBLISHED_UNCERTAIN
+    more = Statement.of(ReasonCode.MORE_RUNS)
+    return Statement.of(
+        code,
+        quantity=ratio.quantity,
+        change=change,
+        tolerance=ratio.tolerance,
+        remedy=more if required.needed is None else required.advice,
+    )

@@ -37,7 +37,7 @@ class Quantity:
     """The tested change of one quantity; a gain above 0 is better."""
 
     name: str
-    """`throughput(1)`, `throughput(n)`, `E(n)`, or that of a metric."""
+    """A `QuantityName`, or that of a metric."""
     gain: Difference
     p_worse: float | None
     """One-sided and adjusted for the family; None where nothing tells the spread."""

@@ -15,17 +15,18 @@ import msgspec
 
 from gpuscale.compare.comparison import comparison_of, entries_of
 from gpuscale.compare.error_rates import ErrorRates
-from gpuscale.compare.judgement import Judgement
+from gpuscale.compare.judgement import Judgement, too_few_valid_runs
 from gpuscale.compare.looks import Looks
 from gpuscale.compare.matching import Row
-from gpuscale.compare.survivors import too_few_numbers
 from gpuscale.records import (
     Baseline,
     Comparison,
     Configuration,
     EntryKey,
     EntryVerdict,
+    ReasonCode,
     Results,
+    Statement,
     Verdict,
 )
 from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
@@ -228,7 +229,7 @@ def _cannot_be_judged(row: Row) -> bool:
 def _reported(state: _State, latest: EntryVerdict, row: Row) -> EntryProgress:
     progress = Progress.SETTLED if _cannot_be_judged(row) else state.progress
     entry = state.entry or latest
-    few = None if row.after is None else too_few_numbers(row.after)
+    few = too_few_valid_runs(row.after)
     if state.entry is None and latest.verdict.is_judged:
         made = 0 if row.after is None else row.after.point.valid_runs
         entry = replace(
@@ -236,14 +237,16 @@ def _reported(state: _State, latest: EntryVerdict, row: Row) -> EntryProgress:
             verdict=Verdict.INCONCLUSIVE,
             finding=None,
             further_runs=None,
-            reason=few or f"too few runs to look at ({made} so far)",
+            reason=Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=made)
+            if few is None
+            else Statement.of(ReasonCode.TOO_FEW_VALID_RUNS, **few),
         )
     elif few is not None and entry.verdict.is_pass:
         entry = replace(
             entry,
             verdict=Verdict.INCONCLUSIVE,
             finding=None,
-            reason=f"{few}; by those looked at, {entry.reason}",
+            reason=Statement.of(ReasonCode.TOO_FEW_SINCE_LOOK, **few, otherwise=entry.reason),
         )
         progress = Progress.NEEDS_RUNS
     elif entry.verdict.is_loss and progress is not Progress.CONFIRMED:
@@ -251,7 +254,7 @@ def _reported(state: _State, latest: EntryVerdict, row: Row) -> EntryProgress:
             entry,
             verdict=Verdict.INCONCLUSIVE,
             finding=None,
-            reason=f"{entry.reason}; not yet confirmed by fresh runs",
+            reason=Statement.of(ReasonCode.NOT_YET_CONFIRMED, otherwise=entry.reason),
         )
     return EntryProgress(
         entry=entry,

@@ -49,7 +49,7 @@ def fault_causes(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 def unexplained_cause(row: Row, entry: EntryVerdict) -> Cause:
     """No part of the step carries the loss: why it cannot be told, and what would tell it."""
-    other = [m.metric.value for m in entry.metrics if m.verdict.is_loss]
+    other = [m.metric.words for m in entry.metrics if m.verdict.is_loss]
     if other and (entry.change is None or entry.change.value >= 0):
         return _without_evidence(
             f"{' and '.join(other)} got worse and the step did not get longer",

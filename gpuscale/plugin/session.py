@@ -40,7 +40,6 @@ from gpuscale.plugin.stopping import (
     status_without_verdict,
 )
 from gpuscale.records import Run, RunRequest
-from gpuscale.report.colour import Palette
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.units import format_seconds
 
@@ -302,10 +301,13 @@ class MeasuringSession:
             terminalreporter.write_line(line)
         if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
-            palette = Palette(colour=terminalreporter.hasmarkup)
-            for line in terminal.verdict_lines(
-                self._judge, results, palette, exit_code=self._exit_code
-            ):
+            verdict = terminal.verdict_lines(
+                self._judge,
+                results,
+                colour=terminalreporter.hasmarkup,
+                exit_code=self._exit_code,
+            )
+            for line in verdict:
                 terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")

@@ -16,14 +16,13 @@ from gpuscale.launch import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
-from gpuscale.report.budget_text import budget_lines
-from gpuscale.report.colour import Palette
-from gpuscale.report.comparison_text import comparison_text
-from gpuscale.report.injection_text import injection_warning
+from gpuscale.report import text
+from gpuscale.report.phrases import injection_warning, spread_text
 from gpuscale.report.progress import can_redraw, progress_text, redrawn
-from gpuscale.report.table import scaling_table, spread_text, table_notes
-from gpuscale.report.wrapping import columns_of, fitted
-from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.report.results import scaling_lines
+from gpuscale.report.terminal import Screen, columns_of, fitted
+from gpuscale.report.view import view_of
+from gpuscale.scaling import ScalingPoint
 from gpuscale.store import ResumedResults
 from gpuscale.validity import with_validity
 from gpuscale.version import __version__
@@ -47,11 +46,11 @@ def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextM
     """Draws how far a run is behind the item's id, and erases it when the run has ended."""
     room = 0 if stream is None else _room(columns_of(stream) or 0)
 
-    def text() -> str | None:
+    def drawn() -> str | None:
         stage = launcher.progress()
         return None if stage is None else progress_text(*stage, room)
 
-    return redrawn(stream, text, behind=True)
+    return redrawn(stream, drawn, behind=True)
 
 
 def _room(columns: int) -> int:
@@ -114,10 +113,9 @@ def summary_lines(
         return
     if results.injections:
         yield injection_warning(results.injections)
-    points, columns = scaling_points(results.runs), columns_of(sys.stdout)
-    yield from scaling_table(points, results.runs, columns=columns).splitlines()
-    yield ""
-    notes = [*table_notes(points), *budget_lines(results.runs), *_failure_lines(results, new_runs)]
+    columns = columns_of(sys.stdout)
+    yield from scaling_lines(results.runs, columns)
+    notes = [*_failure_lines(results, new_runs)]
     if stopping is not None:
         notes += _stopping_lines(results, stopping)
     if interrupted:
@@ -129,16 +127,15 @@ def summary_lines(
 
 
 def verdict_lines(
-    judge: BaselineJudge, results: Results, palette: Palette, *, exit_code: int
+    judge: BaselineJudge, results: Results, *, colour: bool, exit_code: int
 ) -> Iterator[str]:
     """The verdict against the baseline, with the exit code of the whole session."""
     baseline = judge.baseline
     comparison = diagnose(baseline, [results], judge.comparison(results))
     comparison = with_validity(comparison, baseline, [results], today=date.today())
-    width = shutil.get_terminal_size().columns
-    yield from comparison_text(
-        comparison, palette, results.injections, width=width, exit_code=exit_code
-    ).splitlines()
+    screen = Screen(columns=shutil.get_terminal_size().columns, colour=colour)
+    view = view_of(comparison, [results], exit_code=exit_code, screen=screen)
+    yield from text.render(view).splitlines()
 
 
 def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.records.phases import Phases
+from gpuscale.records.reason import Finding, NoteCode, QuantityName, ReasonCode, Statement
 from gpuscale.records.request import (
     Pacing,
     RankExit,
@@ -55,8 +56,6 @@ from gpuscale.records.tolerances import (
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
-    Finding,
-    Metric,
     MetricVerdict,
     SpeedupPair,
     Verdict,
@@ -86,13 +85,13 @@ __all__ = [
     "GpuWindow",
     "Hardware",
     "Limits",
-    "Metric",
     "MetricSpec",
     "MetricVerdict",
     "Node",
     "NodeFinding",
     "NodeProbe",
     "NodeProbeRequest",
+    "NoteCode",
     "OverheadOutcome",
     "OverheadPair",
     "OverheadPlan",
@@ -102,18 +101,21 @@ __all__ = [
     "Pacing",
     "Phases",
     "PublishedFigure",
+    "QuantityName",
     "RankExit",
     "RankFailure",
     "RankOutcome",
     "RankReport",
     "RankWindow",
     "Rate",
+    "ReasonCode",
     "Results",
     "Run",
     "RunRequest",
     "SendTime",
     "Source",
     "SpeedupPair",
+    "Statement",
     "ToleranceOverride",
     "Tolerances",
     "TrialsReport",

@@ -35,6 +35,8 @@ class MetricSpec:
     """Its key in `Run.measured` and in tolerances, with its unit."""
     unit: str
     words: str
+    short: str
+    """One word of them, for a table's row."""
     more: str
     """The finding of a row that has too much of it, in words."""
     bounds: tuple[float, float]
@@ -74,6 +76,7 @@ METRICS = (
         name=STEP_TIME,
         unit="s",
         words="step time",
+        short="time",
         more="slower training",
         bounds=(1e-18, 1e9),
         of=_median_step_time_s,
@@ -82,6 +85,7 @@ METRICS = (
         name="exposed_communication_s",
         unit="s",
         words="exposed communication",
+        short="communication",
         more="more exposed communication",
         bounds=(-1e9, 1e9),
         of=_exposed_communication_s,
@@ -93,6 +97,7 @@ METRICS = (
         name="peak_memory_bytes",
         unit="bytes",
         words="peak memory",
+        short="memory",
         more="more memory",
         bounds=(0, 2**60),
         of=_peak_memory_bytes,
@@ -103,6 +108,7 @@ METRICS = (
         name="energy_per_sample_j",
         unit="J",
         words="energy per sample",
+        short="energy",
         more="more energy per sample",
         bounds=(0, 1e15),
         of=_energy_per_sample_j,

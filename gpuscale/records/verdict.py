@@ -7,6 +7,8 @@ from gpuscale.errors import ExitCode
 from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.estimate import Estimate
+from gpuscale.records.metrics import MetricSpec
+from gpuscale.records.reason import Finding, QuantityName, Statement
 
 
 class Verdict(StrEnum):
@@ -37,19 +39,6 @@ class Verdict(StrEnum):
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
-class Finding(StrEnum):
-    """What moved, where a row is not simply ok."""
-
-    SINGLE_GPU_SLOWDOWN = "single-GPU slowdown"
-    SCALING_LOSS = "scaling loss"
-    SLOWER_TRAINING = "slower training"
-    REFERENCE_FASTER = "only the single-GPU reference got faster"
-    FASTER = "faster"
-    MORE_EXPOSED_COMMUNICATION = "more exposed communication"
-    MORE_MEMORY = "more memory"
-    MORE_ENERGY = "more energy per sample"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupPair:
     """Speedup and efficiency over one GPU; None where there is no run on one GPU."""
@@ -58,28 +47,19 @@ class SpeedupPair:
     efficiency: Estimate | None
 
 
-class Metric(StrEnum):
-    """What is judged beside step time and speedup; less of each is better."""
-
-    EXPOSED_COMMUNICATION = "exposed communication"
-    PEAK_MEMORY = "peak memory"
-    ENERGY_PER_SAMPLE = "energy per sample"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricVerdict:
     """The verdict on one metric of one row."""
 
-    metric: Metric
-    unit: str
-    """Of `baseline` and `current`: `s`, `bytes` or `J`."""
+    metric: MetricSpec
     verdict: Verdict
     baseline: Estimate
     current: Estimate
-    change: Estimate | None = None
-    """Relative change with its 95% interval, of exposed communication as a part of the step
-    time; positive is worse."""
-    reason: str = ""
+    change: Estimate
+    """Relative change with its 95% interval, of a metric in points as a part of the step time;
+    positive is worse."""
+    rise_bound: float | None = None
+    """The rise that the truth does not exceed, with the confidence of a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +70,15 @@ class EntryVerdict:
     verdict: Verdict
     baseline: SpeedupPair
     current: SpeedupPair
-    finding: Finding | None = None
+    reason: Statement
+    finding: Finding | MetricSpec | None = None
+    """What moved; a metric is one of which there is more."""
     change: Estimate | None = None
     """Relative change of the judged quantity, with its 95% interval; negative is worse."""
-    changed_quantity: str | None = None
-    """What `change` is a change of: `throughput(1)`, `throughput(n)` or `E(n)`."""
+    changed_quantity: QuantityName | None = None
     minimum_detectable_loss: float | None = None
     further_runs: int | None = None
     """For an inconclusive row: how many further runs would settle it, where runs can."""
-    reason: str = ""
-    """One sentence that a tired person understands."""
     metrics: tuple[MetricVerdict, ...] = ()
     """What else was judged; only metrics that both sides measured."""
     configuration: Configuration | None = None
@@ -116,11 +95,7 @@ class Comparison:
     baseline_machine: str
     current_machine: str
     entries: tuple[EntryVerdict, ...]
-    notes: tuple[str, ...] = ()
-
-    def count(self, verdict: Verdict) -> int:
-        """How many rows got this verdict."""
-        return sum(entry.verdict is verdict for entry in self.entries)
+    notes: tuple[Statement, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from tabulate import tabulate
-
 from gpuscale.records import OverheadReport, Rate, TrialsReport
-from gpuscale.report.table import UNKNOWN, interval_text
+from gpuscale.report.phrases import UNKNOWN, interval_text
+from gpuscale.report.terminal import table
 from gpuscale.units import format_percent, format_seconds
 
 
@@ -33,9 +32,7 @@ def _overhead_lines(report: OverheadReport) -> Iterator[str]:
         for result in report.results
     ]
     headers = ["gpus", "runs × pairs", "step, bare", "measured / bare", "limit", "verdict"]
-    yield tabulate(
-        rows, headers, disable_numparse=True, colalign=(*["right"] * (len(headers) - 1), "left")
-    )
+    yield table(headers, rows, left=("verdict",))
     yield ""
     yield (
         "measured: windows as gpuscale makes them, with phases, barriers, progress and telemetry; "
@@ -83,7 +80,7 @@ def _trials_lines(report: TrialsReport) -> Iterator[str]:
         for result in report.faults
     ]
     headers = ["fault", "of a step", "found", "named first, of those found"]
-    yield tabulate(rows, headers, disable_numparse=True)
+    yield table(headers, rows, left=headers)
     for reason in report.not_tried:
         yield f"not tried: {reason}"
     yield ""

@@ -1,37 +1,45 @@
-"""What an inconclusive row advises: further runs, or why none help, and what it missed."""
+"""The required runs of an inconclusive row, or why none help, and what the row missed."""
 
 import pytest
 from changing import replace
 from scaling_records import baseline, measured
+from statements import codes_in
 
 from gpuscale.compare import compare
-from gpuscale.compare.outlook import Outlook, outlook
+from gpuscale.compare.judgement import RequiredRuns, required_runs
 from gpuscale.compare.sequential import SequentialPlan, next_step
-from gpuscale.records import EntryVerdict, Finding, ToleranceOverride, Tolerances, Verdict
+from gpuscale.records import (
+    EntryVerdict,
+    Finding,
+    ReasonCode,
+    Statement,
+    ToleranceOverride,
+    Tolerances,
+    Verdict,
+)
 
 NOISY = [0.098, 0.102, 0.1015, 0.099, 0.102, 0.098]
 QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
 
 
 @pytest.mark.parametrize(
-    ("needed", "made", "further_runs", "text"),
-    [
-        (1, 3, 1, "about 1 further run would settle it"),
-        (8, 3, 8, "about 8 further runs would settle it"),
-        (25, 2, None, "more runs may settle it; 2 runs are too few to tell how many"),
-        (5, 1, None, "more runs may settle it; 1 run is too few to tell how many"),
-    ],
+    ("needed", "made", "credible"), [(1, 3, 1), (9, 3, 9), (10, 3, None), (5, 1, None)]
 )
 def test_a_number_of_runs_is_only_told_where_those_there_can_foresee_it(
-    needed: int, made: int, further_runs: int | None, text: str
+    needed: int, made: int, credible: int | None
 ) -> None:
-    found = Outlook(needed=needed, made=made)
-    assert (found.further_runs, found.text) == (further_runs, text)
+    found = RequiredRuns(needed=needed, made=made)
+    assert found.credible == credible
+    assert found.advice == (
+        Statement.of(ReasonCode.UNKNOWN_FURTHER_RUNS, made=made)
+        if credible is None
+        else Statement.of(ReasonCode.FURTHER_RUNS, needed=needed)
+    )
 
 
 def test_the_fewest_runs_that_settle_are_found() -> None:
-    assert outlook(lambda runs: runs >= 7, made=3).needed == 8
-    assert outlook(lambda runs: False, made=3).needed is None
+    assert required_runs(lambda runs: runs >= 7, made=3).needed == 8
+    assert required_runs(lambda runs: False, made=3).needed is None
 
 
 def test_a_session_and_a_comparison_advise_the_same_on_the_same_runs() -> None:
@@ -54,21 +62,21 @@ def test_a_loss_that_chance_may_explain_says_so_and_at_which_level() -> None:
     assert row.change is not None
     assert row.change.high is not None
     assert row.change.high < 0
-    assert ", a loss, but not beyond chance at 1.0 % (one-sided p 0.0" in row.reason
-    assert "too uncertain" not in row.reason
+    assert row.reason.code is ReasonCode.NOT_BEYOND_CHANCE
+    assert row.reason.facts["significance"] == 0.01
 
 
 def test_an_uncertain_row_names_the_loss_that_it_does_not_exclude() -> None:
-    assert (
-        "too uncertain to call: a loss of 5.0 % is not excluded" in _only([0.09, 0.1, 0.11]).reason
-    )
+    reason = _only([0.09, 0.1, 0.11]).reason
+    assert reason.code is ReasonCode.LOSS_NOT_EXCLUDED
+    assert reason.facts["ok_bound"] == 0.05
 
 
 def test_steady_runs_are_not_told_to_look_for_what_disturbs_them() -> None:
     then = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04)]
     (row,) = compare(baseline({1: then}), [measured({1: [0.103, 0.1045, 0.1015]})]).entries
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert "find what disturbs them" not in row.reason
+    assert ReasonCode.RUNS_DIFFER not in codes_in(row.reason)
 
 
 def test_what_lasts_of_a_speedups_spread_is_told_by_the_speedup() -> None:
@@ -78,17 +86,20 @@ def test_what_lasts_of_a_speedups_spread_is_told_by_the_speedup() -> None:
     row = compare(before, [now]).entries[1]
     assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
     assert row.further_runs is None
-    assert "since nights differ by 6.2 %" in row.reason
+    remedy = row.reason.facts["remedy"]
+    assert isinstance(remedy, Statement)
+    assert remedy.code is ReasonCode.NIGHTS_DIFFER
+    assert remedy.facts["deviation"] == pytest.approx(0.062, abs=1e-3)
 
 
 def test_noise_of_the_runs_on_1_gpu_is_what_lasts_of_a_speedups_spread() -> None:
     loud = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04)]
     row = compare(baseline({1: loud, 4: QUIET}), [measured({1: QUIET, 4: QUIET})]).entries[1]
     assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
-    assert "since the baseline's differ by 10.9 %" in row.reason
+    assert ReasonCode.BASELINE_RUNS_DIFFER in codes_in(row.reason)
     row = compare(baseline({1: QUIET, 4: QUIET}), [measured({1: loud[:3], 4: QUIET})]).entries[1]
     assert (row.verdict, row.changed_quantity) == (Verdict.INCONCLUSIVE, "E(n)")
-    assert "since the baseline's differ by" not in row.reason
+    assert ReasonCode.BASELINE_RUNS_DIFFER not in codes_in(row.reason)
 
 
 def test_the_limits_of_the_row_on_1_gpu_hold_for_it_as_the_reference() -> None:

@@ -8,20 +8,8 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from gpuscale.records import Comparison
-from gpuscale.report.comparison_words import (
-    NamedRow,
-    details,
-    explanations,
-    judged_change,
-    named_rows,
-    outcome,
-    short_reason,
-    summary_line,
-    verdict_word,
-    weight,
-)
-from gpuscale.report.injection_text import injection_warning
+from gpuscale.report.phrases import injection_warning, judged_change, verdict_word
+from gpuscale.report.view import Row, View, explanations, weight
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000
@@ -29,59 +17,50 @@ _LONGEST_MESSAGE = 4000
 _Kind = Literal["error", "warning", "notice"]
 
 
-def comparison_github(comparison: Comparison, injections: Sequence[str] = ()) -> str:
+def render(view: View) -> str:
     """Errors for what got worse, warnings for what was not shown to be fine, and a notice.
 
     Each annotation is one line; there is no line break at the end.
     """
-    rows = named_rows(comparison)
-    warnings = [("gpuscale", injection_warning(injections))] if injections else []
+    rows = view.ranked
+    title, notes = f"gpuscale: {view.outcome}", "\n".join(view.notes)
+    warnings = [("gpuscale", injection_warning(view.injections))] if view.injections else []
     if not rows:
-        warnings.append((f"gpuscale: {outcome(comparison)}", "\n".join(comparison.notes)))
-    warnings += _doubts(rows)
-    summary = f"{summary_line(comparison)} (exit code {comparison.exit_code.value})"
-    notices = (
-        [("gpuscale: notes", "\n".join(comparison.notes))] if rows and comparison.notes else []
-    )
-    against = f"baseline {comparison.baseline_name}: {comparison.baseline_machine}"
+        warnings.append((title, notes))
+    summary = f"{view.summary} (exit code {view.exit_code}); baseline {view.baseline}"
+    notices = [("gpuscale: notes", notes)] if rows and notes else []
     return "\n".join(
         (
             *_annotations("error", _losses(rows)),
-            *_annotations("warning", warnings),
-            *_annotations(
-                "notice",
-                [(f"gpuscale: {outcome(comparison)}", f"{summary}; {against}"), *notices],
-            ),
+            *_annotations("warning", [*warnings, *_doubts(rows)]),
+            *_annotations("notice", [(title, summary), *notices]),
         )
     )
 
 
-def _losses(rows: Sequence[NamedRow]) -> list[tuple[str, str]]:
+def _losses(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Title and message of each row that got worse, the largest loss first."""
     lost = [row for row in rows if row.entry.verdict.is_loss]
     lost.sort(key=_size_of_loss, reverse=True)
     return [
         (
-            f"{row.label}: {verdict_word(row.entry.verdict)} {short_reason(row.entry)}".rstrip(),
-            "\n".join(details(row.entry)),
+            f"{row.label}: {verdict_word(row.entry.verdict)} {row.short_reason}".rstrip(),
+            "\n".join((row.reason, *row.details())),
         )
         for row in lost
     ]
 
 
-def _size_of_loss(row: NamedRow) -> float:
+def _size_of_loss(row: Row) -> float:
     change = judged_change(row.entry)
     return 0.0 if change is None else abs(change.value)
 
 
-def _doubts(rows: Sequence[NamedRow]) -> list[tuple[str, str]]:
+def _doubts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The same of the rows that were not shown to be fine; rows with one reason share one."""
     doubted = [row for row in rows if weight(row.entry.verdict) == 1]
     return [
-        (
-            f"{found.subject}: {verdict_word(found.rows[0].entry.verdict)}",
-            found.reason,
-        )
+        (f"{found.subject}: {verdict_word(found.rows[0].entry.verdict)}", found.reason)
         for found in explanations(doubted)
     ]
 

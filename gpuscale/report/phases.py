@@ -8,12 +8,9 @@ from pathlib import Path
 
 from gpuscale.budget import RankSkew, rank_skews
 from gpuscale.records import EntryKey, Phases, Results, Run
-from gpuscale.report.budget_text import skew_text
-from gpuscale.report.configurations import configuration_text, set_apart
-from gpuscale.report.results_text import provenance_lines
-from gpuscale.report.stacking import stacked_table
-from gpuscale.report.table import UNKNOWN
-from gpuscale.report.wrapping import fitted
+from gpuscale.report.phrases import UNKNOWN, configuration_text, set_apart
+from gpuscale.report.results import provenance_lines, skew_text
+from gpuscale.report.terminal import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_percent, format_seconds
@@ -110,11 +107,10 @@ def _steps_of_windows(run: Run) -> Iterator[tuple[float, Phases]]:
 
 def _mean(phases: Sequence[Phases]) -> Phases:
     return Phases(
-        data_s=statistics.fmean(each.data_s for each in phases),
-        h2d_s=statistics.fmean(each.h2d_s for each in phases),
-        forward_s=statistics.fmean(each.forward_s for each in phases),
-        backward_s=statistics.fmean(each.backward_s for each in phases),
-        optimizer_s=statistics.fmean(each.optimizer_s for each in phases),
+        **{
+            name: statistics.fmean(getattr(each, name) for each in phases)
+            for name in Phases.__struct_fields__
+        }
     )
 
 
@@ -143,7 +139,7 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
         for (point, step), cells in zip(ordered, described, strict=True)
     ]
     # Notes name the rows whose sum is not the whole.
-    return stacked_table(headers, rows, columns, spare=("sum",))
+    return table(headers, rows, columns, spare=("sum",))
 
 
 def _cells(step: _Step) -> Iterator[tuple[str, str]]:
@@ -218,4 +214,4 @@ def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:
         for skew in skews
     ]
     headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
-    return stacked_table(headers, rows, columns, keys=3, left=("slowest rank",))
+    return table(headers, rows, columns, keys=3, left=("case", "slowest rank"))

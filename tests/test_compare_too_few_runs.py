@@ -6,7 +6,14 @@ from scaling_records import CNN, baseline, figure, measured, published, results,
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.records import Comparison, EntryVerdict, Failure, Run, Verdict
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Failure,
+    ReasonCode,
+    Run,
+    Verdict,
+)
 
 THEN = {
     1: [0.1, 0.1005, 0.0995, 0.1002, 0.0998, 0.1],
@@ -29,7 +36,8 @@ def test_one_run_that_survived_of_eight_is_no_pass() -> None:
     comparison = compare(baseline(THEN), [measured({1: [0.1] * 8, 4: [0.11] + [None] * 7})])
     row = _row(comparison, 4)
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reason.startswith("1 of 8 runs gave a number: 7 were killed; ")
+    assert row.reason.code is ReasonCode.TOO_FEW_OF_ALL_RUNS
+    assert (row.reason.facts["valid"], row.reason.facts["made"]) == (1, 8)
     assert comparison.exit_code is ExitCode.INCONCLUSIVE
 
 
@@ -43,8 +51,7 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
         replace(run(4, 0.11), windows=(), measured={}),
     )
     reason = _row(compare(baseline(THEN), [now]), 4).reason
-    told = "1 of 5 runs gave a number: 1 was killed, 2 were unsteady, 1 has no windows"
-    assert reason.startswith(told)
+    assert reason.facts["failures"] == {"killed": 1, "unsteady": 2, "": 1}
 
 
 @pytest.mark.parametrize(
@@ -74,4 +81,4 @@ def test_a_published_figure_is_not_met_by_survivors() -> None:
     now = measured({1: [0.1] * 3, 4: [0.1, None, None]}, configuration=CNN)
     row = _row(compare(before, [now]), 4)
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert "2 were killed" in row.reason
+    assert row.reason.facts["failures"] == {"killed": 2}

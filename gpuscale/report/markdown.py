@@ -7,31 +7,22 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
-from gpuscale.compare.wording import amount_text
 from gpuscale.errors import ExitCode
-from gpuscale.records import Comparison, EntryVerdict, MetricVerdict, Verdict
-from gpuscale.report.causes_text import cause_text
-from gpuscale.report.comparison_words import (
-    FINDS,
+from gpuscale.records import MetricVerdict, Verdict
+from gpuscale.report.phrases import (
+    DETECTABLE,
     UNKNOWN,
-    NamedRow,
-    advice_once,
+    amount_text,
     change_text,
+    counted,
+    detectable_text,
     efficiency_text,
-    explanations,
-    finds_text,
+    injection_warning,
     judged_change,
     judged_text,
-    lost_metrics,
-    metric_text,
-    named_rows,
-    outcome,
-    short_reason,
-    summary_line,
     verdict_word,
-    weight,
 )
-from gpuscale.report.injection_text import injection_note, injection_warning
+from gpuscale.report.view import Row, View, explanations, weight
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By `weight`."""
@@ -61,14 +52,13 @@ _MARKUP = re.compile(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)")
 _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 
 
-def comparison_markdown(comparison: Comparison, injections: Sequence[str] = ()) -> str:
+def render(view: View) -> str:
     """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
-    rows = named_rows(comparison)
-    code = comparison.exit_code
-    blocks = [f"**{_plain(injection_warning(injections))}**"] if injections else []
+    rows, comparison = view.ranked, view.comparison
+    blocks = [f"**{_plain(injection_warning(view.injections))}**"] if view.injections else []
     blocks += [
-        f"### {_SIGN_OF_EXIT[code]} GPU scaling: {outcome(comparison)}",
-        f"**{summary_line(comparison)}** (exit code {code.value})",
+        f"### {_SIGN_OF_EXIT[comparison.exit_code]} GPU scaling: {view.outcome}",
+        f"**{view.summary}** (exit code {view.exit_code})",
         f"Baseline **{_plain(comparison.baseline_name)}** ({_plain(comparison.baseline_machine)}), "
         f"now {_plain(comparison.current_machine)}.",
     ]
@@ -76,16 +66,15 @@ def comparison_markdown(comparison: Comparison, injections: Sequence[str] = ()) 
     if open_rows:
         blocks.append(_table(_HEADER, [_row(row) for row in open_rows], _ROWS_BYTES))
     blocks += _within(_reasons(rows), _REASONS_BYTES, "more reasons are left out here")
-    notes = (*([injection_note(injections)] if injections else []), *comparison.notes)
-    if notes:
-        lines = [f"- {_plain(note)}" for note in notes]
+    if view.all_notes:
+        lines = [f"- {_plain(note)}" for note in view.all_notes]
         blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more notes are left out here")))
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
     return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
 
 
-def _row(row: NamedRow) -> str:
+def _row(row: Row) -> str:
     entry = row.entry
     sign = _SIGNS[weight(entry.verdict)]
     word = verdict_word(entry.verdict)
@@ -93,50 +82,49 @@ def _row(row: NamedRow) -> str:
         _plain(row.name),
         str(entry.key.gpus),
         efficiency_text(entry),
-        _change(entry),
+        _change(row),
         f"{sign} {word if entry.verdict.is_pass else f'**{word}**'}",
-        _plain(short_reason(entry)),
+        _plain(row.short_reason),
     )
 
 
-def _change(entry: EntryVerdict) -> str:
+def _change(row: Row) -> str:
     """`E −7.6 % [−9.1 %, −6.0 %]`: what changed, since E stands in a column of its own."""
-    change = judged_change(entry)
+    change = judged_change(row.entry)
     if change is None:
         return UNKNOWN
-    quantity, _, _ = judged_text(entry).partition(" ")
+    quantity, _, _ = judged_text(row.entry).partition(" ")
     return f"{quantity} {change_text(change)}"
 
 
-def _reasons(rows: Sequence[NamedRow]) -> Iterable[str]:
+def _reasons(rows: Sequence[Row]) -> Iterable[str]:
     """A block for each sentence, with the lost metrics and the causes of the rows below it."""
-    for found in explanations(advice_once(rows)):
+    for found in explanations(rows):
         if all(row.entry.verdict is Verdict.CONSISTENT for row in found.rows):
             continue
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
         for row in found.rows:
-            lines += [f"- {_plain(metric_text(metric))}" for metric in lost_metrics(row.entry)]
-            for number, cause in enumerate(row.entry.causes, start=1):
-                lines.append(f"{number}. {_plain(cause_text(cause))}")
+            lines += [f"- {_plain(metric)}" for metric in row.lost_metrics]
+            for number, cause in enumerate(row.causes, start=1):
+                lines.append(f"{number}. {_plain(cause.line)}")
                 lines += [f"   - {_plain(fact)}" for fact in cause.evidence]
-                lines += [f"   - next: {_plain(cause.next_step)}"] if cause.next_step else []
+                lines += [f"   - next: {_plain(cause.next_step_once)}"] if cause.next_step else []
         if len(lines) > 1:
             # A list right below its paragraph is one only after an empty line, in some renderers.
             lines.insert(1, "")
         yield "\n".join(lines)
 
 
-def _fine_rows(rows: Sequence[NamedRow], size: int) -> list[str]:
+def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
     if not fine:
         return []
     table = _table(_HEADER, [_row(row) for row in fine], size)
-    legend = f"\n\nfinds: {FINDS}" if any(finds_text(row.entry) for row in fine) else ""
-    summary = f"{len(fine)} row{'' if len(fine) == 1 else 's'} without a loss"
-    return [_folded(summary, table + legend)]
+    legend = f"\n\nfinds: {DETECTABLE}" if any(detectable_text(row.entry) for row in fine) else ""
+    return [_folded(f"{counted(len(fine), 'row')} without a loss", table + legend)]
 
 
-def _metrics(rows: Sequence[NamedRow]) -> list[str]:
+def _metrics(rows: Sequence[Row]) -> list[str]:
     found = sorted(
         ((row, metric) for row in rows for metric in row.entry.metrics),
         key=lambda item: weight(item[1].verdict),
@@ -147,13 +135,13 @@ def _metrics(rows: Sequence[NamedRow]) -> list[str]:
     )
 
 
-def _metric_row(row: NamedRow, metric: MetricVerdict) -> str:
+def _metric_row(row: Row, metric: MetricVerdict) -> str:
     return _cells(
         _plain(row.name),
         str(row.entry.key.gpus),
-        metric.metric.value,
-        amount_text(metric.baseline.value, metric.unit),
-        amount_text(metric.current.value, metric.unit),
+        metric.metric.words,
+        amount_text(metric.baseline.value, metric.metric.unit),
+        amount_text(metric.current.value, metric.metric.unit),
         change_text(metric.change),
         f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
     )

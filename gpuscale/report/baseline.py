@@ -1,0 +1,277 @@
+"""Baselines for the terminal: whose one is and what it holds, and where two of them differ."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from gpuscale.compare.hardware import hardware_label
+from gpuscale.compare.matching import Entry, side_of_baseline
+from gpuscale.compare.published import Figures, published_speedup
+from gpuscale.recording import entries_of
+from gpuscale.records import (
+    Baseline,
+    BaselineChange,
+    Comparison,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    Estimate,
+    PublishedFigure,
+    Run,
+)
+from gpuscale.report.phrases import (
+    UNKNOWN,
+    configuration_text,
+    counted,
+    gpus_text,
+    interval_text,
+    set_apart,
+    time_text,
+    verdict_word,
+)
+from gpuscale.report.reason_words import reason_text, statement_text
+from gpuscale.report.results import software_text
+from gpuscale.report.terminal import fitted, table
+from gpuscale.scaling import geometric_mean
+from gpuscale.statistics.estimates import log_sample
+from gpuscale.units import format_seconds, significant
+from gpuscale.validity import expiry_note
+
+_PAIR_HEADERS = ("speedup", "efficiency")
+_TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
+
+
+def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None) -> str:
+    """The baseline as text, without a line break at its end.
+
+    Args:
+        baseline: What to show.
+        today: By which an expired baseline says that it is.
+        columns: Of the terminal; None where there is room for any line.
+    """
+    return "\n".join(_lines(baseline, today, columns))
+
+
+def _lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
+    yield from fitted(_provenance(baseline), columns)
+    entries = [_published_table(baseline, columns), _measured_table(baseline, columns)]
+    for part in list(filter(None, entries)) or ["no entry"]:
+        yield ""
+        yield part
+    if baseline.history:
+        yield ""
+        for change in baseline.history:
+            yield from fitted(_change_lines(change), columns)
+    note = expiry_note(baseline, today)
+    if note is not None:
+        yield ""
+        yield from fitted([f"note: {statement_text(note)}"], columns)
+
+
+def _provenance(baseline: Baseline) -> Iterator[str]:
+    yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
+    if baseline.source is not None:
+        parts = [baseline.source.title, baseline.source.published, baseline.source.url]
+        yield f"source    {', '.join(part for part in parts if part)}"
+        if baseline.source.note:
+            yield f"          {baseline.source.note}"
+    if baseline.recorded_at is not None:
+        version = f", with gpuscale {baseline.gpuscale_version}"
+        yield (
+            f"measured  latest session begun {baseline.recorded_at}"
+            f"{version if baseline.gpuscale_version else ''}"
+        )
+    if baseline.recorded_by is not None:
+        yield f"recorded  by {baseline.recorded_by}"
+    if baseline.history:
+        yield f"updated   {baseline.history[-1].at}, see below"
+    if baseline.expires_on is not None:
+        yield f"expires   {baseline.expires_on}"
+    by_software: dict[str, list[str]] = {}
+    for allocation, environment in baseline.environments.items():
+        by_software.setdefault(software_text(environment), []).append(
+            _allocation(allocation, environment.host)
+        )
+    for software, allocations in by_software.items():
+        yield f"software  {software}"
+        yield f"          in {', '.join(allocations)}"
+
+
+def _allocation(allocation: str, host: str | None) -> str:
+    # Without a scheduler an allocation is named by its host already.
+    return allocation if host is None or host in allocation else f"{allocation} on {host}"
+
+
+def _change_lines(change: BaselineChange) -> Iterator[str]:
+    by = f" by {change.by}" if change.by else ""
+    yield f"changed   {change.at}{by}: {change.reason}"
+    for entry, runs in entries_of(change.replaced).items():
+        made = _runs_text(len(runs), len({run.allocation for run in runs}))
+        yield f"          {entry.key.label} was {step_time_text(runs)} ({made})"
+    if change.added:
+        yield f"          new: {', '.join(change.added)}"
+
+
+def _published_table(baseline: Baseline, columns: int | None) -> str:
+    figures = {figure.key: figure for figure in baseline.published}
+    rows = [
+        [
+            f"{figure.case}/{figure.strategy}",
+            str(figure.gpus),
+            str(figure.nodes),
+            str(figure.batch_per_gpu),
+            str(figure.runs),
+            _published_text(figure),
+            _timed_text(figure),
+            *map(interval_text, _published_pair(figure, figures)),
+        ]
+        for figure in baseline.published
+    ]
+    headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
+    if not rows:
+        return ""
+    return table(headers, rows, columns, first=("published", "of"), left=headers)
+
+
+def _measured_table(baseline: Baseline, columns: int | None) -> str:
+    points = [(entry.point, len(entry.runs)) for entry in side_of_baseline(baseline).entries]
+    names = set_apart([point.configuration for point, _ in points])
+    rows = [
+        [
+            names[point.configuration],
+            str(point.key.gpus),
+            str(point.batch_per_gpu),
+            f"{point.valid_runs} ({nights})",
+            time_text(point.step_time_s),
+            interval_text(point.speedup),
+            interval_text(point.efficiency),
+        ]
+        for point, nights in points
+    ]
+    if not rows:
+        return ""
+    headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
+    drawn = table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
+    texts = dict.fromkeys(configuration_text(point.configuration) for point, _ in points)
+    note = fitted([f"{'; '.join(texts)}; intervals: 95%, over runs"], columns)
+    return "\n".join([drawn, "", *note])
+
+
+def step_time_text(runs: Sequence[Run]) -> str:
+    """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
+    return time_text(geometric_mean(log_sample([run.log_step_time for run in runs])))
+
+
+def _runs_text(runs: int, allocations: int) -> str:
+    """`6 runs in 2 allocations`."""
+    return f"{counted(runs, 'run')} in {counted(allocations, 'allocation')}"
+
+
+def _published_text(figure: PublishedFigure) -> str:
+    if figure.samples_per_s is not None:
+        return f"{significant(figure.samples_per_s)} samples/s"
+    return UNKNOWN if figure.mean_time_s is None else format_seconds(figure.mean_time_s)
+
+
+def _timed_text(figure: PublishedFigure) -> str:
+    """What the figure is a figure of: a wall clock or a throughput."""
+    if figure.samples_per_s is not None:
+        return "throughput"
+    return UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
+
+
+def _published_pair(
+    figure: PublishedFigure, figures: Figures
+) -> tuple[Estimate | None, Estimate | None]:
+    """Speedup and efficiency."""
+    value = published_speedup(figure, figures)
+    if value is None:
+        return None, None
+    return Estimate(value=value), Estimate(value=value / figure.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChange:
+    """One row on both sides; None on a side that lacks it, but never on both."""
+
+    old: Entry | PublishedFigure | None
+    new: Entry | PublishedFigure | None
+    remark: str = ""
+    """What is said beside its name: why one side lacks it, or why it cannot be accepted."""
+
+
+def changes_text(
+    changes: Sequence[EntryChange], before: Baseline, after: Baseline, comparison: Comparison
+) -> str:
+    """The changes, a block of lines each, without a line break at the end.
+
+    Args:
+        changes: What to show, in order.
+        before: The baseline of all old entries, over whose runs on 1 GPU speedups are taken.
+        after: That of all new ones.
+        comparison: The measured entries of `after`, judged against `before`.
+    """
+    names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
+    verdicts = _verdicts(before, comparison)
+    figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
+    return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
+
+
+def _block(
+    change: EntryChange,
+    figures: tuple[Figures, ...],
+    names: Mapping[Configuration, str],
+    verdicts: Mapping[tuple[Configuration, int], EntryVerdict],
+) -> Iterator[str]:
+    old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
+    entry = change.new if change.old is None else change.old
+    remark = f": {change.remark}" if change.remark else ""
+    yield f"{_name(entry, names)}{remark}"
+    for what in dict.fromkeys((*old, *new)):
+        values = [side[what] for side in (old, new) if what in side]
+        if len(values) == 1 or values[0] != values[1]:
+            yield f"  {what:<11} {' → '.join(values)}"
+    if isinstance(change.old, Entry) and isinstance(change.new, Entry):
+        verdict = verdicts.get((change.old.point.configuration, change.old.point.key.gpus))
+        if verdict is not None:
+            yield f"  {'judged':<11} {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
+
+
+def _name(entry: Entry | PublishedFigure | None, names: Mapping[Configuration, str]) -> str:
+    if isinstance(entry, Entry):
+        point = entry.point
+        return f"{names[point.configuration]} on {gpus_text(point.key.gpus)}"
+    return "" if entry is None else f"{entry.key.label}, published"
+
+
+def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:
+    """The values of one side, by the words for them."""
+    if entry is None:
+        return {}
+    if isinstance(entry, Entry):
+        point = entry.point
+        gpus, pair = point.key.gpus, (point.speedup, point.efficiency)
+        values = {"step time": time_text(point.step_time_s)}
+        made = {"measured": _runs_text(point.valid_runs, len(entry.runs))}
+        batch = point.batch_per_gpu
+    else:
+        gpus, pair = entry.gpus, _published_pair(entry, figures)
+        values = {"figure": f"{_published_text(entry)} ({_timed_text(entry)})"}
+        made, batch = {"runs": str(entry.runs)}, entry.batch_per_gpu
+    if gpus > 1:
+        values |= zip(_PAIR_HEADERS, map(interval_text, pair), strict=True)
+    return {**values, **made, "batch/gpu": str(batch)}
+
+
+def _verdicts(
+    before: Baseline, comparison: Comparison
+) -> dict[tuple[Configuration, int], EntryVerdict]:
+    """The verdict on each measured entry; those of one name come in the baseline's order."""
+    by_key: dict[EntryKey, list[EntryVerdict]] = {}
+    for verdict in comparison.entries:
+        by_key.setdefault(verdict.key, []).append(verdict)
+    return {
+        (entry.point.configuration, entry.point.key.gpus): by_key[entry.point.key].pop(0)
+        for entry in side_of_baseline(before).entries
+        if by_key.get(entry.point.key)
+    }

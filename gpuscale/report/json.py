@@ -1,0 +1,89 @@
+"""A comparison as data: the same verdicts, for scripts."""
+
+import json
+
+import msgspec
+
+from gpuscale.records import Cause, Configuration, MetricVerdict
+from gpuscale.report import cause_words
+from gpuscale.report.phrases import finding_text
+from gpuscale.report.reason_words import metric_reason
+from gpuscale.report.view import Row, View
+
+FORMAT = "gpuscale-comparison"
+VERSION = 1
+
+
+def render(view: View) -> str:
+    """The comparison as a JSON document (docs/comparison.md); unknown is null."""
+    comparison = view.comparison
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "baseline": {"name": comparison.baseline_name, "machine": comparison.baseline_machine},
+        "current": {"machine": comparison.current_machine},
+        "injections": view.injections,
+        "exit_code": view.exit_code,
+        "summary": view.summary,
+        "entries": [_entry(row) for row in view.rows],
+        "notes": view.all_notes,
+    }
+    values = msgspec.to_builtins(document)
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _entry(row: Row) -> dict[str, object]:
+    entry = row.entry
+    return {
+        "case": entry.key.case,
+        "strategy": entry.key.strategy,
+        "gpus": entry.key.gpus,
+        "configuration": _configuration(entry.configuration),
+        "verdict": entry.verdict,
+        "finding": None if entry.finding is None else finding_text(entry.finding),
+        "baseline": entry.baseline,
+        "current": entry.current,
+        "change": entry.change,
+        "changed_quantity": entry.changed_quantity,
+        "minimum_detectable_loss": entry.minimum_detectable_loss,
+        "further_runs": entry.further_runs,
+        "reason": row.reason,
+        "metrics": [_metric(metric) for metric in entry.metrics],
+        "causes": [_cause(cause) for cause in entry.causes],
+    }
+
+
+def _configuration(configuration: Configuration | None) -> dict[str, object] | None:
+    """All fields but those that the row itself has."""
+    if configuration is None:
+        return None
+    names = (name for name in Configuration.__struct_fields__ if name not in ("case", "strategy"))
+    return {name: getattr(configuration, name) for name in names}
+
+
+def _metric(metric: MetricVerdict) -> dict[str, object]:
+    return {
+        "metric": metric.metric.words,
+        "unit": metric.metric.unit,
+        "verdict": metric.verdict,
+        "baseline": metric.baseline,
+        "current": metric.current,
+        "change": metric.change,
+        "reason": metric_reason(metric),
+    }
+
+
+def _cause(cause: Cause) -> dict[str, object]:
+    return {
+        "kind": cause.kind,
+        "headline": cause_words.headline(cause),
+        "statement": cause_words.statement(cause),
+        "share": cause.share,
+        "lost_s": cause.lost_s,
+        "scope": cause_words.scope(cause),
+        "ranks": cause.ranks,
+        "hosts": cause.hosts,
+        "device_uuids": cause.device_uuids,
+        "evidence": cause_words.evidence(cause),
+        "next_step": cause_words.next_step(cause),
+    }

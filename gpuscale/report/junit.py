@@ -1,0 +1,129 @@
+"""A comparison as a JUnit report, which GitLab, Jenkins and others show as tests.
+
+It is valid by the two schemas in use: Jenkins' (`junit-10.xsd` of its xUnit plugin) and Ant's
+(`JUnit.xsd` of Windy Road). Neither lets a test case have properties, so those of all rows are
+the suite's.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from gpuscale.records import Estimate
+from gpuscale.report import text
+from gpuscale.report.phrases import injection_warning, quantity_text, verdict_word
+from gpuscale.report.terminal import Screen
+from gpuscale.report.view import Row, View
+
+# What XML 1.0 cannot hold, not even as a reference.
+_NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(view: View) -> str:
+    """The comparison as XML: a test case for each row, named `mnist_cnn.ddp` and `4 GPUs`.
+
+    What got worse is a failure. What was not shown to be fine is an error, and so is a comparison
+    without rows: the report is green only where the exit code is 0.
+    """
+    cases = [_case(row) for row in view.ranked] or [_no_rows(view)]
+    name = f"gpuscale compare {view.comparison.baseline_name}"
+    report = Element("testsuites")
+    suite = SubElement(
+        report,
+        "testsuite",
+        {
+            "name": f"{injection_warning(view.injections)}: {name}" if view.injections else name,
+            "package": "gpuscale",
+            "id": "0",
+            # In the zone of the results, since the schema takes no offset.
+            "timestamp": view.measured_at.replace(tzinfo=None).isoformat(timespec="seconds"),
+            "hostname": ",".join(view.hosts) or "localhost",
+            "tests": str(len(cases)),
+            "failures": str(sum(case.find("failure") is not None for case in cases)),
+            "errors": str(sum(case.find("error") is not None for case in cases)),
+            "skipped": "0",
+            "time": _seconds(view.wall_s),
+        },
+    )
+    properties = SubElement(suite, "properties")
+    for key, value in _properties(view):
+        SubElement(properties, "property", name=key, value=value)
+    suite.extend(cases)
+    SubElement(suite, "system-out").text = f"{text.render(replace(view, screen=Screen()))}\n"
+    SubElement(suite, "system-err")
+    for element in report.iter():
+        _keep_to_xml(element)
+    ElementTree.indent(report)
+    body = ElementTree.tostring(report, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
+
+
+def _case(row: Row) -> Element:
+    verdict = row.entry.verdict
+    case = Element(
+        "testcase",
+        name=row.gpus,
+        classname=row.name.replace("/", ".", 1),
+        time=_seconds(row.wall_s),
+    )
+    if not verdict.is_pass:
+        problem = SubElement(
+            case,
+            "failure" if verdict.is_loss else "error",
+            type=verdict.value,
+            message=f"{f'{verdict_word(verdict)} {row.short_reason}'.rstrip()}: {row.reason}",
+        )
+        problem.text = "\n".join((row.label, row.reason, *row.details()))
+    return case
+
+
+def _no_rows(view: View) -> Element:
+    case = Element("testcase", name="comparison", classname="gpuscale", time="0")
+    problem = SubElement(case, "error", type="nothing comparable", message=view.outcome)
+    problem.text = "\n".join((view.outcome, *view.notes))
+    return case
+
+
+def _properties(view: View) -> Iterator[tuple[str, str]]:
+    yield "baseline", view.baseline
+    yield "current", view.comparison.current_machine
+    yield "summary", view.summary
+    yield "exit_code", str(view.exit_code)
+    for row in view.ranked:
+        entry = row.entry
+        yield f"{row.label}: verdict", entry.verdict.value
+        estimates = {
+            "E baseline": entry.baseline.efficiency,
+            "E": entry.current.efficiency,
+        }
+        if entry.changed_quantity is not None:
+            quantity = quantity_text(entry.changed_quantity, entry.key.gpus)
+            estimates[f"change of {quantity}"] = entry.change
+        for metric in entry.metrics:
+            unit = f"{metric.metric.words} ({metric.metric.unit})"
+            estimates |= {f"{unit} baseline": metric.baseline, unit: metric.current}
+        for name, estimate in estimates.items():
+            yield from _numbers(f"{row.label}: {name}", estimate)
+        if entry.minimum_detectable_loss is not None:
+            yield f"{row.label}: minimum detectable loss", f"{entry.minimum_detectable_loss:.6g}"
+
+
+def _numbers(name: str, estimate: Estimate | None) -> Iterator[tuple[str, str]]:
+    if estimate is None:
+        return
+    yield name, f"{estimate.value:.6g}"
+    if estimate.low is not None and estimate.high is not None:
+        yield f"{name}, low", f"{estimate.low:.6g}"
+        yield f"{name}, high", f"{estimate.high:.6g}"
+
+
+def _seconds(duration_s: float) -> str:
+    return f"{duration_s:.3f}"
+
+
+def _keep_to_xml(element: Element) -> None:
+    element.text = element.text and _NO_CHARACTER.sub("�", element.text)
+    for name, value in element.attrib.items():
+        element.set(name, _NO_CHARACTER.sub("�", value))

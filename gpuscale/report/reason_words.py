@@ -1,0 +1,293 @@
+"""The words of each reason and note, and how the facts in them are shown."""
+
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuscale.records import EntryVerdict, MetricVerdict, QuantityName, Verdict
+from gpuscale.records.reason import NoteCode, ReasonCode, Statement
+from gpuscale.report.phrases import amount_text, counted, gpus_text, quantity_text
+from gpuscale.units import format_percent
+
+_SMALLEST_SHOWN = 0.0005
+"""Changes below this fraction are printed as 0.0 %."""
+_SINGLE_RUN = "a single run does not tell how much runs differ"
+_CHANGED = "{quantity:quantity} changed by {change:signed} (95 %: {low:signed} to {high:signed})"
+_NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
+_GAVE_A_NUMBER = "{valid} of {made} runs gave a number: {failures:failures}"
+_PUBLISHED = "{quantity:published} is {change:beside} the published figure"
+_TOLERANCE = "the tolerance of {tolerance:percent}"
+_RECORD_ONE = "record one with 'gpuscale baseline record'"
+_DECLARED = (
+    "intervals are widened by a declared deviation between allocations "
+    "({deviation_time:percent} of T, {deviation_speedup:percent} of S and E)"
+)
+_FEW_RUNS = "fewer than {enough} runs in the baseline: {row:row} ({runs})"
+_EXPIRED = (
+    "it may no longer be what this machine can do; measure again and run 'gpuscale baseline "
+    "update --expires DATE', which without --expires keeps the old date"
+)
+WORDS: Mapping[ReasonCode | NoteCode, str] = {
+    ReasonCode.NO_LOSS: "no loss, with 95 % confidence",
+    ReasonCode.BOUNDED_LOSS: "any loss is below {bound:percent}, with 95 % confidence",
+    ReasonCode.MOVED: "the throughput on {gpus:gpus} {throughput:moved}",
+    ReasonCode.MOVED_WITH_EFFICIENCY: (
+        "the throughput on {gpus:gpus} {throughput:moved}; E({gpus}) {efficiency:moved}"
+    ),
+    ReasonCode.SCALING_LOST: (
+        "E({gpus}) {efficiency:moved}: the throughput on {gpus:gpus} {throughput:moved}, "
+        "that on 1 GPU {reference:moved}"
+    ),
+    ReasonCode.EACH_GPU_SLOWER: (
+        "the throughput on {gpus:gpus} {throughput:moved}, as that on 1 GPU {reference:moved}: "
+        "each GPU is slower, not the scaling"
+    ),
+    ReasonCode.REFERENCE_FASTER: (
+        "E({gpus}) {efficiency:moved} only because the throughput on 1 GPU {reference:moved}; "
+        "the throughput on {gpus:gpus} {throughput:moved}"
+    ),
+    ReasonCode.METRIC_LOST: "{metric:metric}; otherwise {otherwise}",
+    ReasonCode.SINGLE_RUN: f"{_SINGLE_RUN}; measure 3 or more",
+    ReasonCode.LOSS_NOT_EXCLUDED: (
+        f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}"
+    ),
+    ReasonCode.WITHIN_MARGIN: (
+        f"{_CHANGED}, within the margin of {{margin:percent}}, but {_NOT_EXCLUDED}{{remedy:after}}"
+    ),
+    ReasonCode.NOT_BEYOND_CHANCE: (
+        f"{_CHANGED}, a loss, but not beyond chance at {{significance:percent}} "
+        "(one-sided p {p:.2g}, corrected for all tests){remedy:after}"
+    ),
+    ReasonCode.UNKNOWN_END_MOVED: (
+        f"{_CHANGED}, and the runs do not tell whether 1 GPU got faster or more GPUs slower"
+        "{remedy:after}"
+    ),
+    ReasonCode.SPEEDUP_UNKNOWN: "{otherwise}; the speedup is unknown: {why}",
+    ReasonCode.NEITHER_ON_1_GPU: "neither side has runs on 1 GPU",
+    ReasonCode.BASELINE_NOT_ON_1_GPU: "the baseline has no runs on 1 GPU",
+    ReasonCode.RESULTS_NOT_ON_1_GPU: "no valid run on 1 GPU was measured",
+    ReasonCode.OTHER_BATCH_ON_1_GPU: "the batch on 1 GPU differs ({before} → {now})",
+    ReasonCode.FURTHER_RUNS: "about {needed:further runs} would settle it",
+    ReasonCode.UNKNOWN_FURTHER_RUNS: (
+        "more runs may settle it; {made:runs are} too few to tell how many"
+    ),
+    ReasonCode.RUNS_DIFFER: (
+        "further runs cannot settle it, since these differ by {deviation:percent} from one to the "
+        "next: find what disturbs them"
+    ),
+    ReasonCode.BASELINE_RUNS_DIFFER: (
+        "further runs cannot settle it, since the baseline's differ by {deviation:percent} from "
+        "one to the next: record more of them"
+    ),
+    ReasonCode.NIGHTS_DIFFER: (
+        "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "
+        "runs of more nights in the baseline may"
+    ),
+    ReasonCode.MORE_RUNS: "measure more runs",
+    ReasonCode.TOO_FEW_VALID_RUNS: _GAVE_A_NUMBER,
+    ReasonCode.TOO_FEW_OF_ALL_RUNS: f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
+    ReasonCode.TOO_FEW_SINCE_LOOK: f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}",
+    ReasonCode.TOO_FEW_TO_LOOK: "too few runs to look at ({made} so far)",
+    ReasonCode.NOT_YET_CONFIRMED: "{otherwise}; not yet confirmed by fresh runs",
+    ReasonCode.NOT_MEASURED: "not measured",
+    ReasonCode.ON_NEITHER_SIDE: "asked for, and on neither side",
+    ReasonCode.NO_ENTRY: f"no entry in the baseline; {_RECORD_ONE}",
+    ReasonCode.NO_ENTRY_ALIKE: (
+        f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
+    ),
+    ReasonCode.OTHER_MEASUREMENT: "not the same measurement ({differences:list})",
+    ReasonCode.OTHER_MACHINE: "measured on {now:device}, the baseline on {before:device}",
+    ReasonCode.MIXED_MACHINES: "the results mix {one} and {other}; compare them one at a time",
+    ReasonCode.ONLY_RUN_FAILED: "the only run failed: {failure}",
+    ReasonCode.ALL_RUNS_FAILED: "all {made} runs failed: {failure}",
+    ReasonCode.PUBLISHED_EXCEEDED: _PUBLISHED,
+    ReasonCode.PUBLISHED_MET: f"{_PUBLISHED}, within {_TOLERANCE}",
+    ReasonCode.PUBLISHED_MISSED: f"{_PUBLISHED}, more than {_TOLERANCE}",
+    ReasonCode.PUBLISHED_UNCERTAIN: (
+        f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy:after}}"
+    ),
+    ReasonCode.SPEEDUP_REFERENCE: "the reference of the speedups",
+    ReasonCode.ONLY_SPEEDUP_REFERENCE: (
+        "the reference of the speedups says nothing alone; measure on more GPUs too"
+    ),
+    ReasonCode.NO_PUBLISHED_REFERENCE: "the publication has no comparable figure for 1 GPU",
+    ReasonCode.NO_MEASURED_REFERENCE: "its speedup is unknown: no valid run on 1 GPU was measured",
+    ReasonCode.OTHER_PUBLISHED_REFERENCE: (
+        "its speedup is over another measurement on 1 GPU (batch_per_gpu: {before} → {now})"
+    ),
+    NoteCode.EMPTY_BASELINE: (
+        "the baseline has no entries; record some with 'gpuscale baseline record'"
+    ),
+    NoteCode.NO_VALID_RUN: "the results have no valid run; nothing was judged",
+    NoteCode.NO_ROW_LEFT: "no row is left after the choice of cases and GPUs",
+    NoteCode.IDLE_OVERRIDE: (
+        "an override in 'tolerances' fits no entry of the baseline ({conditions:list})"
+    ),
+    NoteCode.ONE_ALLOCATION: f"the baseline comes from one allocation: {_DECLARED}",
+    NoteCode.FEW_ALLOCATIONS: (
+        "the baseline comes from {count} allocations, fewer than the {enough} that tell their "
+        f"spread: {_DECLARED}"
+    ),
+    NoteCode.ESTIMATED_SPREAD: (
+        "the spread between allocations is estimated from the baseline's {count} allocations"
+    ),
+    NoteCode.ESTIMATED_SPREAD_OF_OTHERS: (
+        "the spread between allocations of the other entries is estimated from the baseline's "
+        "{count} allocations"
+    ),
+    NoteCode.FEW_RUNS: f"{_FEW_RUNS}; intervals are wide",
+    NoteCode.FEW_RUNS_OF_SEVERAL: f"{_FEW_RUNS} and {{others}} more; intervals are wide",
+    NoteCode.SAME_ALLOCATION: (
+        "the results come from an allocation that the baseline was recorded in ({name}); "
+        "they cannot tell what changed since"
+    ),
+    NoteCode.DIFFERING_ALLOCATION: (
+        "the results are of several allocations that differ: on {row:row} T of {name} is "
+        "{change:signed} beside the others; judge each alone to see which is slower"
+    ),
+    NoteCode.PUBLISHED_WITHOUT_SPREAD: (
+        "published figures have no spread: consistent or not is told with a stated tolerance, "
+        "and only to the worse side"
+    ),
+    NoteCode.PUBLISHED_ON_REAL_DATA: (
+        "the published figures were made on real data, these results on synthetic data"
+    ),
+    NoteCode.PUBLISHED_WITHOUT_PRECISION: (
+        "the published figures do not name their precision; {label} was measured in {options:list}"
+    ),
+    NoteCode.FAILED_RUNS: "{row:row}: {failed} of {made} runs failed ({failure})",
+    NoteCode.NOT_JUDGED: (
+        "{row:row} was also measured with another configuration that is not judged "
+        "({differences:list})"
+    ),
+    NoteCode.UNIT_ERROR: (
+        "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
+        "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
+    ),
+    NoteCode.UNIT_ERROR_OF_SIDE: "{side}: {error}",
+    NoteCode.EXPIRED_YESTERDAY: f"the baseline expired on {{on}} (yesterday): {_EXPIRED}",
+    NoteCode.EXPIRED: f"the baseline expired on {{on}} ({{days}} days ago): {_EXPIRED}",
+    NoteCode.OTHER_HOST: (
+        "the baseline may be of another machine: {differences:list}; what depends on the host, "
+        "such as loading data, may differ for that alone"
+    ),
+    NoteCode.HOST_HAS_OTHER_CPU: "its CPU is {before}, here {now}",
+    NoteCode.HOST_HAS_MORE_GPUS: "its nodes have {before} GPUs, here {now}",
+}
+_FAILED = {
+    "raised": ("raised an error", "raised an error"),
+    "system": ("met a fault of the system", "met faults of the system"),
+    "killed": ("was killed", "were killed"),
+    "timeout": ("took too long", "took too long"),
+    "launch": ("did not start", "did not start"),
+    "invalid": ("was invalid", "were invalid"),
+    "unsteady": ("was unsteady", "were unsteady"),
+}
+_NO_WINDOWS = ("has no windows", "have no windows")
+_DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
+
+
+def reason_text(entry: EntryVerdict) -> str:
+    """One sentence that a tired person understands."""
+    return _Speaker(entry).said(entry.reason)
+
+
+def statement_text(statement: Statement) -> str:
+    """The words of a statement that is about no row, such as a note."""
+    return _Speaker(None).said(statement)
+
+
+def metric_reason(metric: MetricVerdict) -> str:
+    """Why a metric got its verdict, as a part of a sentence."""
+    name, unit, change = metric.metric.words, metric.metric.unit, metric.change
+    of_step = " of the step time" if metric.metric.in_points else ""
+    if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
+        then, now = (amount_text(side.value, unit) for side in (metric.baseline, metric.current))
+        size = f"{format_percent(abs(change.value))}{of_step}"
+        return f"{name} {'rose' if change.value > 0 else 'fell'} by {size}, from {then} to {now}"
+    if metric.rise_bound is None:
+        return _SINGLE_RUN
+    if metric.verdict is Verdict.OK:
+        if metric.rise_bound <= 0:
+            return "no rise, with 95 % confidence"
+        rise = f"{format_percent(metric.rise_bound)}{of_step}"
+        return f"any rise is below {rise}, with 95 % confidence"
+    low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
+    return (
+        f"{name} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
+        "too uncertain to call"
+    )
+
+
+def _moved(change: float) -> str:
+    if abs(change) < _SMALLEST_SHOWN:
+        return "stayed the same"
+    return f"{'fell' if change < 0 else 'rose'} by {format_percent(abs(change))}"
+
+
+def _signed(change: float) -> str:
+    # Two wild runs can put a bound at any power of ten, which is no number to read.
+    return "over +1000 %" if change > 10 else format_percent(change, signed=True)
+
+
+def _beside(change: float) -> str:
+    return f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}"
+
+
+def _failures(counts: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{count} {_FAILED.get(kind, _NO_WINDOWS)[count > 1]}" for kind, count in counts.items()
+    )
+
+
+_SHOWN: Mapping[str, Callable[[Any], str]] = {
+    "percent": format_percent,
+    "signed": _signed,
+    "moved": _moved,
+    "beside": _beside,
+    "failures": _failures,
+    "gpus": gpus_text,
+    "row": lambda key: str(key.label),
+    "device": lambda name: _DEVICES.get(name, name),
+    "further runs": lambda count: counted(count, "further run"),
+    "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
+}
+"""The ways to show a fact, by the names that stand behind a colon in `WORDS`."""
+
+
+class _Speaker(string.Formatter):
+    """Says statements about one row, or about none."""
+
+    def __init__(self, entry: EntryVerdict | None) -> None:
+        self._entry = entry
+        self._about = {} if entry is None else {"gpus": entry.key.gpus}
+
+    def said(self, statement: Statement) -> str:
+        """The words with the facts in them."""
+        return self.vformat(WORDS[statement.code], (), {**self._about, **statement.facts})
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, Statement):
+            return f"{'; ' if format_spec == 'after' else ''}{self.said(value)}"
+        if format_spec == "after":
+            return ""
+        if format_spec == "list":
+            return ", ".join(self.format_field(each, "") for each in value)
+        if format_spec in ("quantity", "published", "metric") and self._entry is not None:
+            return _of_row(value, format_spec, self._entry)
+        if format_spec in _SHOWN:
+            return _SHOWN[format_spec](value)
+        return str(super().format_field(value, format_spec))
+
+
+def _of_row(value: str, way: str, entry: EntryVerdict) -> str:
+    """A quantity or a metric of the row by its name."""
+    if way == "metric":
+        (metric,) = (each for each in entry.metrics if each.metric.name == value)
+        return metric_reason(metric)
+    quantity = QuantityName(value)
+    if quantity is QuantityName.EFFICIENCY:
+        return quantity_text(quantity, entry.key.gpus)
+    if way == "published":
+        return "the throughput"
+    return f"the {quantity_text(quantity, entry.key.gpus)}"

@@ -1,0 +1,92 @@
+"""A comparison for the terminal: a row each, what is behind the rows, one line of summary."""
+
+from collections.abc import Iterator, Sequence
+
+from gpuscale.report.phrases import (
+    DETECTABLE,
+    injection_warning,
+    judged_change,
+    judged_interval,
+    judged_text,
+    verdict_word,
+)
+from gpuscale.report.terminal import Screen, wrapped
+from gpuscale.report.view import Row, View, explanations
+
+_GAP = "  "
+_INDENT = "    "
+
+
+def render(view: View) -> str:
+    """The comparison as text, without a line break at its end; what got worse comes first."""
+    return "\n".join((*_lines(view), f"{view.summary} (exit code {view.exit_code})"))
+
+
+def _lines(view: View) -> Iterator[str]:
+    columns, rows = view.screen.columns, view.ranked
+    if view.injections:
+        yield view.screen.bold(injection_warning(view.injections))
+    yield from wrapped(f"baseline  {view.baseline}", columns, hanging=10)
+    yield from wrapped(f"current   {view.comparison.current_machine}", columns, hanging=10)
+    if rows:
+        yield ""
+        yield from _table(rows, view.screen)
+        yield from _legend(rows, columns)
+    yield from _explanations(rows, columns)
+    if view.all_notes:
+        yield ""
+        for note in view.all_notes:
+            yield from wrapped(f"note: {note}", columns, hanging=6)
+    yield ""
+
+
+def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
+    """Such as `mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  REGRESSED  scaling loss`."""
+    cells = [_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row, texts in zip(rows, cells, strict=True):
+        start = "".join(f"{text:<{size}}{_GAP}" for text, size in zip(texts, widths, strict=True))
+        verdict, reason = row.entry.verdict, row.short_reason
+        word = verdict_word(verdict)
+        line = f"{start}{screen.of_verdict(verdict, word)}"
+        if not reason:
+            yield line
+        elif len(f"{start}{word}{_GAP}{reason}") <= screen.columns:
+            yield f"{line}{_GAP}{reason}"
+        else:
+            yield line
+            yield f"{_INDENT}{reason}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return row.name, row.gpus, judged_text(row.entry), judged_interval(row.entry)
+
+
+def _legend(rows: Sequence[Row], columns: int) -> Iterator[str]:
+    """What the brackets and `finds` are, where there are any."""
+    of_changes = any(judged_change(row.entry) is not None for row in rows)
+    of_efficiency = any(
+        judged_change(row.entry) is None and judged_interval(row.entry) for row in rows
+    )
+    parts = []
+    if of_changes:
+        other = ", or of E now where nothing was judged" if of_efficiency else ""
+        parts.append(f"brackets: 95 % interval of the change{other}")
+    elif of_efficiency:
+        parts.append("brackets: 95 % interval of E now")
+    if any(row.short_reason.startswith("finds ") for row in rows):
+        parts.append(f"finds: {DETECTABLE}")
+    if parts:
+        yield ""
+        yield from wrapped("; ".join(parts), columns)
+
+
+def _explanations(rows: Sequence[Row], columns: int) -> Iterator[str]:
+    found = explanations(rows)
+    if found:
+        yield ""
+    for explanation in found:
+        yield from wrapped(f"{explanation.subject}: {explanation.reason}", columns)
+        for row in explanation.rows:
+            for line in row.details(once=True):
+                yield from wrapped(f"  {line}", columns)

@@ -1,0 +1,17 @@
+"""Looking for what a comparison says by its codes, whatever its words."""
+
+from collections.abc import Iterable, Mapping
+
+from gpuscale.records import NoteCode, ReasonCode, Statement
+
+
+def codes_in(statement: Statement) -> list[ReasonCode | NoteCode]:
+    """The code of a statement, and then those of the statements in it."""
+    inner = [fact for fact in statement.facts.values() if isinstance(fact, Statement)]
+    return [statement.code, *(code for each in inner for code in codes_in(each))]
+
+
+def facts_of(notes: Iterable[Statement], code: NoteCode) -> Mapping[str, object]:
+    """The facts of the only note of that code."""
+    (note,) = [note for note in notes if note.code is code]
+    return note.facts

@@ -1,0 +1,233 @@
+"""What each report format promises its reader: valid, complete, and never green by mistake."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import pytest
+from comparison_records import (
+    comparison,
+    entry,
+    noted,
+    of_each_verdict,
+    peak_memory,
+    told,
+    view,
+)
+
+from gpuscale.errors import ExitCode
+from gpuscale.records import Comparison, Estimate, Verdict
+from gpuscale.report import github, junit, markdown
+from gpuscale.report.github import SHOWN_OF_A_KIND
+
+HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"
+RED = pytest.mark.parametrize("verdict", Verdict)
+
+
+# Markdown
+
+
+def test_rows_that_are_fine_are_folded_away_and_all_others_are_not() -> None:
+    seen, folded = markdown.render(view(of_each_verdict())).split("<details>", 1)
+    assert seen.count("\n| ") == 1 + 5
+    assert "✅" not in seen
+    assert folded.count("| ✅") == 4 + 1
+
+
+def test_no_name_breaks_the_table_or_becomes_markup() -> None:
+    rows = [entry(verdict, case=HOSTILE, reason=told(HOSTILE)) for verdict in Verdict]
+    shown = comparison(*rows, notes=[noted(HOSTILE)], name=HOSTILE)
+    text = markdown.render(view(shown, HOSTILE))
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(tables) >= len(rows)
+    for line in tables:
+        assert len(re.findall(r"(?<!\\)\|", line)) == 7, line
+    for markup in ("<img", "@someone", "#12"):
+        assert markup not in text
+    own_marks = re.sub(r"\*\*|\[[^a-z\\]+\]", "", text)
+    assert re.search(r"(?<!\\)[`*\[\]]", own_marks) is None
+
+
+@pytest.mark.parametrize("verdicts", [[Verdict.OK], [Verdict.REGRESSED], list(Verdict)])
+def test_500_rows_fit_into_a_comment_and_what_is_left_out_is_counted(
+    verdicts: list[Verdict],
+) -> None:
+    rows = [
+        entry(
+            verdicts[number % len(verdicts)],
+            case=f"a_rather_long_name_of_a_case_{number}",
+            reason=told(f"of its own, number {number}, about as long as they usually are"),
+            metrics=[peak_memory(Verdict.OK)] * 3,
+        )
+        for number in range(500)
+    ]
+    shown = comparison(*rows, notes=[noted(f"{n} " + "a note " * 20) for n in range(100)])
+    text = markdown.render(view(shown, "data=5ms"))
+    assert len(text.encode()) <= 65_536
+    rows_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| 0", text, re.MULTILINE))
+    metrics_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| peak", text, re.MULTILINE))
+    left_out = [int(number) for number in re.findall(r"and (\d+) more rows, left", text)]
+    assert left_out
+    assert rows_shown + metrics_shown + sum(left_out) == 500 + 1500
+
+
+# JUnit
+
+TOKEN = r"\S+( \S+)*"
+NUMBER, DECIMAL = r"\d+", r"\d+(\.\d+)?"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What both junit-10.xsd (Jenkins) and JUnit.xsd (Windy Road) let an element be."""
+
+    attributes: dict[str, str]
+    """Those that either requires, and those used that both know, as patterns."""
+    children: str = ""
+    """The order of the children that both allow, as a pattern of their names."""
+
+
+PROBLEM = Rule({"type": r"[\s\S]*", "message": r"[\s\S]*"})
+RULES = {
+    "testsuites": Rule({}, r"(testsuite )*"),
+    "testsuite": Rule(
+        {
+            "name": TOKEN,
+            "package": TOKEN,
+            "id": NUMBER,
+            "timestamp": r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
+            "hostname": TOKEN,
+            "tests": NUMBER,
+            "failures": NUMBER,
+            "errors": NUMBER,
+            "skipped": NUMBER,
+            "time": DECIMAL,
+        },
+        r"properties (testcase )*system-out system-err ",
+    ),
+    "properties": Rule({}, r"(property )*"),
+    "property": Rule({"name": TOKEN, "value": r"[\s\S]*"}),
+    "testcase": Rule(
+        {"name": TOKEN, "classname": TOKEN, "time": DECIMAL}, r"((failure|error|skipped) )?"
+    ),
+    "failure": PROBLEM,
+    "error": PROBLEM,
+    "system-out": Rule({}),
+    "system-err": Rule({}),
+}
+
+
+def suite_of(shown: Comparison, *injections: str) -> Element:
+    (suite,) = ElementTree.fromstring(junit.render(view(shown, *injections)).encode())
+    return suite
+
+
+@pytest.mark.parametrize("shown", [of_each_verdict(), comparison()], ids=["every verdict", "empty"])
+def test_the_report_is_valid_by_both_schemas(shown: Comparison) -> None:
+    text = junit.render(view(shown))
+    assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>')
+    for element in ElementTree.fromstring(text.encode()).iter():
+        rule = RULES[element.tag]
+        assert element.attrib.keys() == rule.attributes.keys(), element.tag
+        for name, pattern in rule.attributes.items():
+            assert re.fullmatch(pattern, element.attrib[name]), f"{element.tag} {name}"
+        children = "".join(f"{child.tag} " for child in element)
+        assert re.fullmatch(rule.children, children), f"{element.tag}: {children}"
+        if children:
+            assert not (element.text or "").strip()
+
+
+@RED
+def test_the_report_is_green_only_where_the_exit_code_is_0(verdict: Verdict) -> None:
+    shown = comparison(entry(Verdict.OK, gpus=1), entry(verdict))
+    suite = suite_of(shown)
+    red = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+    assert (red == 0) == (shown.exit_code is ExitCode.OK)
+    assert int(suite.attrib["failures"]) == (1 if verdict.is_loss else 0)
+
+
+def test_a_comparison_without_rows_is_an_error() -> None:
+    suite = suite_of(comparison(notes=[noted("no memory")]))
+    error = suite.find("testcase/error")
+    assert error is not None
+    assert "no memory" in (error.text or "")
+    assert suite.attrib["errors"] == "1"
+
+
+def test_no_two_test_cases_have_one_name() -> None:
+    suite = suite_of(comparison(*[entry(Verdict.OK)] * 3, entry(Verdict.OK, gpus=8)))
+    names = [(case.attrib["classname"], case.attrib["name"]) for case in suite.iter("testcase")]
+    assert len(set(names)) == len(names) == 4
+
+
+def test_characters_that_xml_cannot_hold_are_replaced() -> None:
+    reason = "\x00\x1b[31m ]]> <b>&amp; \ufffe \ud800"
+    suite = suite_of(comparison(entry(Verdict.MISSING, reason=told(reason)), name="n\x01"))
+    error = suite.find("testcase/error")
+    assert error is not None
+    assert error.attrib["message"].endswith("��[31m ]]> <b>&amp; � �)")
+    assert suite.attrib["name"] == "gpuscale compare n�"
+
+
+# GitHub
+
+
+class Annotation(NamedTuple):
+    kind: str
+    title: str
+    message: str
+
+
+def annotations(shown: Comparison, *injections: str) -> list[Annotation]:
+    """What GitHub's runner makes of the text: it takes apart, then undoes the escapes."""
+    found = []
+    for line in github.render(view(shown, *injections)).split("\n"):
+        parts = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)
+        assert parts is not None, line
+        title = parts[2].replace("%3A", ":").replace("%2C", ",")
+        found.append(Annotation(parts[1], unescaped(title), unescaped(parts[3])))
+    return found
+
+
+def unescaped(text: str) -> str:
+    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
+
+
+@RED
+def test_a_loss_is_an_error_a_doubt_a_warning_and_only_a_pass_neither(verdict: Verdict) -> None:
+    shown = comparison(entry(Verdict.OK, gpus=1), entry(verdict))
+    kinds = {annotation.kind for annotation in annotations(shown)} - {"notice"}
+    assert kinds == ({"error"} if verdict.is_loss else set() if verdict.is_pass else {"warning"})
+
+
+def test_whatever_a_reason_holds_stays_in_its_annotation() -> None:
+    reason = "50 % of 3, 4: ::error::x\r\n::warning title=a,b::%0A"
+    (warning, notice) = annotations(comparison(entry(Verdict.MISSING, reason=told(reason))))
+    assert reason in warning.message
+    assert notice.kind == "notice"
+
+
+@pytest.mark.parametrize("count", [SHOWN_OF_A_KIND, SHOWN_OF_A_KIND + 5])
+def test_ten_annotations_show_the_largest_losses_and_name_the_rest(count: int) -> None:
+    rows = [
+        entry(Verdict.REGRESSED, case=f"case_{n}", change=Estimate(value=-n / 100))
+        for n in range(count)
+    ]
+    errors = [a for a in annotations(comparison(*rows)) if a.kind == "error"]
+    assert len(errors) == SHOWN_OF_A_KIND
+    ordered = [f"case_{n}" for n in reversed(range(count))]
+    if count == SHOWN_OF_A_KIND:
+        assert [a.title.split("/")[0] for a in errors] == ordered
+    else:
+        assert [a.title.split("/")[0] for a in errors[:-1]] == ordered[:9]
+        assert [line.split("/")[0] for line in errors[-1].message.splitlines()] == ordered[9:]
+
+
+def test_a_comparison_without_rows_is_a_warning_with_its_notes() -> None:
+    (injected, warning, notice) = annotations(comparison(notes=[noted("no memory")]), "data=5ms")
+    assert injected.message == "INJECTED data=5ms: not a real result"
+    assert warning.kind == "warning"
+    assert "no memory" in warning.message
+    assert notice.message.startswith("nothing to compare (exit code 4)")

@@ -1,0 +1,120 @@
+"""A comparison in order: the worst first, what is alike folded, and text that fits a terminal."""
+
+import io
+import re
+
+import pytest
+from changing import replace
+from comparison_records import (
+    ALL_REDUCE,
+    comparison,
+    entry,
+    of_each_verdict,
+    view,
+)
+from scaling_records import CNN
+
+from gpuscale.records import EntryVerdict, NoteCode, ReasonCode, Verdict
+from gpuscale.report import text
+from gpuscale.report.reason_words import WORDS
+from gpuscale.report.terminal import Screen, wrapped
+from gpuscale.report.view import explanations
+
+
+def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
+    verdicts = [row.entry.verdict for row in view(of_each_verdict()).ranked]
+    assert set(verdicts[:2]) == {Verdict.REGRESSED, Verdict.INCONSISTENT}
+    assert set(verdicts[2:5]) == {Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING}
+    assert set(verdicts[5:]) == {Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED}
+
+
+def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() -> None:
+    missing = [entry(Verdict.MISSING, gpus=gpus) for gpus in (1, 2, 4)]
+
+    def subjects(*rows: EntryVerdict) -> list[str]:
+        return [found.subject for found in explanations(view(comparison(*rows)).ranked)]
+
+    assert subjects(*missing, entry(Verdict.OK, gpus=8)) == ["mnist_cnn/ddp on 1, 2 and 4 GPUs"]
+    assert subjects(*missing) == ["all rows"]
+    many = [entry(Verdict.MISSING, case=f"case_{number}") for number in range(9)]
+    (subject,) = subjects(*many, entry(Verdict.OK))
+    assert subject.endswith("case_2/ddp on 4 GPUs and 6 more rows")
+
+
+def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
+    other = replace(ALL_REDUCE, next_step="look at storage")
+    lost = [
+        entry(Verdict.REGRESSED, gpus=gpus, causes=causes)
+        for gpus, causes in (
+            (2, [ALL_REDUCE, ALL_REDUCE]),
+            (4, [other, ALL_REDUCE]),
+            (8, [replace(ALL_REDUCE, next_step="")]),
+        )
+    ]
+    causes = [cause for row in view(comparison(*lost)).ranked for cause in row.causes]
+    assert [cause.next_step_once for cause in causes if cause.next_step] == [
+        ALL_REDUCE.next_step,
+        "as above",
+        "look at storage",
+        "as for mnist_cnn/ddp on 2 GPUs",
+    ]
+    assert causes[1].next_step == ALL_REDUCE.next_step
+
+
+def test_two_ways_of_one_case_have_names_of_their_own() -> None:
+    fast = entry(Verdict.OK, configuration=replace(CNN, precision="bf16"))
+    shown = comparison(entry(Verdict.OK), fast, entry(Verdict.OK), entry(Verdict.OK, case="other"))
+    assert [row.name for row in view(shown).rows] == [
+        "mnist_cnn/ddp (full, fp32, synthetic data)",
+        "mnist_cnn/ddp (full, bf16, synthetic data)",
+        "mnist_cnn/ddp (full, fp32, synthetic data) (2)",
+        "other/ddp",
+    ]
+
+
+def test_the_last_line_counts_the_verdicts_the_worst_first_and_has_the_exit_code() -> None:
+    assert view(of_each_verdict()).summary == (
+        "1 regressed, 1 inconsistent, 1 inconclusive, 1 incomparable, "
+        "1 missing, 2 ok, 1 consistent, 1 improved"
+    )
+    assert text.render(view(comparison())).endswith("\nnothing to compare (exit code 4)")
+    ended = replace(view(comparison(entry(Verdict.OK))), exit_code=2)
+    assert text.render(ended).endswith("\n1 ok (exit code 2)")
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_lines_keep_to_the_width(columns: int) -> None:
+    long_name = replace(of_each_verdict(), baseline_machine=" ".join(["V100"] * 60))
+    shown = replace(view(long_name, "data=5ms"), screen=Screen(columns=columns))
+    lines = text.render(shown).splitlines()
+    assert lines[0] == "INJECTED data=5ms: not a real result"
+    assert max(map(len, lines[:-1])) <= columns
+
+
+def test_a_wrapped_number_keeps_its_unit() -> None:
+    assert wrapped("fell by 12.3 % now", 13) == ["fell by", "    12.3 %", "    now"]
+
+
+def test_colour_adds_escapes_and_nothing_else() -> None:
+    plain = view(of_each_verdict(), "data=5ms")
+    coloured = text.render(replace(plain, screen=Screen(colour=True)))
+    assert "\033[1;31mREGRESSED\033[0m" in coloured
+    assert re.sub(r"\033\[[\d;]*m", "", coloured) == text.render(plain)
+
+
+def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "500")
+    assert Screen.of(Terminal()) == Screen(columns=120, colour=True)
+    assert Screen.of(io.StringIO()) == Screen(columns=100, colour=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not Screen.of(Terminal()).colour
+
+
+def test_every_code_of_a_reason_or_note_has_its_words() -> None:
+    assert set(WORDS) == {*ReasonCode, *NoteCode}
