@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from scaling_records import BATCH, gpu_summary, run, with_values
 
 from gpuscale.records import GpuWindow
 from gpuscale.run_directory import stderr_path
 from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, line_of
-from gpuscale.telemetry.summary import summarize
+from gpuscale.telemetry.summary import TelemetryReport, summarize
 
 A, B = "aaaa", "bbbb"
 
@@ -296,3 +297,10 @@ def test_a_number_that_no_device_can_have_is_absent_and_the_others_are_kept(samp
     (reason,) = gpu.absent
     assert reason.startswith("power: ")
     assert "4294967.295" in reason
+
+
+def test_a_run_measures_its_energy_once_telemetry_is_added() -> None:
+    made, failed = run(1, 0.1), run(1, None)
+    telemetry = TelemetryReport(gpu_summaries=(with_values(gpu_summary(0.9), energy_j=64.0),))
+    assert telemetry.added_to(made).measured["energy_per_sample_j"] == 64.0 / BATCH
+    assert telemetry.added_to(failed).measured == {}

@@ -84,12 +84,7 @@ class Recorder:
             FileError: the run is not in the file; the runs before it are.
         """
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
-        run = replace(
-            run,
-            gpu_summaries=telemetry.gpu_summaries,
-            telemetry_absent=telemetry.absent,
-            allocation=self.environment.job_id,
-        )
+        run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)
         if self._writer is None:

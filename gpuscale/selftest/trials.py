@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from msgspec.structs import replace
-
 from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -28,7 +26,6 @@ from gpuscale.records import (
     RunRequest,
     TrialsReport,
     Verdict,
-    with_measured,
 )
 from gpuscale.selftest.plan import (
     BASELINE_BLOCKS,
@@ -134,10 +131,7 @@ class Trials:
         with sampling_beside(request, where) as sampling:
             made = self._make_run(request)
             if sampling is not None:
-                seen = sampling.summarize(made)
-                made = replace(made, gpu_summaries=seen.gpu_summaries, telemetry_absent=seen.absent)
-                if made.failure is None:
-                    made = with_measured(made)
+                made = sampling.summarize(made).added_to(made)
         self._after_run()
         return made
 

@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest
+from msgspec.structs import replace
+
+from gpuscale.records import (
+    Environment,
+    GpuSummary,
+    GpuWindow,
+    Run,
+    RunRequest,
+    with_measured,
+)
 from gpuscale.run_directory import NodeSamples, stderr_path
 from gpuscale.scratch import scratch_folder
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
@@ -25,6 +34,11 @@ class TelemetryReport:
     absent: str | None = None
     """Why there are no summaries at all, or none of some nodes; None where there are."""
     driver_version: str | None = None
+
+    def added_to(self, run: Run) -> Run:
+        """The run with its telemetry, and with what a valid one measured by it: energy."""
+        run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
+        return with_measured(run) if run.failure is None else run
 
 
 class RunSampling:
