@@ -104,7 +104,10 @@ class _Night:
         self._is_retry = RETRY_OF in os.environ
         self._first_regressed = False
         if compare:
-            self._show_baseline(compare[0])
+            # A wrong baseline is found here, before the GPUs have worked for an hour.
+            _say(f"judged against {compare[0]}")
+            if _gpuscale("show", compare[0])[0] != ExitCode.OK:
+                raise UsageError(f"{compare[0]} cannot be shown (see above); name another one")
         if self._is_retry:
             self._folder = Path(os.environ[RETRY_OF])
             if not self._folder.is_dir():
@@ -118,7 +121,7 @@ class _Night:
 
     def run(self) -> int:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
-        attempt = self._try("--results", self._folder)
+        attempt = self._try("--results")
         if attempt.faults and not self._is_retry:
             first_exit = self._keep_first(attempt)
             lost = self._scheduler.lost_nodes(self._nodes) if self._scheduler else ()
@@ -143,7 +146,8 @@ class _Night:
                 nodes = job_hosts(os.environ)
         return nodes or ()
 
-    def _try(self, option: str, folder: Path, *, without: tuple[str, ...] = ()) -> Attempt:
+    def _try(self, option: str, *, without: tuple[str, ...] = ()) -> Attempt:
+        folder = self._folder
         environment = {**os.environ, FAULT_FILE: str((folder / MACHINE_FAULT).absolute())}
         if without:
             environment[EXCLUDED_HOSTS] = ",".join(without)
@@ -235,16 +239,16 @@ class _Night:
         kept = self._folder / FIRST_ATTEMPT / RESULTS
         if len(bad) < len(self._nodes):
             _say(f"trying once more, without {', '.join(bad)}")
-            again = self._try("--results", self._folder, without=bad)
+            again = self._try("--results", without=bad)
         elif first.results is not None:
             _say("trying once more, on the same node")
             _copy_or_say(kept, self._folder / RESULTS)
             # Its runs are compared together with those that follow.
             self._first_regressed = False
-            again = self._try("--resume", self._folder)
+            again = self._try("--resume")
         else:
             _say("trying once more, on the same node")
-            again = self._try("--results", self._folder)
+            again = self._try("--results")
         if not again.has_measured and first.has_measured:
             # What had been measured before is still something to judge.
             _copy_or_say(kept, self._folder / RESULTS)
@@ -280,13 +284,6 @@ class _Night:
         ]
         _write_or_say(folder / RECORD, record_text(meaning, code, facts))
 
-    def _show_baseline(self, baseline: str) -> None:
-        """A wrong baseline is found here, before the GPUs have worked for an hour."""
-        _say(f"judged against {baseline}")
-        code, _ = _gpuscale("show", baseline)
-        if code != 0:
-            raise UsageError(f"{baseline} cannot be shown (see above); name another one")
-
 
 def _gpuscale(*arguments: str) -> tuple[int, str]:
     """The exit code of another command of gpuscale, in this process, and what it said."""
@@ -294,8 +291,8 @@ def _gpuscale(*arguments: str) -> tuple[int, str]:
     with redirect_stdout(said), redirect_stderr(said):
         try:
             code = cli.main(arguments)
-        except SystemExit:
-            # argparse's, of options that it does not know.
+        except (SystemExit, OSError):
+            # The first is argparse's, of options that it does not know.
             code = ExitCode.USAGE
     _print(said.getvalue())
     return code, said.getvalue()

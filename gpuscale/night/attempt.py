@@ -281,18 +281,14 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _copy(source: IO[bytes], log: Path) -> None:
     """Copy to standard output and to a file, also where one of them takes nothing more."""
-    with open(log if _can_write(log) else os.devnull, "ab", buffering=0) as file:  # noqa: PTH123
+    try:
+        log.touch()
+    except OSError:
+        log = Path(os.devnull)
+    with log.open("ab", buffering=0) as file:
         while chunk := source.read(65536):
             with suppress(OSError):
                 file.write(chunk)
             with suppress(OSError):
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
-
-
-def _can_write(log: Path) -> bool:
-    try:
-        log.touch()
-    except OSError:
-        return False
-    return True
