@@ -1,6 +1,5 @@
 """Ranks on the nodes of a real Slurm, from the allocation to the verdict, and what can go wrong."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -232,9 +231,9 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -
     cluster.nodes[1].kill()
     assert process.wait(timeout=LIMIT_S) == 1
     assert "ranks 2, 3 ended without a word on n2" in log.read_text()
-    (path,) = (tmp_path / ".gpuscale" / "results").glob("*.jsonl")
-    (run,) = [json.loads(line)["run"] for line in path.read_text().splitlines()[1:]]
-    assert (run["failure"]["kind"], run["failure"]["host"]) == ("launch", "n2")
+    (run,) = results_in(tmp_path).runs
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.host) == ("launch", "n2")
     assert processes_in(tmp_path) == []
 
 
