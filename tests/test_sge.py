@@ -111,6 +111,6 @@ def test_submit_follows_the_job_to_its_verdict(cluster: Cluster, tmp_path: Path)
 def test_submit_tells_that_the_time_of_a_job_was_up(cluster: Cluster, tmp_path: Path) -> None:
     site = arc4_site(tmp_path, case=HANGS, samples_per_s=HARDLY_ANY)
     answer = cluster.run(*SUBMIT, "--time", "00:00:10", folder=site)
-    assert answer.returncode == 2, answer.stdout
+    assert answer.returncode == 5, answer.stdout
     assert "ended as failed 37 qmaster enforced h_rt" in answer.stdout
     assert within_limit(lambda: processes_in(site) == []), processes_in(site)

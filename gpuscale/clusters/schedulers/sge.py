@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
 
-_RAN = frozenset({"15", "37", "100"})
+_TIME_UP = "37"
+_RAN = frozenset({"15", _TIME_UP, "100"})
 """Of a job that `failed`: in its epilog, at its time limit, by a signal. Elsewhere `exit_status`
 is none of the job's."""
 
@@ -78,4 +79,5 @@ class Sge(Scheduler):
             )
         word = f"failed {failed[1]} {failed[2] or ''}".strip()
         code = int(status[1]) if failed[1] in _RAN else None
-        return JobState(stage="ended", word=word, exit_code=code or None)
+        ending = Ending.TIME_UP if failed[1] == _TIME_UP else Ending.FAILED
+        return JobState(stage="ended", word=word, exit_code=code or None, ending=ending)
