@@ -1,4 +1,4 @@
-"""Whether a baseline holds: how long its user said that it does, and whether it is from here."""
+"""The validity of a baseline: until the day that its user said, and on its own machine."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def with_validity(
 
 
 def expiry_note(baseline: Baseline, today: date) -> Statement | None:
-    """What a reader must know of a baseline that has expired; None of one that has not."""
+    """The note on a baseline that has expired; None of one that has not."""
     if baseline.expires_on is None:
         return None
     days = (today - date.fromisoformat(baseline.expires_on)).days
@@ -33,7 +33,7 @@ def expiry_note(baseline: Baseline, today: date) -> Statement | None:
 
 
 def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Statement | None:
-    """What makes the results' machine another one than the baseline's, with the same GPUs.
+    """The note on results of another machine than the baseline's, with the same GPUs.
 
     Results on other GPUs are not compared at all; a host of another kind still feeds the same
     GPUs differently. None where nothing speaks against one machine.
@@ -55,7 +55,7 @@ def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Sta
 
 
 def _may_be_same(one: str, other: str) -> bool:
-    """Whether one name of a CPU only says less than the other: `POWER9` and `POWER9, altivec`."""
+    """True where one name of a CPU only says less than the other: `POWER9` and `POWER9, altivec`."""
     words = [frozenset(re.findall(r"[a-z0-9]+", name.casefold())) for name in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]
 

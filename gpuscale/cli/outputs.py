@@ -24,7 +24,7 @@ class Output:
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
-    """What `--format` asks for; exactly one output goes to standard output, text by default.
+    """The outputs of `--format`; exactly one goes to standard output, text by default.
 
     Raises:
         UsageError: a format that does not exist, or two outputs for one place.

@@ -1,4 +1,4 @@
-"""Whether results come from the kind of machine that a baseline speaks of."""
+"""Telling the kind of machine that a baseline speaks of from another one."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _VENDOR = frozenset(
 
 
 def same_gpu_model(one: str, other: str) -> bool:
-    """Whether two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
+    """True where two names can mean the same GPU: `A100` and `NVIDIA A100-SXM4-40GB` can.
 
     The model (`V100`, `RTX 3090 TI`, a MIG slice) must be the same. Form factor and memory
     (`SXM4`, `40GB`) must not contradict: what the name with fewer of them says, the other

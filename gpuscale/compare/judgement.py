@@ -1,4 +1,4 @@
-"""What judging says of one row, whatever kind of baseline the row stood against."""
+"""The judgement on one row, whatever kind of baseline the row stood against."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class RequiredRuns:
 
     @property
     def advice(self) -> Statement:
-        """What to do about a row that runs can settle."""
+        """The advice on a row that runs can settle."""
         if self.credible is None:
             return Statement.of(ReasonCode.UNKNOWN_FURTHER_RUNS, made=self.made)
         return Statement.of(ReasonCode.FURTHER_RUNS, needed=self.credible)

@@ -1,4 +1,4 @@
-"""What a reader must know beside the rows: how sure the baseline is, what was left out."""
+"""Notes beside the rows: how sure the baseline is, what was left out."""
 
 import math
 import statistics

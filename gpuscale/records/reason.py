@@ -14,7 +14,7 @@ class QuantityName(StrEnum):
 
 
 class Finding(StrEnum):
-    """What moved, where a row is not simply ok."""
+    """The change behind a row that is not simply ok."""
 
     SINGLE_GPU_SLOWDOWN = "single-GPU slowdown"
     SCALING_LOSS = "scaling loss"
@@ -80,7 +80,7 @@ class ReasonCode(StrEnum):
 
 
 class NoteCode(StrEnum):
-    """What a reader must know beside the rows."""
+    """Things to know beside the rows."""
 
     EMPTY_BASELINE = auto()
     NO_VALID_RUN = auto()

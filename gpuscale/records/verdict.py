@@ -1,4 +1,4 @@
-"""What a comparison says, as values that every report format renders."""
+"""A comparison as values, which every report format renders."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,17 +25,17 @@ class Verdict(StrEnum):
 
     @property
     def is_pass(self) -> bool:
-        """Whether a night with only such rows may end green."""
+        """True of what a night with only such rows may end green with."""
         return self in (Verdict.OK, Verdict.CONSISTENT, Verdict.IMPROVED)
 
     @property
     def is_loss(self) -> bool:
-        """Whether the row says that something got worse."""
+        """True where something got worse."""
         return self in (Verdict.REGRESSED, Verdict.INCONSISTENT)
 
     @property
     def is_judged(self) -> bool:
-        """Whether the row compared two numbers at all."""
+        """True where two numbers were compared at all."""
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -72,7 +72,7 @@ class EntryVerdict:
     current: SpeedupPair
     reason: Statement
     finding: Finding | MetricSpec | None = None
-    """What moved; a metric is one of which there is more."""
+    """The change behind the verdict; a metric is one of which there is more."""
     change: Estimate | None = None
     """Relative change of the judged quantity, with its 95% interval; negative is worse."""
     changed_quantity: QuantityName | None = None
@@ -80,11 +80,11 @@ class EntryVerdict:
     further_runs: int | None = None
     """For an inconclusive row: how many further runs would settle it, where runs can."""
     metrics: tuple[MetricVerdict, ...] = ()
-    """What else was judged; only metrics that both sides measured."""
+    """Of the metrics that both sides measured."""
     configuration: Configuration | None = None
     """How the row was measured now, else then; None for published figures that nothing meets."""
     causes: tuple[Cause, ...] = ()
-    """What the finding is put down to, the heaviest first; empty where nothing was found."""
+    """The heaviest first; empty where nothing was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

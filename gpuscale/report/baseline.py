@@ -174,7 +174,7 @@ def _published_text(figure: PublishedFigure) -> str:
 
 
 def _timed_text(figure: PublishedFigure) -> str:
-    """What the figure is a figure of: a wall clock or a throughput."""
+    """`wall clock of the epoch` or `throughput`."""
     if figure.samples_per_s is not None:
         return "throughput"
     return UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
@@ -197,7 +197,7 @@ class EntryChange:
     old: Entry | PublishedFigure | None
     new: Entry | PublishedFigure | None
     remark: str = ""
-    """What is said beside its name: why one side lacks it, or why it cannot be accepted."""
+    """Said beside its name: why one side lacks it, or why it cannot be accepted."""
 
 
 def changes_text(

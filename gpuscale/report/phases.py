@@ -72,7 +72,7 @@ def _lines(results: Results, columns: int | None) -> Iterator[str]:
 
 
 def _step(runs: Sequence[Run]) -> _Step | None:
-    """What a point's runs say of a step; None where no window of theirs has phases."""
+    """The average step of a point's runs; None where no window of theirs has phases."""
     described: list[tuple[float, Phases]] = []
     exposed_s: list[float] = []
     for run in runs:
@@ -196,7 +196,7 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
 
 
 def _lacks_communication(point: PointKey, step: _Step) -> bool:
-    """Whether a row could have had its exposed communication measured, and has not."""
+    """True of a row whose exposed communication could have been measured, and was not."""
     several_ranks = point.gpus > 1 and point.configuration.strategy != "dp"
     return several_ranks and step.communication_s is None
 

@@ -19,7 +19,7 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 UNKNOWN = "–"
 DETECTABLE = "smallest loss found 19 times in 20"
-"""What `finds 2.3 %` means."""
+"""The meaning of `finds 2.3 %`."""
 OUTCOMES = {
     ExitCode.OK: "no regression",
     ExitCode.REGRESSED: "regressed",
@@ -43,7 +43,7 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
 
 
 def configuration_text(configuration: Configuration) -> str:
-    """What identifies a result beside case, strategy and gpus, in words."""
+    """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
     words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
     words += filter(None, (configuration.size, configuration.precision))
     if configuration.channels_last:
@@ -164,7 +164,7 @@ def efficiency_text(entry: EntryVerdict) -> str:
 
 
 def judged_text(entry: EntryVerdict) -> str:
-    """What the verdict rests on: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
+    """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
     metric = deciding_metric(entry)
     if metric is not None and metric.change is not None:
         return f"{metric.metric.short} {percent_text(metric.change.value)}"
@@ -209,7 +209,7 @@ def finding_text(finding: Finding | MetricSpec) -> str:
 
 
 def short_reason(entry: EntryVerdict) -> str:
-    """What is behind the verdict, in the few words that a table's row bears."""
+    """The cause or finding behind the verdict, in the few words that a table's row bears."""
     if cause := short_cause(entry.causes):
         return cause
     if entry.finding is not None:

@@ -39,7 +39,7 @@ NAMED_SKEW = 0.02
 _DAY_S = 86400
 _BUDGET_PARTS = ("communication", "data", "skew")
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
-"""What a narrow terminal shows first."""
+"""Columns that a narrow terminal shows first."""
 
 
 def results_text(
@@ -104,7 +104,7 @@ def scaling_table(
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
-    """What a reader of the table must know: how it was measured, and what cannot be."""
+    """The lines below the table: how it was measured, and what cannot be right."""
     texts = dict.fromkeys(configuration_text(point.configuration) for point in points)
     several = any(point.valid_runs > 1 for point in points)
     intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"

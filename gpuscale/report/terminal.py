@@ -1,4 +1,4 @@
-"""What a terminal can show: colours, and lines and tables that fit its columns."""
+"""For terminals: colours, and lines and tables that fit their columns."""
 
 import io
 import os

@@ -63,7 +63,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _legend(rows: Sequence[Row], columns: int) -> Iterator[str]:
-    """What the brackets and `finds` are, where there are any."""
+    """The meaning of the brackets and of `finds`, where there are any."""
     of_changes = any(judged_change(row.entry) is not None for row in rows)
     of_efficiency = any(
         judged_change(row.entry) is None and judged_interval(row.entry) for row in rows

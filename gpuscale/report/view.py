@@ -42,7 +42,7 @@ class CauseView:
     """`exposed all-reduce +14 ms (83 % of the loss): gradient synchronisation …`."""
     evidence: tuple[str, ...]
     next_step: str
-    """What to do next, in full; empty where nothing is left to find out."""
+    """The next step in full; empty where nothing is left to find out."""
     next_step_once: str
     """The same, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
 
@@ -75,10 +75,10 @@ class Row:
         return f"{self.name} on {self.gpus}"
 
     def details(self, *, once: bool = False) -> Iterator[str]:
-        """What stands below the reason, indented: the lost metrics and the numbered causes.
+        """The lines below the reason, indented: the lost metrics and the numbered causes.
 
         Args:
-            once: Whether a next step that another row says already is only referred to.
+            once: Refer to a next step that another row says already.
         """
         yield from (f"  {metric}" for metric in self.lost_metrics)
         for number, cause in enumerate(self.causes, start=1):
@@ -114,12 +114,12 @@ class View:
     wall_s: float
     """How long all runs took."""
     exit_code: int
-    """What the process ends with."""
+    """Of the process."""
     screen: Screen
 
     @property
     def ranked(self) -> list[Row]:
-        """What got worse first, then what was not shown to be fine, then the passes."""
+        """The rows that got worse first, then those not shown to be fine, then the passes."""
         return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
 
     @property
@@ -276,7 +276,7 @@ def _lost_metrics(entry: EntryVerdict) -> tuple[str, ...]:
 
 
 def _is_simply_ok(entry: EntryVerdict) -> bool:
-    """Whether the row needs no words; one whose speedup is unknown says why it is."""
+    """True of a row that needs no words; one whose speedup is unknown says why it is."""
     ok = entry.verdict is Verdict.OK and entry.finding is None
     return ok and entry.changed_quantity is not QuantityName.THROUGHPUT
 
