@@ -55,7 +55,7 @@ def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Sta
 
 
 def _may_be_same(one: str, other: str) -> bool:
-    """True where one name of a CPU only says less than the other: `POWER9` and `POWER9, altivec`."""
+    """True where one name of a CPU says less than the other: `POWER9`, `POWER9, altivec`."""
     words = [frozenset(re.findall(r"[a-z0-9]+", name.casefold())) for name in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]
 

@@ -49,7 +49,7 @@ COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
     "telemetry": {"pynvml"},
-    "report": {"tabulate"},
+    "report": set(),
     "selftest": set(),
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL"},
@@ -154,7 +154,7 @@ def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
 
 
 def test_help_loads_no_heavy_library() -> None:
-    assert not loaded_after("--help") & {"torch", "pytest", "pynvml", "scipy", "numpy", "tabulate"}
+    assert not loaded_after("--help") & {"torch", "pytest", "pynvml", "scipy", "numpy"}
 
 
 def test_the_plugin_loads_no_machinery_without_gpus_asked_for(tmp_path: Path) -> None:

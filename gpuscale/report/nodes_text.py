@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
 from gpuscale.records import NodeFinding, NodeProbe
+from gpuscale.report.terminal import table
 from gpuscale.units import format_bytes, format_seconds
 
 
@@ -27,7 +26,7 @@ def _lines(
         for probe in probes
     ]
     headers = ["node", "compute", *(f"to {probe.host}" for probe in probes)]
-    yield from tabulate(rows, headers=headers, disable_numparse=True).splitlines()
+    yield table(headers, rows, left=headers)
     yield ""
     yield (
         "compute: time for a product of matrices, of the slowest GPU where there are several; "
