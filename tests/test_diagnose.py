@@ -126,6 +126,53 @@ def test_without_a_sick_device_an_inconclusive_row_names_none() -> None:
     assert named <= 3
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "deviation", "is_named"),
+    [(1.04, 0.001, False), (1.06, 0.001, True), (1.06, 0.08, False), (1.3, 0.03, True)],
+)
+def test_a_slow_device_is_named_from_a_twentieth_on_and_beyond_the_noise_of_runs(
+    slowdown: float, deviation: float, is_named: bool
+) -> None:
+    rng = np.random.default_rng(33)
+    sick = Fault(ranks=lambda place, own: slower(own, slowdown) if place.uuid == "GPU-1" else own)
+    before = well(rng, [1], deviation=deviation, runs=8)
+    row = with_verdict(before, night_of(rng, [1], 8, sick, deviation=deviation), 1)
+    assert (("GPU-1",) in [cause.device_uuids for cause in row.causes]) == is_named
+
+
+def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> None:
+    rng = np.random.default_rng(34)
+    before = well(rng, [4], deviation=0.003)
+    lowered = {"pcie_generation": 3, "pcie_max_generation": 4}
+    worn = replace(
+        SLOW,
+        devices=lambda s: with_values(s, ecc_uncorrected=1, **lowered) if s.uuid == "GPU-3" else s,
+    )
+    now = night_of(rng, [4], 3, worn, deviation=0.003, telemetry=True)
+    causes = diagnosed(before, now)[4].causes
+    assert [cause.kind for cause in causes] == [
+        CauseKind.COMPUTE,
+        CauseKind.PCIE,
+        CauseKind.MEMORY_ERRORS,
+    ]
+    assert {cause.device_uuids for cause in causes[1:]} == {("GPU-3",)}
+
+
+def test_a_single_change_is_the_headline_and_no_list() -> None:
+    rng = np.random.default_rng(35)
+    before = well(rng, [4], deviation=0.003)
+    where = replace(environment(), torch_version="2.12")
+    now = night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, where=where)
+    *_, changed = diagnosed(before, now)[4].causes
+    assert (changed.headline, changed.evidence) == ("changed: torch 2.11 → 2.12", ())
+
+
+def test_one_number_of_gpus_alone_tells_no_scope() -> None:
+    rng = np.random.default_rng(36)
+    before = well(rng, [4], deviation=0.003)
+    assert only_cause(before, night_of(rng, [4], 3, SLOW_LINK, deviation=0.003), 4).scope == ""
+
+
 def with_verdict(before: Baseline, now: Results, gpus: int) -> EntryVerdict:
     """The row with the causes that it would have if the comparison had called it a loss."""
     comparison = compare(before, [now])
