@@ -93,6 +93,8 @@ def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
         attempt(failed("unsteady"), exit_code=0, items=Items(count=3, left_out=("not steady",))),
         attempt(exit_code=5, items=Items(count=0)),
         attempt(exit_code=4),
+        # All that was asked for was measured all the same.
+        attempt(failed("killed"), exit_code=0),
         # What comes after a request to end is its consequence.
         attempt(failed("killed"), exit_code=143, stopped_by=15),
         # Made again, in a session that resumed, and then well.
@@ -176,7 +178,12 @@ NOTHING = attempt(exit_code=1)
 NOT_UNDERSTOOD = attempt(exit_code=4)
 NOT_COLLECTED = attempt(exit_code=2, items=Items(count=1, uncollected=("test_x",)))
 NO_GPUS = attempt(exit_code=4, machine=(Fault(text="no GPUs"),))
+BROKEN_ITSELF = attempt(exit_code=3)
+INTERRUPTED = attempt(exit_code=2)
+ONLY_FAILED = attempt(failed("raised"))
+NO_ITEMS = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=0))
 TIME_UP = attempt(make.run(2, 0.1), exit_code=143, stopped_by=15)
+STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +211,11 @@ TIME_UP = attempt(make.run(2, 0.1), exit_code=143, stopped_by=15)
         (NO_GPUS, None, 6, 1),
         (TIME_UP, 0, 5, 1),
         (TIME_UP, 1, 1, 1),
+        (STOPPED_AT_THE_END, 0, 5, 1),
+        (BROKEN_ITSELF, None, 2, 1),
+        (INTERRUPTED, None, 4, 1),
+        (ONLY_FAILED, None, 4, 1),
+        (NO_ITEMS, 0, 5, 1),
     ],
 )
 def test_the_night_ends_with_what_matters_most(
