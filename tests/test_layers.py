@@ -48,9 +48,8 @@ WORKER_MAY_IMPORT = 2
 COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
+    "report": {"tabulate"},
     "telemetry": {"pynvml"},
-    "report": set(),
-    "selftest": set(),
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL"},
 }
