@@ -16,7 +16,7 @@ from scaling_records import (
 )
 
 from gpuscale.compare import compare
-from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
+from gpuscale.compare.machine import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import (

@@ -7,7 +7,7 @@ from statements import codes_in
 
 from gpuscale.compare import compare
 from gpuscale.compare.judgement import RequiredRuns, required_runs
-from gpuscale.compare.sequential import SequentialPlan, next_step
+from gpuscale.compare.while_measuring import SequentialPlan, next_step
 from gpuscale.records import (
     EntryVerdict,
     Finding,

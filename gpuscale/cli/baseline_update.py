@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuscale.cli.baseline import add_expiry, login_name, now_text
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
-from gpuscale.compare.hardware import machine_mismatch
+from gpuscale.compare.machine import machine_mismatch
 from gpuscale.compare.matching import side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
-from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.judgement import Judgement, too_few_valid_runs
+from gpuscale.compare.machine import hardware_label, machine_mismatch
 from gpuscale.compare.matching import (
     Entry,
     Row,
@@ -19,6 +18,7 @@ from gpuscale.compare.matching import (
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import Figures, judge_published, published_speedup
+from gpuscale.compare.quantity import ONE_LOOK, ErrorRates
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Decision, Quantities, decide
-from gpuscale.compare.error_rates import ONE_LOOK, ErrorRates
 from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricPairing, pair_metrics
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
-from gpuscale.compare.quantity import OTHER_WEIGHT, TIME_WEIGHT, Quantity
+from gpuscale.compare.quantity import ONE_LOOK, OTHER_WEIGHT, TIME_WEIGHT, ErrorRates, Quantity
 from gpuscale.records import (
     EntryKey,
     Finding,

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.compare.levels import End, Ends, gain_of, moderated_ends
 from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.quantity import Quantity, relative_rise, rise_in_points
+from gpuscale.compare.spread import RunSample, SideSample, gain_of, moderated_samples
 from gpuscale.records import METRICS, EntryKey, Estimate, MetricSpec, Tolerances
 from gpuscale.statistics.estimates import Difference, difference, exponential, log_sample
 
@@ -22,8 +22,8 @@ class MetricPairing:
 
     key: EntryKey
     kind: MetricSpec
-    baseline: End
-    current: End
+    baseline: RunSample
+    current: RunSample
     unit_value: float
     """What one point stands for, in the metric's unit; 1 where values are logarithms."""
 
@@ -31,8 +31,8 @@ class MetricPairing:
         """The change, above 0 for the better."""
         limits = tolerances.limits(self.key, self.kind.name)
         return gain_of(
-            Ends(time=self.baseline),
-            Ends(time=self.current),
+            SideSample(time=self.baseline),
+            SideSample(time=self.current),
             deviation=limits.allocation_deviation,
         )
 
@@ -41,7 +41,7 @@ class MetricPairing:
         """From a gain to the loss that margins are about."""
         return rise_in_points if self.kind.in_points else relative_rise
 
-    def estimate(self, end: End) -> Estimate:
+    def estimate(self, end: RunSample) -> Estimate:
         """The metric on one side, in its unit, with the interval that its own runs give."""
         sample = log_sample([value for values in end.values.values() for value in values])
         mean = difference(sample.mean, [sample.term()])
@@ -77,7 +77,7 @@ def pair_metrics(rows: Sequence[Row], before: Side, after: Side) -> list[tuple[M
             }
             for side in (before, after)
         )
-        then_ends, now_ends = moderated_ends(
+        then_ends, now_ends = moderated_samples(
             then, {key: values for key, values in now.items() if key in then}
         )
         for row, pairings in zip(rows, found, strict=True):

@@ -4,8 +4,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuscale.compare.levels import MINIMUM_ALLOCATIONS
 from gpuscale.compare.matching import Entry, Row, point_differences
+from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.records import Baseline, EntryVerdict, NoteCode, Statement
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential

@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.levels import End, Ends, Spread, gain_of, largest_spread, moderated_ends
 from gpuscale.compare.matching import Row, Side
+from gpuscale.compare.spread import (
+    RunSample,
+    SideSample,
+    Spread,
+    gain_of,
+    largest_spread,
+    moderated_samples,
+)
 from gpuscale.records import EntryKey, ReasonCode, Statement, Tolerances
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
@@ -26,9 +33,9 @@ class Pairing:
     """Both sides of one row, and the runs on 1 GPU where both sides have them."""
 
     key: EntryKey
-    baseline: End
-    current: End
-    references: tuple[End, End] | None = None
+    baseline: RunSample
+    current: RunSample
+    references: tuple[RunSample, RunSample] | None = None
     """The baseline's and the current runs on 1 GPU; None on 1 GPU itself."""
     without_speedup: Statement | None = None
     """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
@@ -42,7 +49,7 @@ class Pairing:
         """The changes, or what they would be after further runs that leave the means alone."""
         of_time = tolerances.limits(self.key, "throughput").allocation_deviation
         current = self.current.with_further_runs(further_runs)
-        time = gain_of(Ends(time=self.baseline), Ends(time=current), deviation=of_time)
+        time = gain_of(SideSample(time=self.baseline), SideSample(time=current), deviation=of_time)
         if self.references is None:
             return Gains(time=time)
         before, now = self.references[0], self.references[1].with_further_runs(further_runs)
@@ -50,12 +57,14 @@ class Pairing:
         return Gains(
             time=time,
             speedup=gain_of(
-                Ends(time=self.baseline, reference=before),
-                Ends(time=current, reference=now),
+                SideSample(time=self.baseline, reference=before),
+                SideSample(time=current, reference=now),
                 deviation=tolerances.limits(self.key, "speedup").allocation_deviation,
                 deviation_apart=max(of_time, of_reference),
             ),
-            reference=gain_of(Ends(time=before), Ends(time=now), deviation=of_reference),
+            reference=gain_of(
+                SideSample(time=before), SideSample(time=now), deviation=of_reference
+            ),
         )
 
     def lasting_spread(self, tolerances: Tolerances, *, of_speedup: bool) -> Spread:
@@ -66,8 +75,8 @@ class Pairing:
         if self.references is not None and of_speedup:
             before, now = self.references[0], self.references[1].with_further_runs(most)
         return largest_spread(
-            Ends(time=self.baseline, reference=before),
-            Ends(time=current, reference=now),
+            SideSample(time=self.baseline, reference=before),
+            SideSample(time=current, reference=now),
             gains.speedup if of_speedup and gains.speedup is not None else gains.time,
         )
 
@@ -79,7 +88,7 @@ def pair_rows(rows: Sequence[Row], before: Side, after: Side) -> list[Pairing]:
     are not judged: how much runs differ is told by all of them.
     """
     configurations = {entry.point.configuration for entry in before.entries}
-    then, now = moderated_ends(
+    then, now = moderated_samples(
         {key: entry.logs for key, entry in before.by_point.items()},
         {
             key: entry.logs
@@ -94,8 +103,8 @@ def _pairing(
     row: Row,
     before: Side,
     after: Side,
-    then: Mapping[PointKey, End],
-    now: Mapping[PointKey, End],
+    then: Mapping[PointKey, RunSample],
+    now: Mapping[PointKey, RunSample],
 ) -> Pairing:
     if row.before is None or row.after is None:
         raise ValueError(f"{row.key.label}: a row with one side cannot be paired")

@@ -3,9 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuscale.compare.error_rates import ErrorRates
 from gpuscale.records import Limits
-from gpuscale.statistics.estimates import Difference, exponential
+from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRates:
+    """The nominal error rates of one look."""
+
+    significance: float = SIGNIFICANCE
+    """One-sided p, adjusted for the family, below which a change counts."""
+    confidence: float = CONFIDENCE
+    """Of the bound that *ok* puts on a loss."""
+
+
+ONE_LOOK = ErrorRates()
+"""For a comparison that is made once."""
 
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.compare.sequential import SequentialPlan, Step, next_step
+from gpuscale.compare.while_measuring import SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
@@ -143,7 +143,7 @@ class BaselineJudge:
         for progress in step.entries:
             if progress.entry.key == request.key:
                 verdict = progress.entry.verdict.value
-                after = progress.looked_after
+                after = progress.analysed_after
                 return verdict if after is None else f"{verdict} after {after} runs"
         return None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from gpuscale.compare.hardware import hardware_label
+from gpuscale.compare.machine import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.published import Figures, published_speedup
 from gpuscale.recording import entries_of

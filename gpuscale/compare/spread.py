@@ -36,7 +36,7 @@ deviation.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class RunSample:
     """One end of a ratio on one side: the runs of one entry, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
@@ -60,7 +60,7 @@ class End:
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
-    def with_further_runs(self, count: int) -> "End":
+    def with_further_runs(self, count: int) -> "RunSample":
         """The end as so many more runs in the same allocation would leave it, mean unchanged."""
         sample = self.moderated.sample
         grown = replace(
@@ -72,10 +72,10 @@ class End:
         return replace(self, moderated=replace(self.moderated, sample=grown))
 
 
-def moderated_ends(
+def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
-) -> tuple[dict[_Row, End], dict[_Row, End]]:
+) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
     """The ends of both sides of a whole comparison, by row.
 
     Each variance is moderated by all the other samples, and by no less than the same row has on
@@ -91,7 +91,7 @@ def moderated_ends(
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
     ends = [
-        End(values=values, moderated=Moderated(sample=own, prior=prior))
+        RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
         for values, own, prior in zip(sides, samples, priors, strict=True)
     ]
     return dict(zip(baseline, ends, strict=False)), dict(
@@ -100,11 +100,11 @@ def moderated_ends(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class SideSample:
     """One side of a judged quantity: the runs on n GPUs and, for S(n), those on 1 GPU."""
 
-    time: End
-    reference: End | None = None
+    time: RunSample
+    reference: RunSample | None = None
 
     @property
     def value(self) -> float:
@@ -112,7 +112,7 @@ class Ends:
         return self.time.mean - (self.reference.mean if self.reference else 0.0)
 
     @property
-    def all(self) -> tuple[End, ...]:
+    def all(self) -> tuple[RunSample, ...]:
         """The one or two ends."""
         return (self.time,) if self.reference is None else (self.time, self.reference)
 
@@ -141,7 +141,7 @@ class Ends:
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.all)
 
 
-def estimates_allocations(baseline: Ends, current: Ends) -> bool:
+def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """Whether the baseline's own spread between allocations is used, not the declared one."""
     return len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS and bool(
         current.common_allocations
@@ -157,7 +157,7 @@ class Spread:
     """Standard deviation of one run, or between allocations."""
 
 
-def largest_spread(baseline: Ends, current: Ends, gain: Difference) -> Spread:
+def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Spread:
     """Which level puts most on the variance of a gain of these two sides.
 
     A side is blamed for what its own runs differ by, not for what moderation adds.
@@ -185,17 +185,17 @@ def largest_spread(baseline: Ends, current: Ends, gain: Difference) -> Spread:
     )
 
 
-def _own_variance(end: End) -> float:
+def _own_variance(end: RunSample) -> float:
     own = end.moderated.sample.variance
     return (end.moderated.variance or 0.0) if own is None else own
 
 
-def _variance_of_means(side: Ends) -> float:
+def _variance_of_means(side: SideSample) -> float:
     return math.fsum((end.moderated.variance or 0.0) / end.count for end in side.all)
 
 
 def gain_of(
-    baseline: Ends, current: Ends, *, deviation: float, deviation_apart: float = 0.0
+    baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
     """How much better the current side is: as a logarithm where the values are.
 
@@ -221,7 +221,9 @@ def gain_of(
     )
 
 
-def _gain_over_allocations(baseline: Ends, current: Ends, deviation: float) -> Difference:
+def _gain_over_allocations(
+    baseline: SideSample, current: SideSample, deviation: float
+) -> Difference:
     names = baseline.common_allocations
     share = current.allocation_share
     means = log_sample([baseline.in_allocation(name) for name in names])
@@ -242,6 +244,6 @@ def _gain_over_allocations(baseline: Ends, current: Ends, deviation: float) -> D
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])
 
 
-def _mean_share(end: End, names: Sequence[str]) -> float:
+def _mean_share(end: RunSample, names: Sequence[str]) -> float:
     """What part of the variance between runs is left in the mean of one allocation."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

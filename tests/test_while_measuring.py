@@ -10,7 +10,13 @@ from changing import replace
 from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
 from statements import codes_in
 
-from gpuscale.compare.sequential import EntryProgress, Progress, SequentialPlan, Step, next_step
+from gpuscale.compare.while_measuring import (
+    RowProgress,
+    RowStatus,
+    SequentialPlan,
+    Step,
+    next_step,
+)
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
     Baseline,
@@ -39,7 +45,7 @@ def _now(runs: int, **step_times_s: float) -> Results:
     return measured({int(n[1:]): [t * f for f in NOW[:runs]] for n, t in step_times_s.items()})
 
 
-def _row(step: Step, gpus: int) -> EntryProgress:
+def _row(step: Step, gpus: int) -> RowProgress:
     (found,) = [each for each in step.entries if each.entry.key.gpus == gpus]
     return found
 
@@ -78,7 +84,7 @@ def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_sha
 
 def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> None:
     step = next_step(_then(n1=0.1, n2=0.11), [_now(2, n1=0.1, n2=0.2)], PLAN)
-    assert {each.progress for each in step.entries} == {Progress.NEEDS_RUNS}
+    assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
     assert _row(step, 2).entry.reason == Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=2)
     assert step.needs_runs == {_key(1), _key(2)}
@@ -87,8 +93,8 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
 
 def test_what_is_clearly_ok_stops_at_the_first_look() -> None:
     step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1, n2=0.11)], PLAN)
-    assert {each.progress for each in step.entries} == {Progress.SETTLED}
-    assert {each.looked_after for each in step.entries} == {3}
+    assert {each.status for each in step.entries} == {RowStatus.SETTLED}
+    assert {each.analysed_after for each in step.entries} == {3}
     assert step.needs_runs == frozenset()
     assert step.comparison.exit_code is ExitCode.OK
 
@@ -97,7 +103,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     before = _then(n1=0.1, n2=0.11)
     suspected = next_step(before, [_now(3, n1=0.1, n2=0.12)], PLAN)
     row = _row(suspected, 2)
-    assert (row.progress, row.suspected_after) == (Progress.NEEDS_RUNS, 3)
+    assert (row.status, row.suspected_after) == (RowStatus.NEEDS_RUNS, 3)
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert row.entry.reason.code is ReasonCode.NOT_YET_CONFIRMED
     # T(1) goes on too: the speedup is taken over it.
@@ -105,7 +111,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert suspected.comparison.exit_code is ExitCode.INCONCLUSIVE
 
     confirmed = next_step(before, [_now(4, n1=0.1, n2=0.12)], PLAN)
-    assert _row(confirmed, 2).progress is Progress.CONFIRMED
+    assert _row(confirmed, 2).status is RowStatus.CONFIRMED
     assert _row(confirmed, 2).entry.verdict is Verdict.REGRESSED
     assert confirmed.needs_runs == frozenset()
     assert confirmed.comparison.exit_code is ExitCode.REGRESSED
@@ -114,7 +120,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
 def test_a_look_waits_for_the_run_on_1_gpu_that_belongs_to_it() -> None:
     uneven = measured({1: [0.1 * f for f in NOW[:3]], 2: [0.12 * f for f in NOW[:4]]})
     step = next_step(_then(n1=0.1, n2=0.11), [uneven], PLAN)
-    assert _row(step, 2).looked_after == 3
+    assert _row(step, 2).analysed_after == 3
 
 
 def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed() -> None:
@@ -126,7 +132,7 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
     for runs in range(4, 9):
         step = next_step(before, [measured({1: times[:runs]})], PLAN)
         assert _row(step, 1).entry.verdict is not Verdict.REGRESSED
-    assert _row(step, 1).progress is Progress.UNDECIDED
+    assert _row(step, 1).status is RowStatus.UNDECIDED
 
 
 def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
@@ -134,15 +140,15 @@ def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
     # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
     times = {1: [0.1, 0.1001, 0.0999, 0.2, 0.2], 2: [0.12 * f for f in NOW[:5]]}
     step = next_step(before, [measured(times)], PLAN)
-    assert _row(step, 1).progress is Progress.SETTLED
-    assert _row(step, 1).looked_after == 3
+    assert _row(step, 1).status is RowStatus.SETTLED
+    assert _row(step, 1).analysed_after == 3
 
 
 def test_when_all_runs_are_made_an_open_row_is_undecided() -> None:
     noisy = [0.1 * f for f in (0.9, 1.1, 0.95, 1.12, 0.88, 1.04, 0.93, 1.09)]
     step = next_step(baseline({1: noisy[:6]}), [measured({1: noisy})], PLAN)
-    assert _row(step, 1).progress is Progress.UNDECIDED
-    assert _row(step, 1).looked_after == 8
+    assert _row(step, 1).status is RowStatus.UNDECIDED
+    assert _row(step, 1).analysed_after == 8
     assert step.needs_runs == frozenset()
     assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
 
@@ -150,7 +156,7 @@ def test_when_all_runs_are_made_an_open_row_is_undecided() -> None:
 def test_a_plan_of_one_look_judges_as_a_comparison_does() -> None:
     plan = SequentialPlan(fewest_runs=3, most_runs=3)
     step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1, n2=0.12)], plan)
-    assert _row(step, 2).progress is Progress.CONFIRMED
+    assert _row(step, 2).status is RowStatus.CONFIRMED
 
 
 def test_runs_of_several_files_are_counted_on() -> None:
@@ -158,8 +164,8 @@ def test_runs_of_several_files_are_counted_on() -> None:
     times = [0.12 * f for f in NOW]
     files = [measured({1: times[:2]}), measured({1: times[2:4]})]
     step = next_step(before, files, PLAN)
-    assert (_row(step, 1).suspected_after, _row(step, 1).looked_after) == (3, 4)
-    assert _row(step, 1).progress is Progress.CONFIRMED
+    assert (_row(step, 1).suspected_after, _row(step, 1).analysed_after) == (3, 4)
+    assert _row(step, 1).status is RowStatus.CONFIRMED
 
 
 def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
@@ -172,12 +178,12 @@ def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() ->
         *(run(8, 0.13 * f) for f in NOW[:3]),
     )
     step = next_step(before, [now], PLAN)
-    progress = {each.entry.key.gpus: each.progress for each in step.entries}
+    progress = {each.entry.key.gpus: each.status for each in step.entries}
     assert progress == {
-        1: Progress.SETTLED,
-        2: Progress.SETTLED,
-        4: Progress.NEEDS_RUNS,
-        8: Progress.SETTLED,
+        1: RowStatus.SETTLED,
+        2: RowStatus.SETTLED,
+        4: RowStatus.NEEDS_RUNS,
+        8: RowStatus.SETTLED,
     }
     assert _row(step, 2).entry.verdict is Verdict.INCOMPARABLE
     assert _row(step, 4).entry.verdict is Verdict.MISSING
@@ -192,7 +198,7 @@ def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     now = results(*_quiet(1, 3, 0.1), run(2, 0.11), unsteady, unsteady)
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
     row = _row(step, 2)
-    assert (row.progress, row.looked_after) == (Progress.NEEDS_RUNS, None)
+    assert (row.status, row.analysed_after) == (RowStatus.NEEDS_RUNS, None)
     few = {"valid": 1, "made": 3, "failures": {"unsteady": 2}}
     assert row.entry.reason == Statement(ReasonCode.TOO_FEW_VALID_RUNS, few)
     assert step.comparison.exit_code is ExitCode.INCONCLUSIVE
@@ -202,7 +208,7 @@ def test_runs_made_after_many_failures_are_looked_at() -> None:
     failed = [run(2, None, index=i) for i in range(1, 9)]
     now = results(*_quiet(1, 8, 0.1), *failed, *_quiet(2, 8, 0.143))
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
-    assert _row(step, 2).progress is Progress.CONFIRMED
+    assert _row(step, 2).status is RowStatus.CONFIRMED
 
 
 def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
@@ -218,7 +224,7 @@ def test_failures_after_a_look_that_passed_take_the_pass_back() -> None:
 def test_a_session_without_1_gpu_looks_on_though_an_earlier_one_made_few_runs_of_it() -> None:
     now = results(*_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN, gpus=[2])
-    assert _row(step, 2).progress is Progress.CONFIRMED
+    assert _row(step, 2).status is RowStatus.CONFIRMED
     assert _row(step, 2).entry.changed_quantity == "E(n)"
 
 
@@ -226,7 +232,7 @@ def test_runs_on_1_gpu_that_failed_too_often_are_not_waited_for() -> None:
     lost = [run(1, None, index=i) for i in range(1, 6)]
     now = results(*lost, *_quiet(1, 3, 0.1), *_quiet(2, 8, 0.143))
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
-    assert (_row(step, 2).progress, _row(step, 2).looked_after) == (Progress.CONFIRMED, 4)
+    assert (_row(step, 2).status, _row(step, 2).analysed_after) == (RowStatus.CONFIRMED, 4)
 
 
 def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out() -> None:
@@ -254,7 +260,7 @@ def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
 
 def test_a_row_of_the_baseline_without_a_run_needs_runs() -> None:
     step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1)], PLAN)
-    assert _row(step, 2).progress is Progress.NEEDS_RUNS
+    assert _row(step, 2).status is RowStatus.NEEDS_RUNS
     assert _row(step, 2).entry.verdict is Verdict.MISSING
 
 
@@ -265,7 +271,7 @@ def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> Non
         next_step(before, [measured({1: slow[0][:runs], 2: slow[1][:runs]})], PLAN)
         for runs in (3, 4)
     )
-    assert _row(first, 2).progress is Progress.NEEDS_RUNS
+    assert _row(first, 2).status is RowStatus.NEEDS_RUNS
     assert _row(first, 2).suspected_after == 3
     assert _row(first, 2).entry.verdict is Verdict.INCONCLUSIVE
     assert _row(second, 2).entry.verdict is Verdict.INCONSISTENT
@@ -318,6 +324,6 @@ def test_sessions_find_a_loss_with_one_fresh_run_where_runs_are_quiet() -> None:
             }
         )
         step, made = _session(rng, before, {1: 0.1, 2: 0.11 / 0.93}, 0.003)
-        assert _row(step, 2).progress is Progress.CONFIRMED
-        assert _row(step, 1).progress is Progress.SETTLED
+        assert _row(step, 2).status is RowStatus.CONFIRMED
+        assert _row(step, 1).status is RowStatus.SETTLED
         assert len(made[2]) == 4

@@ -1,0 +1,289 @@
+"""Judging while measuring: rows that are settled, that need more runs, that are confirmed.
+
+The data are analysed after each run from the fewest to the most. Each of these interim analyses is
+held to a stricter level (`sequential.nominal_error`), so that the whole session errs as rarely as
+one comparison does. And a loss is only called so once runs that were made afterwards show it too.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
+
+from gpuscale.compare.comparison import Assessment, assess, comparison_of, entries_of
+from gpuscale.compare.judgement import Judgement, too_few_valid_runs
+from gpuscale.compare.matching import Row
+from gpuscale.compare.quantity import ErrorRates
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    ReasonCode,
+    Results,
+    Run,
+    Statement,
+    Verdict,
+)
+from gpuscale.scaling import PointKey, References
+from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
+from gpuscale.statistics.sequential import nominal_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialPlan:
+    """The numbers of runs that a session makes of each item: `--runs 3:8`."""
+
+    fewest_runs: int
+    most_runs: int
+
+    @property
+    def rates(self) -> ErrorRates:
+        """The error rates of each interim analysis.
+
+        A loss needs a confirming run, so it can first be called after `fewest_runs + 1`.
+        """
+        if self.fewest_runs == self.most_runs:
+            return ErrorRates()
+        return ErrorRates(
+            significance=nominal_error(SIGNIFICANCE, self.fewest_runs + 1, self.most_runs),
+            confidence=1 - nominal_error(1 - CONFIDENCE, self.fewest_runs, self.most_runs),
+        )
+
+
+class RowStatus(StrEnum):
+    """The place of one row in a session."""
+
+    NEEDS_RUNS = "needs runs"
+    SETTLED = "settled"
+    """Passed, or cannot be judged by any number of runs."""
+    CONFIRMED = "confirmed"
+    """Regressed, and runs made after it was first suspected say so too."""
+    UNDECIDED = "undecided"
+    """All runs are made and tell neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProgress:
+    """One row: its verdict so far, and its status."""
+
+    entry: EntryVerdict
+    """Never `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
+    status: RowStatus = RowStatus.NEEDS_RUNS
+    analysed_after: int | None = None
+    """Runs at the analysis that `entry` comes from; None before the first."""
+    suspected_after: int | None = None
+    """Runs at the analysis at which it was first worse than its margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The knowledge of a session after the runs so far."""
+
+    entries: tuple[RowProgress, ...]
+    comparison: Comparison
+    """Of the rows as `entries` has them; its exit code is the session's."""
+    needs_runs: frozenset[EntryKey]
+    """The rows to run again, and those on 1 GPU that their speedups are taken over."""
+
+
+def next_step(
+    baseline: Baseline,
+    results: Sequence[Results],
+    plan: SequentialPlan,
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+    configurations: Collection[Configuration] | None = None,
+) -> Step:
+    """The verdict of the runs so far on each row, analysed after each run as the plan allows.
+
+    Pure and without memory: the analyses of the past are made again from the order of the runs
+    in the results, so a resumed session goes on where it was. Analysis k has the first k runs of
+    each item that gave a number, and those that failed before them. A row that is settled or
+    confirmed stays so, unless most of its later runs fail.
+
+    Args:
+        baseline: as for `compare`.
+        results: everything that the session has, the runs in the order in which they ended.
+        plan: the numbers of runs.
+        cases: as for `compare`.
+        gpus: as for `compare`: the numbers of GPUs that the session measures.
+        configurations: those that the session measures. Of a row that the baseline has in one of
+            them, its entries in others are left out; None leaves out none.
+    """
+    session = _Session(_as_measured(baseline, configurations), results, plan, cases, gpus)
+    everything = session.assess(0, math.inf)
+    entries = entries_of(everything, session.baseline)
+    rows = [RowProgress(entry=entry) for entry in entries]
+    for runs in range(plan.fewest_runs, plan.most_runs + 1):
+        if any(session.has_reached(row, runs) for row in everything.rows):
+            rows = session.analysed(rows, runs)
+    progress = tuple(_reported(each, row) for each, row in zip(rows, everything.rows, strict=True))
+    return Step(
+        entries=progress,
+        comparison=comparison_of(
+            everything, session.baseline, results, [each.entry for each in progress]
+        ),
+        needs_runs=_needed(progress),
+    )
+
+
+def _as_measured(baseline: Baseline, configurations: Collection[Configuration] | None) -> Baseline:
+    if configurations is None:
+        return baseline
+    met = {run.key for run in baseline.runs if run.configuration in configurations}
+    runs = (r for r in baseline.runs if r.key not in met or r.configuration in configurations)
+    return msgspec.structs.replace(baseline, runs=tuple(runs))
+
+
+class _Session:
+    """The runs of a session in the order in which they ended, and analyses of some of them."""
+
+    def __init__(
+        self,
+        baseline: Baseline,
+        results: Sequence[Results],
+        plan: SequentialPlan,
+        cases: Collection[str] | None,
+        gpus: Collection[int] | None,
+    ) -> None:
+        self.baseline = baseline
+        self._results = results
+        self._plan = plan
+        self._cases = cases
+        self._gpus = gpus
+        self._valid: Counter[PointKey] = Counter()
+        self._attempts: Counter[PointKey] = Counter()
+        # For each run the analysis that has it first, counted from 1.
+        self._positions = [[self._position(run) for run in result.runs] for result in results]
+        self._references = References(self._valid)
+
+    def _position(self, run: Run) -> int:
+        key = PointKey.of(run)
+        position = self._valid[key] + 1
+        self._attempts[key] += 1
+        if run.is_valid:
+            self._valid[key] += 1
+        return position
+
+    def assess(self, after: int, until: float) -> Assessment:
+        """The judgement by the runs of each item after one analysis and up to another.
+
+        What this session does not measure is all there already, and serves each of them. Where
+        those on 1 GPU all lie before the first position, they serve as the reference still.
+        """
+        part = [
+            msgspec.structs.replace(
+                result,
+                runs=tuple(
+                    run
+                    for run, position in zip(result.runs, positions, strict=True)
+                    if after < position <= until or self._serves_always(run, after)
+                ),
+            )
+            for result, positions in zip(self._results, self._positions, strict=True)
+        ]
+        return assess(
+            self.baseline, part, cases=self._cases, gpus=self._gpus, rates=self._plan.rates
+        )
+
+    def has_reached(self, row: Row, runs: int) -> bool:
+        """True where so many runs of the row, and of those on 1 GPU beside it, are made."""
+        if row.after is None:
+            return False
+        key = row.after.point.point_key
+        if self._valid.get(key, 0) < runs:
+            return False
+        reference = None if key.gpus == 1 else self._references.of(key)
+        if reference is None or not self._measures(1) or self._valid[reference] >= runs:
+            return True
+        return self._attempts[reference] >= self._plan.most_runs
+
+    def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
+        """The rows after one more analysis of those that are open."""
+        now = self.assess(0, runs)
+        entries = entries_of(now, self.baseline)
+        return [
+            self._analysed(replace(before, entry=entry, analysed_after=runs), row, judgement, runs)
+            if before.status is RowStatus.NEEDS_RUNS and self.has_reached(row, runs)
+            else before
+            for before, row, judgement, entry in zip(
+                rows, now.rows, now.judgements, entries, strict=True
+            )
+        ]
+
+    def _analysed(self, now: RowProgress, row: Row, judgement: Judgement, runs: int) -> RowProgress:
+        verdict, suspected = judgement.verdict, now.suspected_after
+        if verdict.is_pass or _cannot_be_judged(row):
+            return replace(now, status=RowStatus.SETTLED)
+        if verdict.is_loss and self._is_confirmed(row, judgement, suspected, runs):
+            return replace(now, status=RowStatus.CONFIRMED)
+        if suspected is None and (judgement.is_suspect or verdict.is_loss):
+            now = replace(now, suspected_after=runs)
+        return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
+
+    def _is_confirmed(
+        self, row: Row, judgement: Judgement, suspected: int | None, runs: int
+    ) -> bool:
+        """True where the runs since the suspicion, by themselves, lie beyond the margin too."""
+        if self._plan.fewest_runs == self._plan.most_runs:
+            return True
+        if suspected is None or judgement.decided_by is None:
+            return False
+        fresh = self.assess(suspected, runs)
+        return any(
+            again.excess_losses.get(judgement.decided_by, 0.0) > 0
+            for other, again in zip(fresh.rows, fresh.judgements, strict=True)
+            if _identity(other) == _identity(row)
+        )
+
+    def _serves_always(self, run: Run, after: int) -> bool:
+        if not self._measures(run.gpus):
+            return True
+        return run.gpus == 1 and self._valid.get(PointKey.of(run), 0) <= after
+
+    def _measures(self, gpus: int) -> bool:
+        return self._gpus is None or gpus in self._gpus
+
+
+def _identity(row: Row) -> tuple[EntryKey, Configuration | None]:
+    return row.key, None if row.before is None else row.before.point.configuration
+
+
+def _cannot_be_judged(row: Row) -> bool:
+    """True where more runs would not help: another machine or measurement, or no baseline."""
+    without_baseline = row.before is None and row.figure is None
+    return row.obstacle is Verdict.INCOMPARABLE or without_baseline
+
+
+def _reported(progress: RowProgress, row: Row) -> RowProgress:
+    status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
+    entry = progress.entry
+    few = too_few_valid_runs(row.after)
+    reason: Statement | None = None
+    if progress.analysed_after is None and entry.verdict.is_judged:
+        made = 0 if row.after is None else row.after.point.valid_runs
+        entry = replace(entry, further_runs=None)
+        if few is None:
+            reason = Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=made)
+        else:
+            reason = Statement.of(ReasonCode.TOO_FEW_VALID_RUNS, **few)
+    elif few is not None and entry.verdict.is_pass:
+        reason = Statement.of(ReasonCode.TOO_FEW_SINCE_LOOK, **few, otherwise=entry.reason)
+        status = RowStatus.NEEDS_RUNS
+    elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
+        reason = Statement.of(ReasonCode.NOT_YET_CONFIRMED, otherwise=entry.reason)
+    if reason is not None:
+        entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)
+    return replace(progress, entry=entry, status=status)
+
+
+def _needed(rows: Sequence[RowProgress]) -> frozenset[EntryKey]:
+    open_rows = [each.entry.key for each in rows if each.status is RowStatus.NEEDS_RUNS]
+    references = [key._replace(gpus=1) for key in open_rows]
+    return frozenset([*open_rows, *references])
