@@ -168,7 +168,7 @@ def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
 
 
 def _no_pass_by_too_few(row: Row, judgement: Judgement) -> Judgement:
-    """What the runs that gave a number say is no pass where most gave none."""
+    """The judgement, which is no pass where most runs gave no number."""
     few = too_few_valid_runs(row.after)
     if few is None or not judgement.verdict.is_pass:
         return judgement

@@ -12,7 +12,7 @@ NAMING_SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantities:
-    """What is judged together for one row."""
+    """The quantities that are judged together for one row."""
 
     time: Quantity
     """T(1) on 1 GPU, T(n) on more."""

@@ -56,7 +56,7 @@ class _Tested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """What holds for all rows of one comparison."""
+    """The rule that holds for all rows of one comparison."""
 
     tolerances: Tolerances
     rates: ErrorRates

@@ -1,4 +1,4 @@
-"""What is judged beside step time and speedup: exposed communication, memory, energy."""
+"""The metrics judged beside step time and speedup: exposed communication, memory, energy."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class MetricPairing:
     baseline: RunSample
     current: RunSample
     unit_value: float
-    """What one point stands for, in the metric's unit; 1 where values are logarithms."""
+    """The value of one point, in the metric's unit; 1 where values are logarithms."""
 
     def gain(self, tolerances: Tolerances) -> Difference:
         """The change, above 0 for the better."""

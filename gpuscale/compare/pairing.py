@@ -68,7 +68,7 @@ class Pairing:
         )
 
     def lasting_spread(self, tolerances: Tolerances, *, of_speedup: bool) -> Spread:
-        """What makes T(n), or S(n), most uncertain however many runs are added."""
+        """The spread that makes T(n), or S(n), uncertain however many runs are added."""
         most = FURTHER_RUNS[-1]
         gains = self.gains(tolerances, further_runs=most)
         current, before, now = self.current.with_further_runs(most), None, None

@@ -83,7 +83,7 @@ class Quantity:
 
     @property
     def is_ok(self) -> bool:
-        """Whether a loss as large as the bound of `ok` is excluded."""
+        """True where a loss as large as the bound of `ok` is excluded."""
         return self.loss_bound is not None and self.loss_bound < self.ok_bound
 
     @property

@@ -27,7 +27,7 @@ MINIMUM_ALLOCATIONS = 4
 """From so many allocations on, a baseline's own spread between them is used."""
 
 DECLARED_DF = 2.0
-"""How many degrees of freedom the declared deviation is worth beside that estimate.
+"""Degrees of freedom that the declared deviation is worth beside that estimate.
 
 Four allocations alone tell their spread so badly that a loss of 5% was found in 15% of nights.
 With more than 2, false alarms exceed 1% where allocations differ by three times the declared
@@ -37,7 +37,7 @@ deviation.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
-    """One end of a ratio on one side: the runs of one entry, by allocation."""
+    """The runs of one entry on one side, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
     """Logarithms of step times, or what else is judged; at least one, and larger is worse."""
@@ -56,12 +56,12 @@ class RunSample:
 
     @property
     def allocation_share(self) -> float:
-        """What part of the variance between allocations is left in the mean: 1/A if balanced."""
+        """The part of the variance between allocations left in the mean: 1/A if balanced."""
         total = sum(len(values) for values in self.values.values())
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """The end as so many more runs in the same allocation would leave it, mean unchanged."""
+        """The sample as so many more runs in the same allocation would leave it, mean unchanged."""
         sample = self.moderated.sample
         grown = replace(
             sample,
@@ -76,7 +76,7 @@ def moderated_samples(
     baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
     current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
 ) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
-    """The ends of both sides of a whole comparison, by row.
+    """The samples of both sides of a whole comparison, by row.
 
     Each variance is moderated by all the other samples, and by no less than the same row has on
     the other side, if that side knows it as well.
@@ -90,13 +90,12 @@ def moderated_samples(
             other = then[key]
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
-    ends = [
+    moderated = [
         RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
         for values, own, prior in zip(sides, samples, priors, strict=True)
     ]
-    return dict(zip(baseline, ends, strict=False)), dict(
-        zip(current, ends[len(baseline) :], strict=True)
-    )
+    now = iter(moderated[len(baseline) :])
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, now, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,7 @@ class SideSample:
 
     @property
     def all(self) -> tuple[RunSample, ...]:
-        """The one or two ends."""
+        """The one or two samples."""
         return (self.time,) if self.reference is None else (self.time, self.reference)
 
     @property
@@ -125,7 +124,7 @@ class SideSample:
 
     @property
     def allocation_share(self) -> float:
-        """What part of the variance between allocations is left in the value."""
+        """The part of the variance between allocations that is left in the value."""
         return max(end.allocation_share for end in self.all)
 
     def in_allocation(self, name: str) -> float:
@@ -137,12 +136,12 @@ class SideSample:
         """The variance that the declared deviation between allocations puts on the value."""
         if self.reference is None or self.common_allocations:
             return deviation**2 * self.allocation_share
-        # Two ends from different nodes share nothing: each has the full deviation of a time.
+        # Two samples from different nodes share nothing: each has the full deviation of a time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.all)
 
 
 def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
-    """Whether the baseline's own spread between allocations is used, not the declared one."""
+    """True where the baseline's own spread between allocations is used, not the declared one."""
     return len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS and bool(
         current.common_allocations
     )
@@ -150,7 +149,7 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What makes a change most uncertain."""
+    """The level that makes a change most uncertain."""
 
     source: Literal["current runs", "baseline runs", "allocations"]
     deviation: float
@@ -197,7 +196,7 @@ def _variance_of_means(side: SideSample) -> float:
 def gain_of(
     baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
 ) -> Difference:
-    """How much better the current side is: as a logarithm where the values are.
+    """The gain of the current side: a logarithm where the values are logarithms.
 
     The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
     (1/R_baseline + 1/R_now) times. The former is declared; where the baseline gathers enough
@@ -207,7 +206,7 @@ def gain_of(
         baseline: the runs then.
         current: the runs now.
         deviation: declared between allocations, of the value.
-        deviation_apart: the same of each end of a ratio whose ends come from different
+        deviation_apart: the same of each end of a ratio whose samples come from different
             allocations.
     """
     if estimates_allocations(baseline, current):
@@ -245,5 +244,5 @@ def _gain_over_allocations(
 
 
 def _mean_share(end: RunSample, names: Sequence[str]) -> float:
-    """What part of the variance between runs is left in the mean of one allocation."""
+    """The part of the variance between runs that is left in the mean of one allocation."""
     return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -41,7 +41,7 @@ class Sample:
     """Degrees of freedom of `variance`; 0 where it is None."""
 
     def term(self, share: float | None = None) -> "Term | None":
-        """What the sample adds to the variance of a difference: `variance * share`.
+        """The part of the variance of a difference that the sample adds: `variance * share`.
 
         Args:
             share: 1 / `count` unless given; a share of 0 adds nothing, known or not.
@@ -75,7 +75,7 @@ class Difference:
         return None if self.parts is None else math.fsum(part.variance for part in self.parts)
 
     def half_width(self, probability: float) -> float | None:
-        """How far the truth is exceeded at most with this one-sided probability, from 0.5 on.
+        """The most by which the truth is exceeded with this one-sided probability, from 0.5 on.
 
         Each part has its own quantile of Student's t, and they are added in squares (Howe
         1974). Degrees of freedom after Welch and Satterthwaite for all parts together would be

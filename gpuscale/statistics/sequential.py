@@ -1,4 +1,4 @@
-"""What each of several looks at growing data may err, so that all together err as stated."""
+"""The error of each of several analyses of growing data that lets all together err as stated."""
 
 import itertools
 import math

@@ -8,14 +8,14 @@ from gpuscale.statistics.distributions import chi_squared_median
 from gpuscale.statistics.estimates import Sample, Term, welch_term
 
 PRIOR_DF = 3.0
-"""How many degrees of freedom the deviation of the other entries is worth, at most."""
+"""The most degrees of freedom that the deviation of the other entries is worth."""
 MEDIAN_EFFICIENCY = 0.37
 """Of normal values, a median deviation tells as much as the variance of 37% of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What other samples say of the variance of one more sample."""
+    """The variance of one more sample, as the other samples tell it."""
 
     variance: float
     df: float
@@ -98,14 +98,14 @@ class Moderated:
 
     @property
     def prior_part(self) -> float:
-        """What the prior adds to the variance; 0 without one."""
+        """The part of the variance that the prior adds; 0 without one."""
         if self.prior is None:
             return 0.0
         return self.prior.variance * self.prior.df / (self.prior.df + self.sample.df)
 
     @property
     def own_part(self) -> float:
-        """What the sample itself adds to the variance; 0 where it tells no spread."""
+        """The part of the variance that the sample adds; 0 where it tells no spread."""
         if self.sample.variance is None:
             return 0.0
         prior_df = 0.0 if self.prior is None else self.prior.df
@@ -120,7 +120,7 @@ class Moderated:
 
 
 def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
-    """What several moderated samples add to the variance of one difference.
+    """The part of the variance of a difference that several moderated samples add.
 
     Their priors are the same runs but for one sample, so the priors' parts are one
     contribution. Counted as independent ones they would promise degrees of freedom that nobody

@@ -1,4 +1,4 @@
-"""Whether the windows of a run are repetitions of one step time, or of something that moves.
+"""Windows of a run that repeat one step time, told from those that move.
 
 A median of windows that drift, jump or alternate between two levels is a number of nothing.
 Three shapes are laid over the logarithms of the window times: a straight line, two levels in
@@ -35,7 +35,7 @@ _SMALLEST_SCATTER = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsteadiness:
-    """What a series of window times does instead of staying where it is."""
+    """The way in which a series of window times does not stay where it is."""
 
     kind: UnsteadyKind
     size: float
@@ -60,14 +60,14 @@ class _Shape:
     """Indices of the windows on the second (for two levels: slower) level."""
 
     def is_clear(self, count: int) -> bool:
-        """Whether the change is large, and far larger than the scatter around the shape."""
+        """True where the change is large, and far larger than the scatter around the shape."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
         size = abs(math.expm1(self.change))
         return size >= SMALLEST_CHANGE and abs(self.change) >= scatter * _needed(self.kind, count)
 
 
 def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
-    """What moves in a series of window times; None where it is steady.
+    """The way in which a series of window times moves; None where it is steady.
 
     A few outlying windows are no unsteadiness: a level must hold for a fifth of the windows
     and one of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
@@ -92,7 +92,7 @@ def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
 
 
 def _needed(kind: UnsteadyKind, count: int) -> float:
-    """How many times the scatter a change must be, for so many windows."""
+    """The multiple of the scatter that a change must be, for so many windows."""
     base, rise, origin = _NEEDED[kind]
     return base + rise / (count - origin)
 
