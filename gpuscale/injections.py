@@ -2,13 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from gpuscale.errors import UsageError
-
-InjectionKind = Literal["data", "slow-rank", "compute", "hang", "crash"]
 
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
@@ -18,20 +16,13 @@ _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
 _NUMBER = re.compile(r"[0-9]{1,12}")
-_EXAMPLES = {
-    "data": "data=5ms",
-    "slow-rank": "slow-rank=1:1.2",
-    "compute": "compute=1.1",
-    "hang": "hang=1@50",
-    "crash": "crash=0@20",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
     """One fault; the fields that its kind does not use are None."""
 
-    kind: InjectionKind
+    kind: str
     rank: int | None = None
     """The rank that it happens to; None is all of them."""
     seconds: float | None = None
@@ -48,31 +39,21 @@ def parse_injection(text: str) -> Injection:
     Raises:
         UsageError: the text means nothing; the message names what would.
     """
-    kind, equals, value = text.strip().partition("=")
-    match kind if equals else None:
-        case "data":
-            return Injection(kind="data", seconds=_seconds(text, value))
-        case "compute":
-            return Injection(kind="compute", factor=_factor(text, value))
-        case "slow-rank":
-            rank, factor = _pair(text, kind, value, ":")
-            return Injection(
-                kind="slow-rank",
-                rank=_whole(text, rank, "rank", 0, _LARGEST_RANK),
-                factor=_factor(text, factor),
-            )
-        case "hang" | "crash" as kind:
-            rank, step = _pair(text, kind, value, "@")
-            return Injection(
-                kind=kind,
-                rank=_whole(text, rank, "rank", 0, _LARGEST_RANK),
-                step=_whole(text, step, "step", 1, _LARGEST_STEP),
-            )
-        case _:
+    name, equals, value = text.strip().partition("=")
+    kind = _KINDS.get(name) if equals else None
+    if kind is None:
+        examples = ", ".join(known.example for known in _KINDS.values())
+        raise UsageError(f"--inject: '{text}' is no fault that is known; try one of {examples}")
+    fields: dict[str, Any] = {}
+    if kind.behind_rank is not None:
+        rank, found, value = value.partition(kind.behind_rank)
+        if not found:
             raise UsageError(
-                f"--inject: '{text}' is no fault that is known; try one of "
-                f"{', '.join(_EXAMPLES.values())}"
+                f"--inject: '{text}' lacks its '{kind.behind_rank}'; for example {kind.example}"
             )
+        fields["rank"] = _whole(text, rank, "rank", 0, _LARGEST_RANK)
+    fields[kind.field] = kind.read(text, value)
+    return Injection(kind=name, **fields)
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
@@ -81,27 +62,15 @@ def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
     Raises:
         UsageError: a text means nothing, or says the same thing as another one.
     """
-    found: dict[tuple[InjectionKind, int | None], str] = {}
-    injections = []
+    found: dict[tuple[str, int | None], str] = {}
+    injections: list[Injection] = []
     for text in texts:
         injection = parse_injection(text)
-        target = (injection.kind, injection.rank)
-        if target in found:
-            raise UsageError(
-                f"--inject: {found[target]} and {text} are of one kind; give only one of them"
-            )
-        found[target] = text
+        first = found.setdefault((injection.kind, injection.rank), text)
+        if len(found) == len(injections):
+            raise UsageError(f"--inject: {first} and {text} are of one kind; give only one of them")
         injections.append(injection)
     return tuple(injections)
-
-
-def _pair(text: str, kind: str, value: str, separator: str) -> tuple[str, str]:
-    first, found, second = value.partition(separator)
-    if not found:
-        raise UsageError(
-            f"--inject: '{text}' lacks its '{separator}'; for example {_EXAMPLES[kind]}"
-        )
-    return first, second
 
 
 def _seconds(text: str, value: str) -> float:
@@ -125,6 +94,10 @@ def _factor(text: str, value: str) -> float:
     return factor
 
 
+def _step(text: str, value: str) -> int:
+    return _whole(text, value, "step", 1, _LARGEST_STEP)
+
+
 def _whole(text: str, value: str, what: str, at_least: int, at_most: int) -> int:
     number = int(value) if _NUMBER.fullmatch(value) else -1
     if not at_least <= number <= at_most:
@@ -133,3 +106,22 @@ def _whole(text: str, value: str, what: str, at_least: int, at_most: int) -> int
             f"not '{value}'"
         )
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a fault is written: `KIND=VALUE`, or `KIND=RANK` and VALUE behind a separator."""
+
+    example: str
+    field: str
+    read: Callable[[str, str], float]
+    behind_rank: str | None = None
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "data": _Kind("data=5ms", "seconds", _seconds),
+    "slow-rank": _Kind("slow-rank=1:1.2", "factor", _factor, behind_rank=":"),
+    "compute": _Kind("compute=1.1", "factor", _factor),
+    "hang": _Kind("hang=1@50", "step", _step, behind_rank="@"),
+    "crash": _Kind("crash=0@20", "step", _step, behind_rank="@"),
+}

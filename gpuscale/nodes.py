@@ -6,8 +6,11 @@ A sick node is told from a sick link by its other links: all of them are slow, o
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import Literal
 
-from gpuscale.records import NodeFinding, NodeProbe
+import msgspec
+
+from gpuscale.records import NodeProbe
 
 SLOW_LINK = 1.5
 """Links of one network differ by some percent, and by more where routes are longer."""
@@ -17,8 +20,20 @@ SLOW_COMPUTATION = 1.2
 Pair = tuple[int, int]
 
 
+class NodeFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something slow, as far as it can be told where."""
+
+    kind: Literal["computation", "node links", "link", "direction"]
+    hosts: tuple[str, ...]
+    """The node, or the two ends of the link."""
+    slower: float
+    """How many times as long it takes as what it is compared with."""
+    text: str
+    """A sentence for people, with what to do."""
+
+
 def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
-    """What is slow among the nodes, worst first; nothing where all are alike, or one is alone."""
+    """The slow parts of the job, worst first; none where all are alike, or a node is alone."""
     if len(probes) < 2:
         return ()
     found = [*_slow_computation(probes), *_slow_links(probes)]

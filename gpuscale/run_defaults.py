@@ -3,15 +3,35 @@
 import math
 from collections.abc import Mapping
 
-from gpuscale.records import Environment, Pacing
+from msgspec.structs import replace
+
+from gpuscale.records import Environment, TimingPlan
 
 _MOST_DATA_WORKERS = 8
 MOST_WINDOWS = 30
-PACINGS: Mapping[str, Pacing] = {
-    "cuda": Pacing(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
-    "cpu": Pacing(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
+TIMING_PLANS: Mapping[str, TimingPlan] = {
+    "cuda": TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
 SIZES: Mapping[str, str] = {"cuda": "full", "cpu": "smoke"}
+
+
+def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
+    """Length and number of a run's windows; None is the device's own budget.
+
+    All that is asked for beyond that goes into windows: more of them first, since they tell
+    whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
+    """
+    plan = TIMING_PLANS[device]
+    if run_seconds is None or run_seconds <= plan.run_seconds:
+        return replace(plan, run_seconds=run_seconds or plan.run_seconds)
+    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
+    return replace(
+        plan,
+        windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
+        window_s=plan.window_s * max(1.0, longer * plan.windows / MOST_WINDOWS),
+        run_seconds=run_seconds,
+    )
 
 
 def data_workers(environment: Environment) -> int:

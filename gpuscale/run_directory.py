@@ -1,8 +1,64 @@
 """The folder through which the launcher and the ranks of one run exchange files."""
 
+import contextlib
+import fcntl
 import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gpuscale.encoding import from_json, to_json
+from gpuscale.errors import DecodeError
+from gpuscale.records import (
+    Environment,
+    NodeProbe,
+    NodeProbeRequest,
+    OverheadOutcome,
+    OverheadPlan,
+    RankExit,
+    RankFailure,
+    RankOutcome,
+    RunRequest,
+    SampledDevices,
+)
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_OWNER = "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile(Generic[R]):
+    """A file with one record, written by one process and read by others of the same gpuscale."""
+
+    path: Path
+    kind: type[R]
+
+    def write(self, record: R) -> None:
+        """Write the record; readers see it whole or not at all."""
+        write_atomically(self.path, to_json(record))
+
+    def read(self) -> R:
+        """The record.
+
+        Raises:
+            OSError: the file is not there.
+            DecodeError: it holds something else.
+        """
+        return from_json(self.kind, self.path.read_text(encoding="utf-8"))
+
+    def read_if_left(self) -> R | None:
+        """The record; None where nobody has left one."""
+        try:
+            return self.read()
+        except (OSError, DecodeError):
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,14 +68,24 @@ class RunDirectory:
     path: Path
 
     @property
-    def request(self) -> Path:
-        """What the launcher asks for (records.RunRequest)."""
-        return self.path / "request.json"
+    def request(self) -> RecordFile[RunRequest]:
+        """What the launcher asks for."""
+        return RecordFile(self.path / "request.json", RunRequest)
 
     @property
-    def overhead_plan(self) -> Path:
-        """What is asked beside the request to measure the overhead (records.OverheadPlan)."""
-        return self.path / "overhead-plan.json"
+    def overhead_plan(self) -> RecordFile[OverheadPlan]:
+        """What is asked beside the request to measure the overhead."""
+        return RecordFile(self.path / "overhead-plan.json", OverheadPlan)
+
+    @property
+    def probe_request(self) -> RecordFile[NodeProbeRequest]:
+        """What is asked of a rank on each node that looks at the nodes."""
+        return RecordFile(self.path / "probe-request.json", NodeProbeRequest)
+
+    @property
+    def sampled(self) -> RecordFile[SampledDevices]:
+        """The GPUs to be sampled on each host; absent without GPUs."""
+        return RecordFile(self.path / "sampled.json", SampledDevices)
 
     @property
     def progress(self) -> Path:
@@ -31,6 +97,10 @@ class RunDirectory:
         """The hosts of the run by the launcher's names, a line each, where there are several."""
         return self.path / "hosts"
 
+    def host_names(self) -> list[str]:
+        """Those hosts."""
+        return self.hosts.read_text(encoding="utf-8").split()
+
     @property
     def port(self) -> Path:
         """Where the first rank waits for the others, if the scheduler's variables do not say."""
@@ -41,18 +111,13 @@ class RunDirectory:
         """What the command that starts the ranks on several nodes said."""
         return self.path / "launcher.log"
 
-    @property
-    def sampled(self) -> Path:
-        """UUIDs of the GPUs to be sampled on each host, as JSON; absent without GPUs."""
-        return self.path / "sampled.json"
-
     def samples(self, host: str) -> Path:
         """What NVML's sampler on a host saw."""
         return self.path / f"samples-{host}.jsonl"
 
-    def environment(self, name: str) -> Path:
-        """What a node found out about itself (records.Environment), by the launcher's name."""
-        return self.path / f"environment-{name}.json"
+    def environment(self, name: str) -> RecordFile[Environment]:
+        """What a node found out about itself, by the launcher's name for it."""
+        return RecordFile(self.path / f"environment-{name}.json", Environment)
 
     def host(self, rank: int) -> Path:
         """The name of the host that the rank was started on."""
@@ -62,10 +127,6 @@ class RunDirectory:
         """What the rank printed."""
         return self.path / f"rank-{rank}.log"
 
-    def exit(self, rank: int) -> Path:
-        """How the rank's process ended (records.RankExit)."""
-        return self.path / f"rank-{rank}.exit.json"
-
     def pid(self, rank: int) -> Path:
         """The rank's process id."""
         return self.path / f"rank-{rank}.pid"
@@ -74,13 +135,31 @@ class RunDirectory:
         """Where the rank was when its time was up."""
         return self.path / f"rank-{rank}.stacks"
 
-    def outcome(self, rank: int) -> Path:
-        """What the rank measured (records.RankOutcome)."""
-        return self.path / f"rank-{rank}.outcome.json"
+    def exit(self, rank: int) -> RecordFile[RankExit]:
+        """How the rank's process ended."""
+        return RecordFile(self.path / f"rank-{rank}.exit.json", RankExit)
 
-    def failure(self, rank: int) -> Path:
-        """What ended the rank (records.RankFailure)."""
-        return self.path / f"rank-{rank}.failure.json"
+    def outcome(self, rank: int) -> RecordFile[RankOutcome]:
+        """What the rank measured."""
+        return RecordFile(self.path / f"rank-{rank}.outcome.json", RankOutcome)
+
+    def overhead(self, rank: int) -> RecordFile[OverheadOutcome]:
+        """What the rank measured of the overhead."""
+        return RecordFile(self.path / f"rank-{rank}.overhead.json", OverheadOutcome)
+
+    def probe(self, rank: int) -> RecordFile[NodeProbe]:
+        """What the rank saw of its node."""
+        return RecordFile(self.path / f"rank-{rank}.probe.json", NodeProbe)
+
+    def failure(self, rank: int) -> RecordFile[RankFailure]:
+        """What ended the rank, as it says itself."""
+        return RecordFile(self.path / f"rank-{rank}.failure.json", RankFailure)
+
+    def failures(self) -> list[RankFailure]:
+        """Those of all ranks that left one, the first one first."""
+        paths = self.path.glob("rank-*.failure.json")
+        in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+        return [RecordFile(path, RankFailure).read() for path in in_order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +191,40 @@ def write_atomically(path: Path, text: str) -> None:
 def stderr_path(samples: Path) -> Path:
     """Where the sampler of a samples file leaves its error messages."""
     return samples.with_name(f"{samples.name}.stderr")
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
+    """A new folder for as long as the context lasts.
+
+    Args:
+        prefix: How its name begins. Folders of that prefix whose processes on this host have ended
+            are removed: a killed process leaves its own.
+        within: Where it lies; in the system's folder for such by default.
+    """
+    place = Path(tempfile.gettempdir()) if within is None else within
+    # Where the file system of several hosts keeps locks on each by itself, those of another host
+    # look free. No name of a host has an underscore.
+    on_this_host = f"{prefix}{socket.gethostname()}_"
+    for folder in place.glob(f"{on_this_host}*"):
+        _remove_if_left(folder)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=on_this_host, dir=place, ignore_cleanup_errors=True
+        ) as name,
+        contextlib.ExitStack() as held,
+    ):
+        # Some network file systems have no locks: there a folder is never taken for left.
+        with contextlib.suppress(OSError):
+            claim = Path(name) / f"new-{_OWNER}"
+            fcntl.flock(held.enter_context(claim.open("wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Under its name only once it is locked, so that nobody finds it free.
+            claim.rename(claim.with_name(_OWNER))
+        yield Path(name)
+
+
+def _remove_if_left(folder: Path) -> None:
+    # The system gives the lock back when a process ends, however that comes about.
+    with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)

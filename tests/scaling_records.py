@@ -13,13 +13,13 @@ from gpuscale.records import (
     GpuDevice,
     GpuSummary,
     Hardware,
-    Pacing,
     PublishedFigure,
     RankReport,
     Results,
     Run,
     RunRequest,
     Source,
+    TimingPlan,
     Window,
     with_measured,
 )
@@ -89,7 +89,7 @@ def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
         devices=(),
         data_root=None,
         download=False,
-        pacing=Pacing(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
+        timing=TimingPlan(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
         timeout_s=60,
     )
     return replace(asked, **changes)

@@ -1,7 +1,6 @@
 """What the launchers across nodes ask of srun and mpirun, as text."""
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.launch.interfaces import is_same_host, leads_nowhere
-from gpuscale.launch.mpirun import OpenMpi, job_hosts, mpirun_arguments, variables_of_ranks
-from gpuscale.launch.placement import Placement, place
-from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
-from gpuscale.launch.scheduler import Demand
-from gpuscale.launch.slurm import Slurm, srun_arguments
+from gpuscale.launch.mpirun import OpenMpi, job_hosts, variables_of_ranks
+from gpuscale.launch.placement import Placement, is_same_host, leads_nowhere, place
+from gpuscale.launch.slurm import Slurm
+from gpuscale.run_directory import RunDirectory
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -48,8 +45,8 @@ def test_successive_runs_take_the_nodes_in_turn() -> None:
 
 
 def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
-    placement = Placement(hosts=("n1", "n2"), ranks=8, ranks_per_host=4)
-    assert srun_arguments(["python", "task.py"], placement, Demand(cores_per_rank=12)) == [
+    placement = Placement(hosts=("n1", "n2"), ranks=8, ranks_per_host=4, cores_per_rank=12)
+    assert Slurm().arguments(["python", "task.py"], placement) == [
         "srun",
         "--nodes=2",
         "--nodelist=n1,n2",
@@ -69,9 +66,8 @@ def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
 
 
 def test_srun_is_told_where_ranks_share_cores() -> None:
-    placement = Placement(hosts=("n1",), ranks=8, ranks_per_host=8)
-    arguments = srun_arguments(["x"], placement, Demand(cores_per_rank=1, crowded=True))
-    assert "--overcommit" in arguments
+    placement = Placement(hosts=("n1",), ranks=8, ranks_per_host=8, oversubscribed=True)
+    assert "--overcommit" in Slurm().arguments(["x"], placement)
 
 
 def test_what_the_job_asked_for_as_a_whole_does_not_reach_its_steps() -> None:
@@ -87,11 +83,13 @@ def test_what_the_job_asked_for_as_a_whole_does_not_reach_its_steps() -> None:
     assert Slurm().environment(job) == {"SLURM_JOB_ID": "7", "HOME": "/home/someone"}
 
 
-def test_mpirun_lays_ranks_on_hosts_in_blocks() -> None:
+def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.environ", {"PATH": "/bin", "NCCL_DEBUG": "INFO"})
     placement = Placement(hosts=("a", "b"), ranks=7, ranks_per_host=4)
-    assert mpirun_arguments(["python", "task.py"], placement, exported=("PATH", "NCCL_DEBUG")) == [
+    assert OpenMpi().arguments(["python", "task.py"], placement) == [
         *("mpirun", "-np", "7", "--host", "a:4,b:3", "--map-by", "slot", "--bind-to", "none"),
-        *("-x", "PATH", "-x", "NCCL_DEBUG"),
+        *("-x", "NCCL_DEBUG", "-x", "PATH", "-x", "PYTHONPATH"),
         *("python", "task.py"),
     ]
 
@@ -115,7 +113,7 @@ def test_a_variable_that_is_not_set_is_not_asked_of_open_mpi(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     placement = Placement(hosts=("a",), ranks=1, ranks_per_host=1)
-    arguments = OpenMpi().arguments(["x"], placement, Demand(cores_per_rank=1))
+    arguments = OpenMpi().arguments(["x"], placement)
     exported = {name for word, name in itertools.pairwise(arguments) if word == "-x"}
     assert "VIRTUAL_ENV" not in exported
     # This one the launcher sets by itself.
@@ -138,10 +136,6 @@ def test_hosts_of_a_job_come_from_its_scheduler(tmp_path: Path) -> None:
     assert job_hosts({}) == ()
 
 
-def listed(_: str) -> Sequence[str]:
-    return ["jwb0001", "jwb0002"]
-
-
 STEP = {
     "SLURM_JOB_ID": "4711",
     "SLURM_STEP_ID": "3",
@@ -152,32 +146,48 @@ STEP = {
 }
 
 
+@pytest.fixture
+def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ("jwb0001", "jwb0002")
+    monkeypatch.setattr("gpuscale.launch.slurm.hostnames", lambda _: listed)
+
+
+def rank_variables(given: dict[str, str]) -> dict[str, str]:
+    return Slurm().rank_variables(given, RunDirectory(path=Path("not read")))
+
+
+@pytest.mark.usefixtures("hostnames")
 def test_a_rank_finds_its_group_by_slurms_own_variables() -> None:
-    found = slurm_variables(STEP, listed)
+    found = rank_variables(STEP)
     assert found["MASTER_ADDR"] == "jwb0001"
     assert 12_000 <= int(found["MASTER_PORT"]) < 32_000
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("5", "1", "8")
-    next_step = slurm_variables({**STEP, "SLURM_STEP_ID": "4"}, listed)
+    next_step = rank_variables({**STEP, "SLURM_STEP_ID": "4"})
     assert next_step["MASTER_PORT"] != found["MASTER_PORT"]
 
 
+@pytest.mark.usefixtures("hostnames")
 def test_a_site_names_the_network_of_the_first_host() -> None:
-    found = slurm_variables({**STEP, "GPUSCALE_RENDEZVOUS_HOST": "{host}i"}, listed)
+    found = rank_variables({**STEP, "GPUSCALE_RENDEZVOUS_HOST": "{host}i"})
     assert found["MASTER_ADDR"] == "jwb0001i"
 
 
+@pytest.mark.usefixtures("hostnames")
 def test_a_rank_outside_of_a_step_says_what_is_missing() -> None:
     with pytest.raises(GpuscaleError, match="SLURM_PROCID is not set"):
-        slurm_variables({k: v for k, v in STEP.items() if k != "SLURM_PROCID"}, listed)
+        rank_variables({k: v for k, v in STEP.items() if k != "SLURM_PROCID"})
 
 
-def test_a_rank_finds_its_group_by_open_mpis_variables() -> None:
+def test_a_rank_finds_its_group_by_open_mpis_variables(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    directory.hosts.write_text("a\nb")
+    directory.port.write_text("20000")
     given_ = {
         "OMPI_COMM_WORLD_RANK": "5",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_SIZE": "8",
     }
-    assert open_mpi_variables(given_, ["a", "b"], 20_000) == {
+    assert OpenMpi().rank_variables(given_, directory) == {
         "RANK": "5",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "8",

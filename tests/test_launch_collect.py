@@ -6,8 +6,7 @@ import pytest
 from changing import replace
 from scaling_records import request, run
 
-from gpuscale.encoding import to_json
-from gpuscale.launch.collect import collect_run
+from gpuscale.launch.collect import Ending, collect_run
 from gpuscale.records import Phases, RankOutcome, RankWindow, Run
 from gpuscale.run_directory import RunDirectory
 
@@ -41,9 +40,13 @@ def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: flo
 def collected(tmp_path: Path, outcomes: list[RankOutcome]) -> Run:
     directory = RunDirectory(path=tmp_path)
     for each in outcomes:
-        directory.outcome(each.report.rank).write_text(to_json(each))
+        directory.outcome(each.report.rank).write(each)
     return collect_run(
-        request(2), directory, exit_codes={}, timed_out=False, started_at_s=1.7e9, wall_s=9.0
+        request(2),
+        directory,
+        Ending(exit_codes={}, timed_out=False),
+        started_at_s=1.7e9,
+        wall_s=9.0,
     )
 
 

@@ -8,9 +8,8 @@ from scaling_records import environment
 from test_options import GIVEN
 
 from gpuscale.cases import TrainingCase
-from gpuscale.encoding import to_json
-from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.launch.description import job_environment, joined
+from gpuscale.errors import GpuscaleError, MachineError, UsageError
+from gpuscale.launch.collect import job_environment, joined
 from gpuscale.launch.placement import place
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
@@ -39,7 +38,7 @@ def test_an_uneven_job_has_on_each_node_what_every_node_has() -> None:
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_a_node_without_gpus_among_others_is_named(device: str) -> None:
-    with pytest.raises(UsageError, match=r"no GPU on n2; .*--device cpu"):
+    with pytest.raises(MachineError, match=r"no GPU on n2; .*--device cpu"):
         joined({"n1": node("n1"), "n2": node("n2", 0)}, device)
 
 
@@ -111,7 +110,7 @@ def test_on_one_node_devices_follow_each_other_and_pairs_share_none() -> None:
 def test_a_node_that_left_nothing_is_named_with_the_remedy(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path / "run")
     directory.path.mkdir()
-    directory.environment("n1").write_text(to_json(node("n1")))
+    directory.environment("n1").write(node("n1"))
     directory.launcher_log.write_text("srun: error: n2: task 1: Exited with exit code 1\n")
     with pytest.raises(GpuscaleError, match=r"n2: does not see .*--results .*task 1: Exited"):
         job_environment(("n1", "n2"), directory, "auto", exit_code=1, timed_out=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from test_overhead import request_for_cpu
 
-from gpuscale.encoding import to_json
 from gpuscale.launch.failures import crash_failure
 from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory
@@ -21,9 +20,9 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"
         failure = Failure(kind="raised", message=message, rank=rank)
-        path = directory.failure(rank)
-        path.write_text(to_json(RankFailure(failure=failure, lost_peer=lost_peer)))
-        os.utime(path, (position, position))
+        file = directory.failure(rank)
+        file.write(RankFailure(failure=failure, lost_peer=lost_peer))
+        os.utime(file.path, (position, position))
     return directory
 
 

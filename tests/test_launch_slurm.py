@@ -42,15 +42,15 @@ class Case(Tiny):
 """
 STEPS = """
 import os, subprocess
+from msgspec.structs import replace
 from gpuscale.launch.placement import place
-from gpuscale.launch.scheduler import Demand
-from gpuscale.launch.slurm import Slurm, srun_arguments
+from gpuscale.launch.slurm import Slurm
 
 slurm = Slurm()
 for ranks in (1, 2, 4):
     placement = place(ranks, slurm.hosts(), slots=2, first=0)
     program = ["sh", "-c", "echo $SLURM_PROCID:$CUDA_VISIBLE_DEVICES"]
-    command = srun_arguments(program, placement, Demand(cores_per_rank=1))
+    command = slurm.arguments(program, replace(placement, cores_per_rank=1))
     environment = slurm.environment(os.environ)
     seen = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     print(*sorted(seen.split()))

@@ -1,6 +1,5 @@
 """The process that a scheduler starts beside each rank: it watches, samples and takes down."""
 
-import json
 import os
 import shutil
 import socket
@@ -15,8 +14,7 @@ from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 from scaling_records import run
 
-from gpuscale.encoding import from_json, to_json
-from gpuscale.records import Configuration, Pacing, RankExit, RankOutcome, RunRequest, Window
+from gpuscale.records import Configuration, RankExit, RunRequest, SampledDevices, TimingPlan, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.summary import RunSampling
 
@@ -27,7 +25,7 @@ class Case(Tiny):
     def forward(self, model, inputs):
         time.sleep(600)
 """
-QUICK = Pacing(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_seconds=0.5)
+QUICK = TimingPlan(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_seconds=0.5)
 
 
 def run_directory(folder: Path, case: Path) -> RunDirectory:
@@ -58,10 +56,10 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
         devices=(),
         data_root=None,
         download=False,
-        pacing=QUICK,
+        timing=QUICK,
         timeout_s=60.0,
     )
-    directory.request.write_text(to_json(request))
+    directory.request.write(request)
     directory.hosts.write_text(socket.gethostname())
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -105,14 +103,14 @@ def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(
 ) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, "Case = Tiny"))
     host = socket.gethostname()
-    directory.sampled.write_text(json.dumps({host: [GPU_A], "another": ["not here"]}))
+    directory.sampled.write(SampledDevices(uuids={host: (GPU_A,), "another": ("not here",)}))
     driver = tmp_path / "driver"
     driver.mkdir()
     answer = subprocess.run(task(directory, driver=compile_driver(driver)), check=False)
     assert answer.returncode == 0, directory.output(0).read_text()
-    exited = from_json(RankExit, directory.exit(0).read_text())
+    exited = directory.exit(0).read()
     assert exited == RankExit(rank=0, host=host, code=0)
-    outcome = from_json(RankOutcome, directory.outcome(0).read_text())
+    outcome = directory.outcome(0).read()
     first, last = outcome.windows[0], outcome.windows[-1]
     whole_run = Window(
         started_at_s=first.started_at_s,
@@ -140,7 +138,7 @@ def test_a_rank_ends_with_the_daemon_that_started_its_task(tmp_path: Path) -> No
     daemon.kill()
     daemon.wait()
     assert wait_until(lambda: not any(is_running(pid) for pid in pids))
-    assert from_json(RankExit, directory.exit(0).read_text()).code == -9
+    assert directory.exit(0).read().code == -9
 
 
 def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:

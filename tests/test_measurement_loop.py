@@ -3,11 +3,11 @@
 import pytest
 from changing import replace
 
-from gpuscale.records import Pacing, Phases
-from gpuscale.worker import measurement
-from gpuscale.worker.measurement import measure, own_pace_s, warm_up, window_plan
+from gpuscale.records import Phases, TimingPlan
+from gpuscale.worker import loop
+from gpuscale.worker.loop import measure, own_pace_s, warm_up, window_plan
 
-PACING = Pacing(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
+PLAN = TimingPlan(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
 
 
 class MadeClock:
@@ -56,9 +56,8 @@ class MadeClock:
 
 
 class Alone:
-    """Peers that are never slower; nobody to synchronise with."""
+    """Peers that are never slower."""
 
-    can_pause_synchronization = False
     barriers = 0
 
     def barrier(self) -> None:
@@ -66,12 +65,6 @@ class Alone:
 
     def largest(self, value: float) -> float:
         return value
-
-
-class Two(Alone):
-    """Another rank, as fast as this one."""
-
-    can_pause_synchronization = True
 
 
 class Silent:
@@ -94,24 +87,24 @@ class Told(Silent):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
     clock = MadeClock(first_step_s=30.0, step_s=0.1, unsynced_step_s=0.08)
-    monkeypatch.setattr(measurement, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     return clock
 
 
 def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PACING, Silent())
+    result = measure(clock, Alone(), PLAN, Silent(), pausing=False)
     # One cold step, three by count, and seven more until a second has passed.
     assert result.warmup_steps == 1 + 10
     assert result.warmup_s == pytest.approx(30 + 1.0)
 
 
 def test_warm_up_lasts_for_its_steps_where_its_seconds_pass_sooner(clock: MadeClock) -> None:
-    pacing = Pacing(warmup_steps=50, warmup_s=0.1, windows=10, window_s=0.5, run_seconds=20)
-    assert measure(clock, Alone(), pacing, Silent()).warmup_steps == 1 + 50
+    timing = TimingPlan(warmup_steps=50, warmup_s=0.1, windows=10, window_s=0.5, run_seconds=20)
+    assert measure(clock, Alone(), timing, Silent(), pausing=False).warmup_steps == 1 + 50
 
 
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PACING, Silent())
+    result = measure(clock, Alone(), PLAN, Silent(), pausing=False)
     assert result.steps_per_window == 5
     assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
     assert len(clock.steps) == result.warmup_steps + 10 * 5
@@ -122,7 +115,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
 def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigned(
     clock: MadeClock,
 ) -> None:
-    result = measure(clock, Two(), PACING, Silent())
+    result = measure(clock, Alone(), PLAN, Silent(), pausing=True)
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10
     assert kinds.count(False) == 3
@@ -134,11 +127,15 @@ def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigne
 
 
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
-    assert measure(clock, Two(), PACING, Silent()).pace_s(ranks=2) == pytest.approx(0.08)
+    assert measure(clock, Alone(), PLAN, Silent(), pausing=True).pace_s(ranks=2) == pytest.approx(
+        0.08
+    )
 
 
 def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock) -> None:
-    assert measure(clock, Two(), PACING, Silent()).pace_s(ranks=1) == pytest.approx(0.1)
+    assert measure(clock, Alone(), PLAN, Silent(), pausing=True).pace_s(ranks=1) == pytest.approx(
+        0.1
+    )
 
 
 def test_the_pace_before_a_run_is_the_median_of_seven_steps_without_waiting_for_others(
@@ -151,7 +148,7 @@ def test_the_pace_before_a_run_is_the_median_of_seven_steps_without_waiting_for_
         clock.pending_s = next(times_s)
 
     monkeypatch.setattr(clock, "step", step)
-    assert own_pace_s(clock, Two()) == pytest.approx(0.09)
+    assert own_pace_s(clock, Alone()) == pytest.approx(0.09)
     assert clock.steps == [True] + [False] * 7
     assert clock.realigned_after == [8]
 
@@ -161,16 +158,16 @@ def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: M
         def largest(self, value: float) -> float:
             return value * 2
 
-    pacing = replace(PACING, warmup_steps=4, warmup_s=1.5)
+    timing = replace(PLAN, warmup_steps=4, warmup_s=1.5)
     # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
-    step_time_s, steps = warm_up(clock, SlowPeer(), pacing, Silent())
+    step_time_s, steps = warm_up(clock, SlowPeer(), timing, Silent())
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
 
 
 def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
     told = Told()
-    measure(clock, Alone(), PACING, told)
+    measure(clock, Alone(), PLAN, told, pausing=False)
     assert told.reports == [
         ("first step", 0, 1),
         ("warm-up", 0, 3),
@@ -181,7 +178,7 @@ def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> No
 
 def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
     peers = Alone()
-    measure(clock, peers, PACING, Silent())
+    measure(clock, peers, PLAN, Silent(), pausing=False)
     # The first step, two stretches of warm-up, ten windows.
     assert peers.barriers == 1 + 2 + 10
 
@@ -191,7 +188,7 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
         def largest(self, value: float) -> float:
             return value * 5
 
-    assert measure(clock, SlowPeer(), PACING, Silent()).steps_per_window == 1
+    assert measure(clock, SlowPeer(), PLAN, Silent(), pausing=False).steps_per_window == 1
 
 
 @pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])
@@ -199,9 +196,9 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
 def test_fast_and_slow_cases_get_ten_to_thirty_windows_within_the_budget(
     run_seconds: float, pausing: bool
 ) -> None:
-    pacing = replace(PACING, windows=30, run_seconds=run_seconds)
+    timing = replace(PLAN, windows=30, run_seconds=run_seconds)
     for step_time_s in (0.0001, 0.004, 0.03, 0.1, 0.17, 0.4, 0.7, 1.1, 1.5):
-        steps, windows = window_plan(step_time_s, pacing, pausing=pausing)
+        steps, windows = window_plan(step_time_s, timing, pausing=pausing)
         unsynced = sum(number % 3 == 1 for number in range(windows)) if pausing else 0
         assert 10 <= windows <= 30
         assert steps == 1 or (windows + unsynced) * steps * step_time_s <= run_seconds
@@ -224,16 +221,16 @@ def test_fast_and_slow_cases_get_ten_to_thirty_windows_within_the_budget(
 def test_slow_cases_get_fewer_windows_but_never_too_few(
     step_time_s: float, pausing: bool, steps: int, windows: int
 ) -> None:
-    pacing = replace(PACING, windows=20)
-    assert window_plan(step_time_s, pacing, pausing=pausing) == (steps, windows)
+    timing = replace(PLAN, windows=20)
+    assert window_plan(step_time_s, timing, pausing=pausing) == (steps, windows)
 
 
 def test_a_short_budget_shortens_windows_before_it_is_overrun() -> None:
-    assert window_plan(0.005, replace(PACING, run_seconds=2.0), pausing=True) == (30, 10)
+    assert window_plan(0.005, replace(PLAN, run_seconds=2.0), pausing=True) == (30, 10)
 
 
 def test_windows_are_not_shorter_than_asked_for_where_the_budget_allows() -> None:
-    steps, _ = window_plan(0.11, replace(PACING, window_s=0.15, run_seconds=4.0), pausing=True)
+    steps, _ = window_plan(0.11, replace(PLAN, window_s=0.15, run_seconds=4.0), pausing=True)
     assert steps * 0.11 >= 0.15
 
 
@@ -242,7 +239,7 @@ def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock
         def barrier(self) -> None:
             clock.now_s += 0.05
 
-    windows = measure(clock, LateForTheBarrier(), PACING, Silent()).windows
+    windows = measure(clock, LateForTheBarrier(), PLAN, Silent(), pausing=False).windows
     ends = [window.started_at_s + window.busy_s for window in windows]
     starts = [window.started_at_s for window in windows[1:]]
     assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(

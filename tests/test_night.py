@@ -20,7 +20,7 @@ from measuring import run_pytest, write_case
 
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.errors import MachineError, UsageError
-from gpuscale.launch.description import joined
+from gpuscale.launch.collect import joined
 from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.night.attempt import (
     FAULT_FILE,
@@ -36,7 +36,7 @@ from gpuscale.night.night import night_exit
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind
 from gpuscale.run_directory import RunDirectory
-from gpuscale.worker.reporting import RankFiles
+from gpuscale.worker.entry import RankFiles
 
 ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))
@@ -126,9 +126,8 @@ def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
     tmp_path: Path, error: Exception, kind: str
 ) -> None:
     directory = RunDirectory(path=tmp_path)
-    RankFiles(directory, 1).write_failure(error, lost_peer=False)
-    told = json.loads(directory.failure(1).read_text())
-    assert told["failure"]["kind"] == kind
+    RankFiles(directory, 1).leave_failure(error, lost_peer=False)
+    assert directory.failure(1).read().failure.kind == kind
 
 
 def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path: Path) -> None:

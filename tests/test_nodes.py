@@ -13,8 +13,7 @@ import pytest
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.encoding import to_json
-from gpuscale.launch.description import probes_left
+from gpuscale.launch.collect import probes_left
 from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.run_directory import RunDirectory
@@ -112,23 +111,24 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
 # The rank of a node that is slow to write down what it saw.
 LATE = """
 import sys, time
-from gpuscale.worker import node_probe
+from gpuscale.run_directory import RecordFile
+from gpuscale.worker import machine
 
-write = node_probe.write_atomically
+write = RecordFile.write
 
-def write_late(path, text):
+def write_late(file, record):
     time.sleep(float(sys.argv[2]))
-    write(path, text)
+    write(file, record)
 
-node_probe.write_atomically = write_late
-node_probe.main(sys.argv[1], "cpu")
+RecordFile.write = write_late
+machine.probe(sys.argv[1])
 """
 
 
 def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: Path) -> None:
     directory = RunDirectory(path=tmp_path)
-    request = NodeProbeRequest(message_bytes=4096, repeats=2, timeout_s=60)
-    directory.request.write_text(to_json(request))
+    request = NodeProbeRequest(device="cpu", message_bytes=4096, repeats=2, timeout_s=60)
+    directory.probe_request.write(request)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -141,7 +141,7 @@ def test_no_rank_of_a_look_at_nodes_leaves_before_the_others_are_done(tmp_path: 
     ]
     # The first rank keeps the store of the group.
     assert ranks[0].wait(60) == 0
-    assert directory.outcome(1).exists()
+    assert directory.probe(1).path.exists()
     assert ranks[1].wait(60) == 0
     hosts = probes_left(directory, ("a", "b"), timed_out=False)
     assert [[send.to for send in host.sends] for host in hosts] == [[1], [0]]

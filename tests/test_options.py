@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from measuring import REPOSITORY, Session, run_pytest, write_case
 
 from gpuscale.errors import UsageError
-from gpuscale.plugin.items import timing_plan
 from gpuscale.plugin.options import OPTIONS, parse_options
 from gpuscale.plugin.stopping import StoppingRule
 from gpuscale.records.configuration import Precision
-from gpuscale.run_defaults import MOST_WINDOWS, PACINGS
+from gpuscale.run_defaults import MOST_WINDOWS, TIMING_PLANS, timing_plan
 
 GIVEN: dict[str, object] = {"gpus": "1,2"}
 PAGE = REPOSITORY / "docs" / "options.md"
@@ -110,7 +109,7 @@ def test_the_page_has_what_the_options_say_of_themselves() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_default_of_run_seconds_does_what_leaving_it_out_does(device: str) -> None:
-    plan = PACINGS[device]
+    plan = TIMING_PLANS[device]
     assert timing_plan(device, None) == plan
     assert timing_plan(device, plan.run_seconds) == plan
     (text,) = (option.default_text for option in OPTIONS if option.flag == "--run-seconds")
@@ -124,8 +123,8 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
     assert less.windows <= more.windows <= MOST_WINDOWS
     assert less.window_s <= more.window_s
     # More of them first, since they tell whether a run is steady.
-    assert more.windows == MOST_WINDOWS or more.window_s == PACINGS["cpu"].window_s
-    assert more.most_windows_s <= max(more.run_seconds, PACINGS["cpu"].most_windows_s) * 1.001
+    assert more.windows == MOST_WINDOWS or more.window_s == TIMING_PLANS["cpu"].window_s
+    assert more.most_windows_s <= max(more.run_seconds, TIMING_PLANS["cpu"].most_windows_s) * 1.001
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,13 @@ from scaling_records import CNN, request
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
-from gpuscale.run_defaults import PACINGS
+from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest.overhead import judge_overhead
 from gpuscale.selftest.plan import load_case_class
-from gpuscale.worker.bare_loop import BareLoop
 from gpuscale.worker.checks import parameter_digest
 from gpuscale.worker.data import training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.overhead import paused
+from gpuscale.worker.overhead import BareLoop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.training import Training, build_parts
 
@@ -126,7 +125,7 @@ def request_for_cpu() -> RunRequest:
         case_module="test_mnist_cnn",
         case_file=str(BENCH_CASES / "test_mnist_cnn.py"),
         case_class="MnistCnn",
-        pacing=PACINGS["cpu"],
+        timing=TIMING_PLANS["cpu"],
     )
 
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuscale.scratch import scratch_folder
+from gpuscale.run_directory import scratch_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from gpuscale.scratch import scratch_folder
+from gpuscale.run_directory import scratch_folder
 
 with scratch_folder(".run-", within=Path(sys.argv[1])) as folder:
     (folder / "request").write_text("")

@@ -10,10 +10,12 @@ from multiprocessing.queues import Queue
 import pytest
 import torch
 from changing import replace
+from measuring import REPOSITORY
 from test_overhead import request_for_cpu
 
 from gpuscale.records import RunRequest
-from gpuscale.records.configuration import Precision, Strategy
+from gpuscale.records.configuration import Precision
+from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.checks import parameter_digest
 from gpuscale.worker.precision import set_fp32_mode
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
@@ -23,7 +25,7 @@ LATE_S = 1.0
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 
-def request_for(strategy: Strategy, *, gpus: int = 1, precision: Precision = "fp32") -> RunRequest:
+def request_for(strategy: str, *, gpus: int = 1, precision: Precision = "fp32") -> RunRequest:
     plain = request_for_cpu()
     configuration = replace(plain.configuration, strategy=strategy, precision=precision)
     return replace(plain, configuration=configuration, gpus=gpus)
@@ -79,6 +81,14 @@ def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() 
     assert of_rank_0_s > LATE_S
     assert of_rank_1_s < LATE_S / 2
     assert all(broadcasts_again for _, _, broadcasts_again in found)
+
+
+def test_the_docs_say_what_every_strategy_demands() -> None:
+    page = (REPOSITORY / "docs" / "measuring.md").read_text()
+    for name, demands in STRATEGIES.items():
+        refused = {"CPU ranks": demands.not_on_cpu, "`--compile`": demands.not_compiled}
+        cannot = "; ".join(f"{what}: {why}" for what, why in refused.items() if why) or "–"
+        assert f"| `{name}` | {demands.words} | {demands.single} | {cannot} |\n" in page
 
 
 def output_dtype_on_a_new_thread(model: torch.nn.Module) -> torch.dtype:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gpuscale.launch import ACROSS_NODES
 from gpuscale.telemetry.doctor import Machine, examine, find_problems
 from gpuscale.telemetry.fields import MOMENTS
 
@@ -31,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--launcher",
-        choices=("slurm", "mpirun"),
-        default="slurm",
-        help="for --nodes, what reaches them: slurm (default) or mpirun",
+        choices=tuple(ACROSS_NODES),
+        default=next(iter(ACROSS_NODES)),
+        help=f"for --nodes, what reaches them: {' (default) or '.join(ACROSS_NODES)}",
     )
     parser.add_argument(
         "--device",

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscale.launch.choice import nodes_launcher
+from gpuscale.launch import launcher_across_nodes
 from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbeRequest
 from gpuscale.report.nodes_text import nodes_text
 from gpuscale.store import RESULTS_FOLDER
 
-_ON_GPU = NodeProbeRequest(message_bytes=32 * 1024**2, repeats=10, timeout_s=300.0)
-_ON_CPU = NodeProbeRequest(message_bytes=1024**2, repeats=5, timeout_s=300.0)
+_ON_GPU = NodeProbeRequest(device="cuda", message_bytes=32 * 1024**2, repeats=10, timeout_s=300.0)
+_ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeout_s=300.0)
 
 
 def run_doctor_nodes(arguments: argparse.Namespace) -> int:
     """Look at the nodes and print what was seen; 1 where something is slow."""
-    launcher = nodes_launcher(
+    launcher = launcher_across_nodes(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU

@@ -8,8 +8,8 @@ import msgspec
 
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
+from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
-from gpuscale.launch.termination import RunTerminated
 from gpuscale.records import OverheadReport, TrialsReport
 from gpuscale.report.progress import counted_runs
 from gpuscale.report.selftest_text import overhead_text, trials_text

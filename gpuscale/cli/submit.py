@@ -29,7 +29,7 @@ from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.clusters.schedulers.base import TIME_LIMIT, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night.night import exit_of_both, job_exit, next_job, nights_folder
-from gpuscale.run_defaults import PACINGS
+from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import write_report
 from gpuscale.units import format_seconds
 
@@ -218,7 +218,7 @@ def _announcement(request: JobRequest, environment: Mapping[str, str]) -> Iterat
         f"{nodes} with {demand.gpus_per_node} each, "
         f"launcher {request.launcher}, compared with {judged}"
     )
-    item_s = measured.run_seconds or PACINGS[measured.device].run_seconds
+    item_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
     item_s += _BESIDE_RUN_S[measured.device] + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
     items = _count_cases(request) * len(measured.strategies) * len(request.gpus) * runs
     seconds = items * item_s + _BESIDE_MEASURING_S

@@ -9,6 +9,7 @@ from gpuscale.diagnose.steps import Step
 from gpuscale.diagnose.symptoms import Symptom
 from gpuscale.diagnose.wording import added, from_to, symptom_lines, then_and_now
 from gpuscale.records import Cause, CauseKind
+from gpuscale.strategies import STRATEGIES
 
 _EXPLAINS = 0.5
 """Clocks explain a slowdown where they would make at least this part of it."""
@@ -18,8 +19,9 @@ def computing_cause(change: Change, row: Row) -> Cause:
     """Every rank, or most of them, takes longer on its own."""
     clocks = explaining_clocks(row.symptoms, row.device_uuids, change.growth)
     what = "computing takes"
-    if row.configuration.strategy == "dp" and row.sides.gpus > 1:
-        what = "computing, with scatter and gather inside it, takes"
+    demands = STRATEGIES.get(row.configuration.strategy)
+    if demands is not None and demands.inside_computing and row.sides.gpus > 1:
+        what = f"computing, with {demands.inside_computing} inside it, takes"
     who = row.whose(lambda rank: rank.computing_s)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,

@@ -1,21 +1,50 @@
-"""Starting ranks: one file per way of doing it."""
+"""Starting ranks: one file per way of doing it, and the table of them."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import importlib
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuscale.records import Environment, Run, RunRequest
-from gpuscale.run_directory import NodeSamples
+if TYPE_CHECKING:
+    from gpuscale.launch.nodes import NodesLauncher
+    from gpuscale.launch.placement import ProcessStarter
+    from gpuscale.records import Environment, Run, RunRequest
+    from gpuscale.run_directory import NodeSamples
+
+# A launcher across nodes is its file in this folder and its line here.
+ACROSS_NODES: Mapping[str, str] = {
+    "slurm": "gpuscale.launch.slurm:Slurm",
+    "mpirun": "gpuscale.launch.mpirun:OpenMpi",
+}
+LAUNCHERS = ("local", *ACROSS_NODES)
+
+# The ranks, which no module of this layer imports.
+_IN_RANKS: Mapping[str, str] = {
+    "rank": "gpuscale.worker.entry:main",
+    "overhead": "gpuscale.worker.overhead:main",
+    "describe": "gpuscale.worker.machine:describe_to",
+    "probe": "gpuscale.worker.machine:probe",
+}
+
+
+class RunTerminated(BaseException):
+    """This process was asked by a signal to end while ranks were running; they have ended."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
 
 
 class Launcher(Protocol):
     """Starts all the ranks of a run and returns what they measured."""
 
     @property
-    def environment(self) -> Environment:
+    def environment(self) -> "Environment":
         """The machine as the ranks see it."""
         ...
 
-    def run(self, request: RunRequest) -> Run:
+    def run(self, request: "RunRequest") -> "Run":
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised.
 
         No rank is left when it returns.
@@ -23,13 +52,58 @@ class Launcher(Protocol):
         ...
 
     def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known."""
+        """How far the run under way is: stage, done, total; None where nothing is known.
+
+        May be asked from another thread than that of `run`.
+        """
         ...
 
-    def samples(self) -> Sequence[NodeSamples]:
-        """What samplers on the nodes left in the last run, until the next run."""
+    def samples(self) -> "Sequence[NodeSamples]":
+        """The files that samplers on the nodes left in the last run, until the next run."""
         ...
 
     def close(self) -> None:
         """Delete what the last run left."""
         ...
+
+
+def launcher_by_name(name: str, *, device: str, folder: Path) -> Launcher:
+    """The launcher of that name.
+
+    Args:
+        name: One of `LAUNCHERS`.
+        device: `auto`, `cuda` or `cpu`.
+        folder: Where the results lie; with several nodes, what ranks leave lies there too.
+    """
+    if name in ACROSS_NODES:
+        return launcher_across_nodes(name, device=device, folder=folder)
+    from gpuscale.launch.local import LocalLauncher
+
+    return LocalLauncher(device=device)
+
+
+def launcher_across_nodes(name: str, *, device: str, folder: Path) -> "NodesLauncher":
+    """The launcher of that name in `ACROSS_NODES`."""
+    from gpuscale.launch.nodes import NodesLauncher
+
+    return NodesLauncher(process_starter(name), device=device, folder=folder)
+
+
+def process_starter(name: str) -> "ProcessStarter":
+    """How the launcher of that name in `ACROSS_NODES` starts processes on nodes."""
+    found: ProcessStarter = named_object(ACROSS_NODES[name])()
+    return found
+
+
+def do_in_rank(job: str, *arguments: str) -> None:
+    """Be a `rank`, or one that measures `overhead`, or a process to `describe` or `probe` a node.
+
+    It is the way from a forked process into the worker.
+    """
+    named_object(_IN_RANKS[job])(*arguments)
+
+
+def named_object(name: str) -> Any:
+    """The object that `module:object` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,16 +1,20 @@
-"""From what the ranks left in the run's directory to one Run."""
+"""From what ranks and nodes left in a run's folder to one Run, or one Environment."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from gpuscale.encoding import from_json
-from gpuscale.errors import DecodeError
+from gpuscale.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.launch.failures import crash_failure, lost_failure, timeout_failure
 from gpuscale.records import (
+    Environment,
     Failure,
-    OverheadOutcome,
+    Node,
+    NodeProbe,
     OverheadPair,
     OverheadRun,
     RankOutcome,
@@ -20,35 +24,47 @@ from gpuscale.records import (
     Window,
     with_measured,
 )
-from gpuscale.run_directory import RunDirectory
+from gpuscale.run_directory import RecordFile, RunDirectory
 from gpuscale.statistics.steadiness import steadiness
+from gpuscale.strategies import STRATEGIES
 
+R = TypeVar("R", bound=msgspec.Struct)
+
+_LOG_TAIL_LINES = 3
 _SHORTEST_JUDGED_S = 0.12
 """Windows below this length show what else the machine does from one moment to the next: a
 single turn of its scheduler is a tenth of them. By default windows are longer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the ranks of a run ended, as the launcher saw it."""
+
+    exit_codes: dict[int, int]
+    """Of the ranks that failed, in the order in which they did where that is known; minus the
+    signal's number where one ended it."""
+    timed_out: bool
+    """They were ended because their time was up."""
+    failed_launcher: str | None = None
+    """The launcher across nodes whose command failed; None where it did not."""
+
+
 def collect_run(
     request: RunRequest,
     directory: RunDirectory,
+    ending: Ending,
     *,
-    exit_codes: dict[int, int],
-    timed_out: bool,
     started_at_s: float,
     wall_s: float,
-    failed_launcher: str | None = None,
 ) -> Run:
     """The run that the ranks made, or the reason why there is none.
 
     Args:
         request: What was asked of the ranks.
         directory: What they left.
-        exit_codes: Of the ranks that failed, in the order in which they did where that is known;
-            minus the signal's number where one ended it.
-        timed_out: Whether they were ended because their time was up.
+        ending: How they ended.
         started_at_s: Unix time of the start.
         wall_s: Seconds from then until all had ended.
-        failed_launcher: The launcher across nodes whose command failed; None where it did not.
     """
     empty = Run(
         configuration=request.configuration,
@@ -60,63 +76,56 @@ def collect_run(
         wall_s=wall_s,
         failure=Failure(kind="launch", message="the run has not ended"),
     )
-    if timed_out:
-        return replace(empty, failure=timeout_failure(request, directory))
-    if exit_codes:
-        return replace(empty, failure=crash_failure(request, directory, exit_codes))
-    if failed_launcher is not None:
-        return replace(empty, failure=lost_failure(request, directory, failed_launcher))
-    try:
-        outcomes = [
-            from_json(RankOutcome, directory.outcome(rank).read_text(encoding="utf-8"))
-            for rank in range(request.processes)
-        ]
-    except (OSError, DecodeError) as error:
-        return replace(empty, failure=_no_outcome(error))
-    run = _join(empty, outcomes)
+    left = _left_by_ranks(request, directory, ending, directory.outcome)
+    if isinstance(left, Failure):
+        return replace(empty, failure=left)
+    run = _join(empty, left)
     failure = invalidity(run) or unsteadiness(run)
-    return (
-        with_measured(replace(run, failure=None))
-        if failure is None
-        else replace(run, failure=failure)
-    )
+    if failure is not None:
+        return replace(run, failure=failure)
+    return with_measured(replace(run, failure=None))
 
 
-def collect_overhead(
-    request: RunRequest, directory: RunDirectory, *, exit_codes: dict[int, int], timed_out: bool
-) -> OverheadRun:
+def collect_overhead(request: RunRequest, directory: RunDirectory, ending: Ending) -> OverheadRun:
     """The trial of the overhead that the ranks made, or the reason why there is none."""
     empty = OverheadRun(
         configuration=request.configuration, gpus=request.gpus, steps_per_window=None, pairs=()
     )
-    if timed_out:
-        return replace(empty, failure=timeout_failure(request, directory))
-    if exit_codes:
-        return replace(empty, failure=crash_failure(request, directory, exit_codes))
-    try:
-        outcomes = [
-            from_json(OverheadOutcome, directory.outcome(rank).read_text(encoding="utf-8"))
-            for rank in range(request.processes)
-        ]
-    except (OSError, DecodeError) as error:
-        return replace(empty, failure=_no_outcome(error))
+    left = _left_by_ranks(request, directory, ending, directory.overhead)
+    if isinstance(left, Failure):
+        return replace(empty, failure=left)
     pairs = tuple(
         OverheadPair(
             measured_s=max(pair.measured_s for pair in seen),
             bare_s=max(pair.bare_s for pair in seen),
         )
-        for seen in zip(*(outcome.pairs for outcome in outcomes), strict=True)
+        for seen in zip(*(outcome.pairs for outcome in left), strict=True)
     )
-    return replace(empty, steps_per_window=outcomes[0].steps_per_window, pairs=pairs)
+    return replace(empty, steps_per_window=left[0].steps_per_window, pairs=pairs)
 
 
-def _no_outcome(error: Exception) -> Failure:
-    message = f"a rank ended without leaving its measurement ({error})"
-    return Failure(kind="launch", message=message)
+def _left_by_ranks(
+    request: RunRequest,
+    directory: RunDirectory,
+    ending: Ending,
+    file_of: Callable[[int], RecordFile[R]],
+) -> list[R] | Failure:
+    """The records that all ranks left, or why there are none."""
+    if ending.timed_out:
+        return timeout_failure(request, directory)
+    if ending.exit_codes:
+        return crash_failure(request, directory, ending.exit_codes)
+    if ending.failed_launcher is not None:
+        return lost_failure(request, directory, ending.failed_launcher)
+    try:
+        return [file_of(rank).read() for rank in range(request.processes)]
+    except (OSError, DecodeError) as error:
+        message = f"a rank ended without leaving its measurement ({error})"
+        return Failure(kind="launch", message=message)
 
 
 def invalidity(run: Run) -> Failure | None:
-    """Why a run that ended has no valid result: its ranks did not train together."""
+    """The reason why a run that ended has no valid result: its ranks did not train together."""
     for rank in run.ranks:
         if rank.final_loss is None:
             return Failure(
@@ -126,23 +135,21 @@ def invalidity(run: Run) -> Failure | None:
                 host=rank.host,
             )
     digests = {rank.parameter_digest for rank in run.ranks}
-    if len(digests) > 1:
-        groups = "\n".join(
-            f"rank {r.rank}: {(r.parameter_digest or 'none')[:16]}" for r in run.ranks
-        )
+    if STRATEGIES[run.configuration.strategy].ranks_agree and len(digests) > 1:
+        groups = (f"rank {r.rank}: {(r.parameter_digest or 'none')[:16]}" for r in run.ranks)
         return Failure(
             kind="invalid",
             message=(
                 f"the parameters of {len(run.ranks)} ranks differ after training: their gradients "
                 "were not synchronised, so this speedup is none"
             ),
-            detail=groups,
+            detail="\n".join(groups),
         )
     return None
 
 
 def unsteadiness(run: Run) -> Failure | None:
-    """Why the windows of a run are no repetitions of one step time; they are kept as evidence."""
+    """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
     times_s = [window.time_s for window in run.windows]
     if statistics.median(times_s) < _SHORTEST_JUDGED_S:
         return None
@@ -152,11 +159,14 @@ def unsteadiness(run: Run) -> Failure | None:
 
 def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
     first = outcomes[0]
-    slowest = slowest_by_pace(outcomes)
+    # The rank that the others wait for is told by the ranks' own paces.
+    paces_s = [outcome.report.pace_s or 0.0 for outcome in outcomes]
+    slowest = paces_s.index(max(paces_s))
     windows = [
         (_window(seen, slowest), seen[0].synchronized)
         for seen in zip(*(outcome.windows for outcome in outcomes), strict=True)
     ]
+    startup_s = max(outcome.joined_at_s for outcome in outcomes) - (empty.started_at_s or 0.0)
     return replace(
         empty,
         steps_per_window=first.steps_per_window,
@@ -165,14 +175,9 @@ def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
         ranks=tuple(outcome.report for outcome in outcomes),
         warmup_steps=first.warmup_steps,
         warmup_s=first.warmup_s,
-        startup_s=_startup_s(empty, outcomes),
+        # Where the wall clock was set back meanwhile, nobody knows how long it took.
+        startup_s=startup_s if startup_s >= 0 else None,
     )
-
-
-def slowest_by_pace(outcomes: Sequence[RankOutcome]) -> int:
-    """The position of the rank that the others wait for, told by the ranks' own paces."""
-    paces_s = [outcome.report.pace_s or 0.0 for outcome in outcomes]
-    return paces_s.index(max(paces_s))
 
 
 def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
@@ -192,7 +197,110 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
     )
 
 
-def _startup_s(run: Run, outcomes: list[RankOutcome]) -> float | None:
-    startup_s = max(outcome.joined_at_s for outcome in outcomes) - (run.started_at_s or 0.0)
-    # The wall clock was set back meanwhile: nobody knows how long it took.
-    return startup_s if startup_s >= 0 else None
+def job_environment(
+    hosts: Sequence[str],
+    directory: RunDirectory,
+    device: str,
+    *,
+    exit_code: int,
+    timed_out: bool,
+) -> Environment:
+    """The environment of a job on these hosts, as their descriptions in the directory say.
+
+    Raises:
+        MachineError: a node did not leave its description, or has no GPUs.
+        UsageError: nodes of different kinds.
+    """
+    left = {host: directory.environment(host).read_if_left() for host in hosts}
+    found = {host: environment for host, environment in left.items() if environment is not None}
+    missing = [host for host in hosts if host not in found]
+    if missing:
+        text = _silence(missing, hosts, directory, exit_code, timed_out=timed_out)
+        named = timed_out or len(missing) < len(hosts)
+        raise MachineError(text, hosts=missing if named else ())
+    return joined(found, device)
+
+
+def joined(found: dict[str, Environment], device: str) -> Environment:
+    """The environments of a job's nodes as one: the first one's, with all nodes in it.
+
+    Raises:
+        MachineError: nodes without GPUs.
+        UsageError: nodes whose GPUs or software are different.
+    """
+    first_host, first = next(iter(found.items()))
+    without = [host for host, environment in found.items() if not environment.gpus]
+    if without and (device == "cuda" or len(without) < len(found)):
+        raise MachineError(
+            f"torch sees no GPU on {', '.join(without)}; ask the scheduler for GPUs on every node, "
+            "or measure CPU ranks with --device cpu",
+            hosts=without,
+        )
+    for host, environment in found.items():
+        for name in ("gpu_names", "torch_version", "cuda_version", "nccl_version"):
+            one, other = getattr(first, name), getattr(environment, name)
+            if one != other:
+                raise UsageError(
+                    f"{name.replace('_', ' ')} is {one} on {first_host} and {other} on {host}; "
+                    "measure on nodes of one kind"
+                )
+    return replace(
+        first,
+        nodes=tuple(
+            Node(
+                host=environment.host or name,
+                cpu_model=environment.cpu_model,
+                cpu_count=environment.cpu_count,
+                gpus=environment.gpus,
+            )
+            for name, environment in found.items()
+        ),
+    )
+
+
+def probes_left(
+    directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
+) -> tuple[NodeProbe, ...]:
+    """The answers of the ranks that looked at their nodes and links, in the order of the hosts.
+
+    Raises:
+        GpuscaleError: a node left no answer.
+    """
+    left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
+    found = tuple(probe for probe in left if probe is not None)
+    if len(found) < len(hosts):
+        missing = [host for host, probe in zip(hosts, left, strict=True) if probe is None]
+        why = "in time " if timed_out else ""
+        said = " | ".join(
+            directory.output(rank).read_text(encoding="utf-8", errors="replace").strip()[-300:]
+            for rank in range(len(hosts))
+            if directory.output(rank).exists()
+        )
+        raise GpuscaleError(
+            f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
+            f"whether they reach one another, and leave out one that does not: {said}"
+        )
+    return found
+
+
+def _silence(
+    missing: Sequence[str],
+    hosts: Sequence[str],
+    directory: RunDirectory,
+    exit_code: int,
+    *,
+    timed_out: bool,
+) -> str:
+    """Why nodes left no description, and what to do."""
+    nodes = ", ".join(missing)
+    if timed_out:
+        return f"{nodes} did not answer in time; see whether the scheduler still reaches them"
+    said = directory.launcher_log.read_text(encoding="utf-8", errors="replace").strip()
+    tail = " | ".join(said.splitlines()[-_LOG_TAIL_LINES:])
+    if len(missing) < len(hosts):
+        return (
+            f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
+            "nodes run; put the results on a file system that all nodes share, with --results "
+            f"(exit code {exit_code}: {tail})"
+        )
+    return f"no node could be looked at (exit code {exit_code}: {tail or 'no message'})"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.encoding import from_json
-from gpuscale.records import Failure, RankFailure, RunRequest
+from gpuscale.records import Failure, RunRequest
 from gpuscale.run_directory import RunDirectory
 
 _OUTPUT_TAIL_CHARS = 4000
@@ -53,7 +52,7 @@ def crash_failure(
         # A peer's death makes the others raise; a signal is nobody's consequence.
         if -code in _FAULT_SIGNALS:
             return _killed(directory, rank, -code)
-    reports = _reports(directory)
+    reports = directory.failures()
     own = [report for report in reports if not report.lost_peer]
     for rank, code in exit_codes.items():
         # But for this one: NCCL's watchdog aborts a rank whose peer has failed, and one that has
@@ -102,13 +101,6 @@ def _killed(directory: RunDirectory, rank: int, number: int) -> Failure:
     )
 
 
-def _reports(directory: RunDirectory) -> list[RankFailure]:
-    """What ranks say themselves of their failure, the first one first."""
-    paths = directory.path.glob("rank-*.failure.json")
-    in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
-    return [from_json(RankFailure, path.read_text(encoding="utf-8")) for path in in_order]
-
-
 def _raised(directory: RunDirectory, failure: Failure) -> Failure:
     if _OUT_OF_MEMORY.search(failure.message):
         return replace(failure, message=_out_of_memory(failure))
@@ -131,8 +123,9 @@ def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
     could tell and others have none, only the ranks of the latter count.
     """
     hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
-    silent = [rank for rank, host in hosts.items() if host and not directory.exit(rank).exists()]
-    heard = {hosts[rank] for rank in hosts if directory.exit(rank).exists()}
+    told = {rank for rank in hosts if directory.exit(rank).path.exists()}
+    silent = [rank for rank, host in hosts.items() if host and rank not in told]
+    heard = {hosts[rank] for rank in told}
     return [rank for rank in silent if hosts[rank] not in heard] or silent
 
 

@@ -2,29 +2,31 @@
 
 import contextlib
 import logging
+import multiprocessing
+import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from msgspec.structs import replace
 
-from gpuscale.encoding import to_json
-from gpuscale.launch.collect import collect_overhead, collect_run
-from gpuscale.launch.forkserver import describe_machine_in_child, fork_server
-from gpuscale.launch.supervision import Supervisor
-from gpuscale.launch.termination import RunTerminated
-from gpuscale.launch.trampoline import enter_overhead_rank, enter_rank
+from gpuscale.errors import MachineError
+from gpuscale.launch import RunTerminated, do_in_rank
+from gpuscale.launch.collect import Ending, collect_overhead, collect_run
 from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
-from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, write_atomically
-from gpuscale.scratch import scratch_folder
+from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, scratch_folder
 
-_LOGGERS = (
-    "torch.distributed.elastic",
-    "torch.multiprocessing.spawn",
-    "torchelastic-events-null",
-)
+_PRELOAD = ["gpuscale.worker.preload"]
+_DESCRIBE_TIMEOUT_S = 120.0
+_GRACE_S = 1.0
+"""For the ranks to write their stacks before they are killed."""
+_KILL_AGAIN_S = 0.5
+_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
 _SHUTDOWN_S = 5
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -41,7 +43,7 @@ class LocalLauncher:
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
         if self._environment is None:
-            found = describe_machine_in_child(self._device)
+            found = _describe_machine_in_child(self._device)
             self._environment = replace(found, launcher="local")
         return self._environment
 
@@ -50,63 +52,84 @@ class LocalLauncher:
         with self._directory(request) as directory:
             started_at_s = time.time()
             started = time.monotonic()
-            with Supervisor(directory, request) as supervisor:
-                exit_codes = _launch(request, directory, enter_rank)
-            return collect_run(
-                request,
-                directory,
-                exit_codes=exit_codes,
-                timed_out=supervisor.timed_out,
-                started_at_s=started_at_s,
-                wall_s=time.monotonic() - started,
-            )
+            ending = _launch(request, directory, "rank")
+            wall_s = time.monotonic() - started
+            return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
 
     def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
         """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
         with self._directory(request) as directory:
-            write_atomically(directory.overhead_plan, to_json(plan))
-            with Supervisor(directory, request) as supervisor:
-                exit_codes = _launch(request, directory, enter_overhead_rank)
-            return collect_overhead(
-                request, directory, exit_codes=exit_codes, timed_out=supervisor.timed_out
-            )
+            directory.overhead_plan.write(plan)
+            return collect_overhead(request, directory, _launch(request, directory, "overhead"))
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:
         """The folder of a run, with its request in it, for as long as the context lasts."""
         with scratch_folder("gpuscale-run-") as folder:
             self._running = directory = RunDirectory(path=folder)
-            write_atomically(directory.request, to_json(request))
+            directory.request.write(request)
             try:
                 yield directory
             finally:
                 self._running = None
 
     def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known.
-
-        May be asked from another thread than that of `run`.
-        """
+        """How far the run under way is: stage, done, total; None where nothing is known."""
         directory = self._running
         return None if directory is None else read_progress(directory)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """Nothing: on one node the session samples by itself."""
+        """None: on one node the session samples by itself."""
         return ()
 
     def close(self) -> None:
         """Do nothing: a run's folder is gone when the run has ended."""
 
 
-def _launch(
-    request: RunRequest, directory: RunDirectory, enter: Callable[[str], None]
-) -> dict[int, int]:
+def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Ending:
+    """Start the ranks, wait for them, and end them when their time is up."""
+    with _killed_at_timeout(request, directory) as timed_out:
+        exit_codes = _elastic_launch(request, directory, job)
+    return Ending(exit_codes=exit_codes, timed_out=timed_out.is_set())
+
+
+@contextlib.contextmanager
+def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator[threading.Event]:
+    """Kill ranks that outlive their timeout, after they have written their stacks.
+
+    SIGKILL and not SIGTERM: a stopped process, or one in a driver call, never sees the latter.
+    """
+    ended, timed_out = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if ended.wait(request.timeout_s + _GRACE_S):
+            return
+        timed_out.set()
+        # Again and again: a rank may have been too slow to leave its process id the first time.
+        while True:
+            for rank in range(request.processes):
+                # A rank that has not started or has ended needs no killing.
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int(directory.pid(rank).read_text()), signal.SIGKILL)
+            if ended.wait(_KILL_AGAIN_S):
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield timed_out
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> dict[int, int]:
     """Start the ranks and wait for them; the exit codes of those that failed, by rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    fork_server()
+    _fork_server()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -128,7 +151,7 @@ def _launch(
     config.shutdown_timeout = _SHUTDOWN_S
     with _signals_and_logging_restored():
         try:
-            elastic_launch(config, enter)(str(directory.path))
+            elastic_launch(config, do_in_rank)(job, str(directory.path))
         except ChildFailedError as error:
             return {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         except SignalException as error:
@@ -154,3 +177,49 @@ def _signals_and_logging_restored() -> Iterator[None]:
             logger.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _fork_server() -> ForkServerContext:
+    """The context whose processes are forked from the preloaded server; it never touches CUDA."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    # The server inherits the mask: Ctrl-C is for this process, and would otherwise end a server
+    # that is still importing, with a traceback. Ranks lift the mask for themselves. The tracker
+    # goes first, since its start lifts the mask here.
+    resource_tracker.ensure_running()
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+    return context
+
+
+def _describe_machine_in_child(device: str) -> Environment:
+    """The environment of this machine, found out by a process that may touch CUDA."""
+    with scratch_folder("gpuscale-machine-") as folder:
+        file = RunDirectory(path=folder).environment("here")
+        process = _fork_server().Process(
+            target=do_in_rank, args=("describe", str(file.path), device)
+        )
+        process.start()
+        process.join(_DESCRIBE_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise MachineError(
+                f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
+                "see whether 'nvidia-smi' does"
+            )
+        if not file.path.exists():
+            raise MachineError(
+                f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
+                "see its message above, or measure with --device cpu"
+            )
+        environment = file.read()
+    if device == "cuda" and not environment.gpus:
+        raise MachineError(
+            "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
+            "or measure CPU ranks with --device cpu"
+        )
+    return environment

@@ -7,14 +7,18 @@ from pathlib import Path
 
 from gpuscale.errors import UsageError
 from gpuscale.host import VARIABLE_FAMILIES, VARIABLES_OF_THE_JOB
-from gpuscale.launch.placement import Placement
-from gpuscale.launch.rank_variables import HOST_PATTERN
-from gpuscale.launch.scheduler import Demand
+from gpuscale.launch.placement import HOST_PATTERN, Placement, group_variables
+from gpuscale.run_directory import RunDirectory
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
 _OF_THE_SCHEDULER = frozenset({"LSB_AFFINITY_HOSTFILE"})
 """Where LSF has given cores, Open MPI would take this for the place of each rank."""
+_PLACE = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+}
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
@@ -40,22 +44,44 @@ class OpenMpi:
             )
         return found
 
-    def arguments(self, program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
-        """See `mpirun_arguments`."""
-        # The launcher gives it to mpirun also where this process has none.
-        exported = {"PYTHONPATH", *variables_of_ranks(os.environ)}
-        return mpirun_arguments(
-            program, placement, exported=sorted(exported), as_root=os.geteuid() == 0
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        """Open MPI's command line for one process a rank, laid on the hosts in blocks.
+
+        No process is bound to cores, as no launcher here does: see launch/slurm.py.
+        """
+        # The launcher gives PYTHONPATH to mpirun also where this process has none.
+        exported = sorted({"PYTHONPATH", *variables_of_ranks(os.environ)})
+        slots = (
+            f"{host}:{placement.ranks_on(place)}" for place, host in enumerate(placement.hosts)
         )
+        return [
+            "mpirun",
+            *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+            *("-np", str(placement.ranks)),
+            *("--host", ",".join(slots)),
+            *("--map-by", "slot"),
+            *("--bind-to", "none"),
+            *(word for name in exported for word in ("-x", name)),
+            *program,
+        ]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What is inherited, without what would tell mpirun where ranks go, or who started it."""
+        """The inherited one, without what would tell mpirun where ranks go, or who started it."""
         return {
             name: value
             for name, value in inherited.items()
             if name not in _OF_THE_SCHEDULER
             and (not name.startswith(_PREFIXES) or name.startswith(_SETTINGS))
         }
+
+    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
+        """The variables of a rank that `mpirun` started, from Open MPI's own and the launcher's."""
+        port = int(directory.port.read_text(encoding="utf-8"))
+        return group_variables(given, _PLACE, directory.host_names(), port)
+
+    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
+        """The host of this process's rank: there is one task a node, in the order of the hosts."""
+        return hosts[int(given["OMPI_COMM_WORLD_RANK"])]
 
 
 def variables_of_ranks(given: Mapping[str, str]) -> Iterator[str]:
@@ -67,37 +93,6 @@ def variables_of_ranks(given: Mapping[str, str]) -> Iterator[str]:
         is_setting = name.startswith(VARIABLE_FAMILIES) and name not in VARIABLES_OF_THE_JOB
         if name in _NEEDED or is_setting:
             yield name
-
-
-def mpirun_arguments(
-    program: Sequence[str],
-    placement: Placement,
-    *,
-    exported: Sequence[str],
-    as_root: bool = False,
-) -> list[str]:
-    """Open MPI's command line for one process a rank, laid on the hosts in blocks.
-
-    `exported` names variables of this process's environment that ranks on all hosts get. No
-    process is bound to cores, as no launcher here does: see launch.slurm.srun_arguments.
-    """
-    slots = (
-        f"{host}:{placement.ranks_on(position)}" for position, host in enumerate(placement.hosts)
-    )
-    return [
-        "mpirun",
-        *(["--allow-run-as-root"] if as_root else []),
-        "-np",
-        str(placement.ranks),
-        "--host",
-        ",".join(slots),
-        "--map-by",
-        "slot",
-        "--bind-to",
-        "none",
-        *(word for name in exported for word in ("-x", name)),
-        *program,
-    ]
 
 
 def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,40 +1,56 @@
 """Ranks on the nodes of a job, started by its scheduler: one process for each of them."""
 
 import contextlib
-import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from msgspec.structs import replace
 
 import gpuscale
-from gpuscale.encoding import to_json
-from gpuscale.launch import tied
-from gpuscale.launch.collect import collect_run
-from gpuscale.launch.description import job_environment, probes_left
-from gpuscale.launch.placement import Placement, place, without_excluded
-from gpuscale.launch.rank_variables import RENDEZVOUS_PORTS
-from gpuscale.launch.scheduler import Demand, Scheduler
-from gpuscale.launch.step import end, ended_in_time, exits_left, own_failures, wait_for
-from gpuscale.launch.termination import terminations_raised
+from gpuscale import parent_death
+from gpuscale.launch import RunTerminated
+from gpuscale.launch.collect import Ending, collect_run, job_environment, probes_left
+from gpuscale.launch.placement import (
+    RENDEZVOUS_PORTS,
+    Placement,
+    ProcessStarter,
+    place,
+    without_excluded,
+)
 from gpuscale.records import (
     Environment,
     NodeProbe,
     NodeProbeRequest,
+    RankExit,
     Run,
     RunRequest,
+    SampledDevices,
 )
-from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, write_atomically
-from gpuscale.scratch import scratch_folder
+from gpuscale.run_directory import (
+    NodeSamples,
+    RunDirectory,
+    read_progress,
+    scratch_folder,
+    write_atomically,
+)
 
 _DESCRIBE_TIMEOUT_S = 180.0
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
+_LOOK_S = 0.05
+_LOOK_AT_EXITS_S = 2.0
+_END_S = 20.0
+_END_AFTER_FAILURE_S = 5.0
+_FILES_S = 30.0
+"""How long files that another node has written may take to be seen on this one."""
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NodesLauncher:
@@ -43,8 +59,8 @@ class NodesLauncher:
     The folder of a run lies beside the results, since all nodes must see it.
     """
 
-    def __init__(self, scheduler: Scheduler, *, device: str, folder: Path) -> None:
-        self._scheduler = scheduler
+    def __init__(self, starter: ProcessStarter, *, device: str, folder: Path) -> None:
+        self._starter = starter
         self._device = device
         self._folder = folder
         self._environment: Environment | None = None
@@ -57,40 +73,35 @@ class NodesLauncher:
     def environment(self) -> Environment:
         """The nodes of the job as the ranks see them; found out at the first use."""
         if self._environment is None:
-            self._hosts = without_excluded(self._scheduler.hosts(), os.environ)
+            self._hosts = without_excluded(self._starter.hosts(), os.environ)
             with self._run_folder() as directory:
-                self._environment = replace(
-                    self._describe(directory), launcher=self._scheduler.name
-                )
+                self._environment = replace(self._describe(directory), launcher=self._starter.name)
         return self._environment
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
         self._kept.close()
         directory = self._kept.enter_context(self._run_folder())
-        placement, demand = self._plan(request)
-        write_atomically(directory.request, to_json(request))
-        self._prepare(directory, request, placement)
+        placement = self._placement(request)
+        directory.request.write(request)
+        self._leave_addresses(directory, placement.hosts)
+        self._ask_for_samples(directory, request, placement)
         self._running = directory
         started_at_s = time.time()
         started = time.monotonic()
         try:
-            code, timed_out = self._start(
-                directory, "rank", placement, demand, timeout_s=request.timeout_s
-            )
+            code, timed_out = self._start(directory, "rank", placement, request.timeout_s)
         finally:
             self._running = None
         if code == 0:
-            wait_for(directory.outcome(rank) for rank in range(request.processes))
-        return collect_run(
-            request,
-            directory,
-            exit_codes=own_failures(exits_left(directory, request.processes)),
+            wait_for(directory.outcome(rank).path for rank in range(request.processes))
+        ending = Ending(
+            exit_codes=_own_failures(_exits_left(directory, request.processes)),
             timed_out=timed_out,
-            started_at_s=started_at_s,
-            wall_s=time.monotonic() - started,
-            failed_launcher=self._scheduler.name if code else None,
+            failed_launcher=self._starter.name if code else None,
         )
+        wall_s = time.monotonic() - started
+        return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
         """Look at how each node computes and each pair communicates.
@@ -98,29 +109,22 @@ class NodesLauncher:
         Raises:
             GpuscaleError: a node left no answer.
         """
-        device = self.environment.device
         placement = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
-        demand = Demand(cores_per_rank=None)
         with self._run_folder() as directory:
-            write_atomically(directory.request, to_json(request))
+            directory.probe_request.write(request)
             self._leave_addresses(directory, self._hosts)
-            code, timed_out = self._start(
-                directory, "probe", placement, demand, timeout_s=request.timeout_s, device=device
-            )
+            code, timed_out = self._start(directory, "probe", placement, request.timeout_s)
             if code == 0:
-                wait_for(directory.outcome(rank) for rank in range(placement.ranks))
+                wait_for(directory.probe(rank).path for rank in range(placement.ranks))
             return probes_left(directory, self._hosts, timed_out=timed_out)
 
     def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known.
-
-        May be asked from another thread than that of `run`.
-        """
+        """How far the run under way is: stage, done, total; None where nothing is known."""
         directory = self._running
         return None if directory is None else read_progress(directory)
 
     def samples(self) -> Sequence[NodeSamples]:
-        """What the samplers on the nodes left in the last run, until the next run."""
+        """The files that samplers on the nodes left in the last run, until the next run."""
         return self._samples
 
     def close(self) -> None:
@@ -133,83 +137,73 @@ class NodesLauncher:
         with scratch_folder(".run-", within=self._folder) as folder:
             yield RunDirectory(path=folder)
 
-    def _plan(self, request: RunRequest) -> tuple[Placement, Demand]:
+    def _placement(self, request: RunRequest) -> Placement:
         cores = self.environment.cores_per_node
         if request.configuration.device == "cuda":
-            slots = self.environment.gpus_per_node
-            each = max(1, cores // slots)
-            # The one process of `dp` drives all its devices.
-            cores_per_rank = each * request.gpus // request.processes
-            slots = slots if request.processes > 1 else 1
+            gpus = self.environment.gpus_per_node
+            devices_per_rank = request.gpus // request.processes
+            cores_per_rank = max(1, cores // gpus) * devices_per_rank
+            slots = max(1, gpus // devices_per_rank)
         else:
             cores_per_rank = request.configuration.threads_per_rank or 1
             slots = max(1, cores // cores_per_rank)
         placement = place(request.processes, self._hosts, slots=slots, first=request.index - 1)
-        crowded = placement.ranks_per_host * cores_per_rank > cores
-        return placement, Demand(cores_per_rank=1 if crowded else cores_per_rank, crowded=crowded)
-
-    def _prepare(self, directory: RunDirectory, request: RunRequest, placement: Placement) -> None:
-        """Leave what the tasks on the nodes need beside the request."""
-        self._leave_addresses(directory, placement.hosts)
-        sampled = self._sampled(request, placement)
-        self._samples = tuple(
-            NodeSamples(host=host, path=directory.samples(host), uuids=tuple(uuids))
-            for host, uuids in sampled.items()
+        oversubscribed = placement.ranks_per_host * cores_per_rank > cores
+        return replace(
+            placement,
+            cores_per_rank=1 if oversubscribed else cores_per_rank,
+            oversubscribed=oversubscribed,
         )
-        if sampled:
-            write_atomically(directory.sampled, json.dumps(sampled))
 
     def _leave_addresses(self, directory: RunDirectory, hosts: Sequence[str]) -> None:
         write_atomically(directory.hosts, "\n".join(hosts))
         # A new one for each run: the last one's may not be free again yet.
         write_atomically(directory.port, str(random.choice(RENDEZVOUS_PORTS)))
 
-    def _sampled(self, request: RunRequest, placement: Placement) -> dict[str, list[str]]:
-        """The UUIDs of the run's GPUs, by host."""
+    def _ask_for_samples(
+        self, directory: RunDirectory, request: RunRequest, placement: Placement
+    ) -> None:
+        """Leave the UUIDs of the run's GPUs, by host, for the tasks that sample them."""
         nodes = dict(zip(self._hosts, self.environment.nodes, strict=True))
+        devices_per_rank = max(1, request.gpus // request.processes)
         sampled = {}
         for position, name in enumerate(placement.hosts):
             node = nodes[name]
-            used = request.devices
-            if request.processes > 1:
-                used = used[: placement.ranks_on(position)]
-            uuids = [gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid]
+            used = request.devices[: placement.ranks_on(position) * devices_per_rank]
+            uuids = tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid)
             if uuids:
                 sampled[node.host] = uuids
-        return sampled
+        self._samples = tuple(
+            NodeSamples(host=host, path=directory.samples(host), uuids=uuids)
+            for host, uuids in sampled.items()
+        )
+        if sampled:
+            directory.sampled.write(SampledDevices(uuids=sampled))
 
     def _describe(self, directory: RunDirectory) -> Environment:
-        placement = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
-        demand = Demand(cores_per_rank=None, independent=True)
-        write_atomically(directory.hosts, "\n".join(self._hosts))
-        code, timed_out = self._start(
-            directory, "describe", placement, demand, timeout_s=_DESCRIBE_TIMEOUT_S
+        placement = Placement(
+            hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1, independent=True
         )
+        write_atomically(directory.hosts, "\n".join(self._hosts))
+        code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_TIMEOUT_S)
         if code == 0:
-            wait_for(directory.environment(host) for host in self._hosts)
+            wait_for(directory.environment(host).path for host in self._hosts)
         return job_environment(
             self._hosts, directory, self._device, exit_code=code, timed_out=timed_out
         )
 
     def _start(
-        self,
-        directory: RunDirectory,
-        job: str,
-        placement: Placement,
-        demand: Demand,
-        *,
-        timeout_s: float,
-        device: str | None = None,
+        self, directory: RunDirectory, job: str, placement: Placement, timeout_s: float
     ) -> tuple[int, bool]:
-        """Start tasks and wait for them; the command's exit code and whether time ran out."""
-        program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._scheduler.name]
-        program += [job, str(directory.path), device or self._device]
-        command = self._scheduler.arguments(program, placement, demand)
-        keeper = [sys.executable, "-I", "-S", str(tied.__file__), str(os.getpid())]
-        with terminations_raised(), directory.launcher_log.open("wb") as log:
+        """Start tasks and wait for them; the command's exit code, and True if time ran out."""
+        program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
+        program += [job, str(directory.path), self._device]
+        command = self._starter.arguments(program, placement)
+        keeper = [sys.executable, "-I", "-S", str(parent_death.__file__), str(os.getpid())]
+        with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *command],
-                env=self._scheduler.environment(_environment()),
+                env=self._starter.environment(_environment()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -217,15 +211,28 @@ class NodesLauncher:
                 start_new_session=True,
             )
             try:
-                timed_out = not ended_in_time(process, directory, placement.ranks, timeout_s)
+                timed_out = not _ended_in_time(process, directory, placement.ranks, timeout_s)
                 if timed_out:
                     wait_for(
                         (directory.stacks(rank) for rank in range(placement.ranks)),
                         patience_s=_STACKS_S,
                     )
             finally:
-                end(process)
+                _end(process)
             return process.returncode, timed_out
+
+
+def wait_for(paths: Iterable[Path], *, patience_s: float = _FILES_S) -> None:
+    """Wait until files written on other nodes are there and not empty, or the patience ends."""
+    deadline = time.monotonic() + patience_s
+    for path in paths:
+        while time.monotonic() < deadline and not _has_text(path):
+            time.sleep(_LOOK_S)
+
+
+def _has_text(path: Path) -> bool:
+    # To list the folder makes a network file system look again.
+    return path in path.parent.iterdir() and path.stat().st_size > 0
 
 
 def _environment() -> dict[str, str]:
@@ -234,3 +241,77 @@ def _environment() -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH")
     path = f"{inherited}{os.pathsep}{package_parent}" if inherited else package_parent
     return {**os.environ, "PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def _terminations_raised() -> Iterator[None]:
+    """Raise RunTerminated in the main thread when SIGTERM or SIGHUP comes."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise RunTerminated(number)
+
+    earlier = {number: signal.signal(number, end) for number in _TERMINATIONS}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _ended_in_time(
+    process: "subprocess.Popen[bytes]", directory: RunDirectory, ranks: int, seconds: float
+) -> bool:
+    """Wait for the command; False where its time is up.
+
+    A command whose node has died does not end by itself when another rank fails of it.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if _ended_within(process, min(_LOOK_AT_EXITS_S, seconds)):
+            return True
+        if any(exited.code for exited in _exits_left(directory, ranks)):
+            _ended_within(process, _END_AFTER_FAILURE_S)
+            return True
+    return False
+
+
+def _ended_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the command and with it its tasks, if they have not ended."""
+    if process.poll() is None:
+        # Both srun and mpirun then kill what they started.
+        process.terminate()
+        if not _ended_within(process, _END_S):
+            process.kill()
+            process.wait()
+
+
+def _exits_left(directory: RunDirectory, ranks: int) -> list[RankExit]:
+    """How the ranks ended whose tasks could still tell it, the first one first.
+
+    When one has failed, the scheduler kills the others.
+    """
+    found = []
+    for rank in range(ranks):
+        file = directory.exit(rank)
+        exited = file.read_if_left()
+        if exited is not None:
+            found.append((file.path.stat().st_mtime_ns, rank, exited))
+    return [exited for _, _, exited in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _own_failures(exits: Sequence[RankExit]) -> dict[int, int]:
+    """The exit codes of ranks that failed; not of those that were killed because one had."""
+    failed = [exited for exited in exits if exited.code]
+    return {
+        exited.rank: exited.code
+        for position, exited in enumerate(failed)
+        if position == 0 or exited.code != -signal.SIGKILL
+    }

@@ -1,29 +1,83 @@
-"""Which hosts of a job a run goes to, and how many ranks each of them gets."""
+"""Where the processes of a run go on the hosts of a job, and how they find each other there."""
 
+import fcntl
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from gpuscale.errors import UsageError
+import msgspec
+
+from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.run_directory import RunDirectory
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
 """The variable that names hosts of a job that no rank is to be started on, between commas."""
+HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
+"""How the ranks reach the first host, with `{host}` for its name: `{host}i` on JUWELS Booster,
+whose nodes have a second name for InfiniBand."""
+RENDEZVOUS_PORTS = range(12_000, 32_000)
+"""Where the first rank may wait for the others: below what systems hand out by themselves."""
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where the ranks of one run are started, in blocks: the first host has the first ranks."""
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where processes are started, in blocks: the first host has the first ranks."""
 
     hosts: tuple[str, ...]
     """By the scheduler's names and in its order."""
     ranks: int
     ranks_per_host: int
     """Of every host but the last ones, which may have fewer."""
+    cores_per_rank: int | None = None
+    """None for all cores of the node."""
+    oversubscribed: bool = False
+    """Ranks may share cores: there are more of them than the nodes have."""
+    independent: bool = False
+    """The others go on when one fails."""
 
     def ranks_on(self, position: int) -> int:
         """How many ranks the host at that position has."""
         before = self.ranks_per_host * position
         return max(0, min(self.ranks_per_host, self.ranks - before))
+
+
+class ProcessStarter(Protocol):
+    """One program that starts a command several times on the hosts of a job."""
+
+    name: str
+    """The word for it on the command line and in results."""
+
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the job, in the order in which ranks are laid on them.
+
+        Raises:
+            UsageError: there is no job here, or its program is missing.
+        """
+        ...
+
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        """The command line that starts `program` once for each rank of the placement."""
+        ...
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment for that command."""
+        ...
+
+    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
+        """The variables by which torch.distributed finds a process's group, on its node.
+
+        Raises:
+            GpuscaleError: the process was started by something else.
+        """
+        ...
+
+    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
+        """The name in `hosts` of the node that a process is on, of one process a node."""
+        ...
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
@@ -59,3 +113,90 @@ def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tu
             f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(hosts)}); unset it"
         )
     return left
+
+
+def group_variables(
+    given: Mapping[str, str], names: Mapping[str, str], hosts: Sequence[str], port: int
+) -> dict[str, str]:
+    """torch.distributed's variables of a process.
+
+    Args:
+        given: The environment of the process.
+        names: Where `RANK`, `LOCAL_RANK` and `WORLD_SIZE` stand in it.
+        hosts: Of the run; the first rank is on the first.
+        port: Where the first rank waits for the others.
+
+    Raises:
+        GpuscaleError: one of the variables is not set.
+    """
+    host = given.get(HOST_PATTERN, "{host}").replace("{host}", hosts[0])
+    found = {name: required_variable(given, source) for name, source in names.items()}
+    return {**found, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
+
+def required_variable(given: Mapping[str, str], name: str) -> str:
+    """The value of an environment variable that every task has.
+
+    Raises:
+        GpuscaleError: it is not set.
+    """
+    try:
+        return given[name]
+    except KeyError:
+        raise GpuscaleError(f"{name} is not set: this rank was started by something else") from None
+
+
+def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """`GLOO_SOCKET_IFNAME` where gloo needs it to reach the other hosts; nothing otherwise.
+
+    By itself gloo listens where the host's own name leads. On many machines that is 127.0.1.1
+    (Debian writes it into /etc/hosts), which is of no use to the other hosts.
+    """
+    me = socket.gethostname()
+    if _GLOO_INTERFACE in given or len(hosts) < 2 or not leads_nowhere(me):
+        return {}
+    interface = _interface_towards([host for host in hosts if not is_same_host(host, me)])
+    return {} if interface is None else {_GLOO_INTERFACE: interface}
+
+
+def is_same_host(one: str, other: str) -> bool:
+    """Two names are of one host, with or without its domain."""
+    return one.split(".", 1)[0] == other.split(".", 1)[0]
+
+
+def leads_nowhere(name: str, resolve: Callable[[str], str] = socket.gethostbyname) -> bool:
+    """A host's name has no address that another host could use."""
+    try:
+        return resolve(name).startswith("127.")
+    except OSError:
+        return True
+
+
+def _interface_towards(hosts: Sequence[str]) -> str | None:
+    """The interface by which this host sends to the first of the hosts that it can send to."""
+    for host in hosts:
+        address = _own_address_towards(host)
+        for _, name in socket.if_nameindex():
+            if address is not None and _address_of(name) == address:
+                return name
+    return None
+
+
+def _own_address_towards(host: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent: this only asks the system for its route.
+            probe.connect((host, _ANY_PORT))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+        return socket.inet_ntoa(answer[20:24])

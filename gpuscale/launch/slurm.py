@@ -6,8 +6,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from gpuscale.errors import UsageError
-from gpuscale.launch.placement import Placement
-from gpuscale.launch.scheduler import Demand
+from gpuscale.launch.placement import (
+    RENDEZVOUS_PORTS,
+    Placement,
+    group_variables,
+    required_variable,
+)
+from gpuscale.run_directory import RunDirectory
 
 _PATIENCE_S = 30.0
 _OF_THE_JOB_SCRIPT = (
@@ -20,8 +25,8 @@ _OF_THE_JOB_SCRIPT = (
     *("SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT", "SLURM_HOSTFILE"),
     *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_LABELIO", "SLURM_WAIT"),
 )
-
 _BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
+_PLACE = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
 
 class Slurm:
@@ -52,46 +57,54 @@ class Slurm:
             raise UsageError("--launcher slurm: 'srun' is not on PATH; load your site's Slurm")
         return hostnames(nodes)
 
-    def arguments(self, program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
-        """See `srun_arguments`."""
-        return srun_arguments(program, placement, demand)
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        """The `srun` command line for a step of one task a rank.
+
+        Every task sees all GPUs of its node, which is what srun does where the job asked for them
+        by node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm
+        22.05 then gives no GPU to steps of several tasks on a node.) Cores are as many for each
+        rank of any run, and tasks are not bound to single ones among them: binding that depends
+        on the number of ranks would give T(n) a help that T(1) does not get.
+        """
+        cores = placement.cores_per_rank
+        return [
+            "srun",
+            f"--nodes={len(placement.hosts)}",
+            f"--nodelist={','.join(placement.hosts)}",
+            f"--ntasks={placement.ranks}",
+            f"--ntasks-per-node={placement.ranks_per_host}",
+            *([] if cores is None else [f"--cpus-per-task={cores}"]),
+            "--distribution=block",
+            "--cpu-bind=none",
+            # pytest may itself run in a step of this job, which would hold the resources.
+            "--overlap",
+            *(["--overcommit"] if placement.oversubscribed else []),
+            "--mpi=none",
+            "--export=ALL",
+            "--input=none",
+            f"--kill-on-bad-exit={0 if placement.independent else 1}",
+            *program,
+        ]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What is inherited, without what the job script's own options would tell srun."""
+        """The inherited one, without what the job script's own options would tell srun."""
         return {
             name: value
             for name, value in inherited.items()
             if name not in _OF_THE_JOB_SCRIPT and not name.startswith("SLURM_CPU_BIND_")
         }
 
+    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
+        """The variables of a rank that `srun` started, from Slurm's own."""
+        hosts = hostnames(required_variable(given, "SLURM_STEP_NODELIST"))
+        # A step has its own number, so the port of the run before can linger without harm.
+        job, step = (required_variable(given, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
+        port = RENDEZVOUS_PORTS[(int(job) * 61 + int(step)) % len(RENDEZVOUS_PORTS)]
+        return group_variables(given, _PLACE, hosts, port)
 
-def srun_arguments(program: Sequence[str], placement: Placement, demand: Demand) -> list[str]:
-    """The `srun` command line for a step of one task a rank.
-
-    Every task sees all GPUs of its node, which is what srun does where the job asked for them by
-    node, so that a run can choose among them. (`--gpu-bind=none` would say so, but Slurm 22.05
-    then gives no GPU to steps of several tasks on a node.) Cores are as many for each rank of any
-    run, and tasks are not bound to single ones among them: binding that depends on the number of
-    ranks would give T(n) a help that T(1) does not get.
-    """
-    return [
-        "srun",
-        f"--nodes={len(placement.hosts)}",
-        f"--nodelist={','.join(placement.hosts)}",
-        f"--ntasks={placement.ranks}",
-        f"--ntasks-per-node={placement.ranks_per_host}",
-        *([] if demand.cores_per_rank is None else [f"--cpus-per-task={demand.cores_per_rank}"]),
-        "--distribution=block",
-        "--cpu-bind=none",
-        # pytest may itself run in a step of this job, which would hold the resources.
-        "--overlap",
-        *(["--overcommit"] if demand.crowded else []),
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        f"--kill-on-bad-exit={0 if demand.independent else 1}",
-        *program,
-    ]
+    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
+        """This node by Slurm's name, which need not be the one that it has for itself."""
+        return given["SLURMD_NODENAME"]
 
 
 def hostnames(nodes: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ among the others, takes down how the rank ended, samples the node's GPUs if it i
 and ends with whoever started it.
 """
 
-import json
 import os
 import signal
 import socket
@@ -16,11 +15,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpuscale.encoding import to_json
-from gpuscale.launch.interfaces import gloo_variables
-from gpuscale.launch.rank_variables import open_mpi_variables, slurm_variables
-from gpuscale.launch.slurm import hostnames
-from gpuscale.launch.trampoline import describe_machine, enter_rank, probe_node
+from gpuscale.launch import do_in_rank, process_starter
+from gpuscale.launch.placement import gloo_variables
 from gpuscale.records import RankExit
 from gpuscale.run_directory import RunDirectory, stderr_path, write_atomically
 
@@ -30,11 +26,12 @@ _PATIENCE_S = 2.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(scheduler: str, job: str, folder: str, detail: str) -> int:
+def main(launcher: str, job: str, folder: str, detail: str) -> int:
     """Be a task of a run in `folder` (`rank`), or look at its node (`describe`, `probe`).
 
-    `detail` is the device: `cuda`, `cpu` or, to describe, `auto`.
+    `detail` is the device to describe: `cuda`, `cpu` or `auto`.
     """
+    starter = process_starter(launcher)
     directory = RunDirectory(path=Path(folder))
     # Before any fork: a signal between it and the wait would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_FORWARDED})
@@ -42,40 +39,15 @@ def main(scheduler: str, job: str, folder: str, detail: str) -> int:
         if not directory.path.is_dir():
             sys.stderr.write(f"{socket.gethostname()}: there is no folder {folder} here\n")
             return 1
-        path = str(directory.environment(_node_name(scheduler, directory)))
+        name = starter.node_name(os.environ, directory.host_names())
+        path = str(directory.environment(name).path)
         parent = os.getppid()
-        code = _watch(_forked(lambda: describe_machine(path, detail)), parent, directory)
+        code = _watch(_forked(lambda: do_in_rank("describe", path, detail)), parent, directory)
     else:
-        variables = rank_variables(scheduler, directory, os.environ)
-        path = str(directory.path)
-        work = (lambda: enter_rank(path)) if job == "rank" else (lambda: probe_node(path, detail))
-        code = _be_rank(directory, variables, work)
+        found = starter.rank_variables(os.environ, directory)
+        variables = {**gloo_variables(os.environ, directory.host_names()), **found}
+        code = _be_rank(directory, variables, lambda: do_in_rank(job, folder))
     return code if code >= 0 else 128 - code
-
-
-def rank_variables(
-    scheduler: str, directory: RunDirectory, given: Mapping[str, str]
-) -> dict[str, str]:
-    """What torch.distributed and gloo need to know of the rank's place."""
-    hosts = _hosts(directory)
-    if scheduler == "slurm":
-        found = slurm_variables(given, hostnames)
-    else:
-        port = int(directory.port.read_text(encoding="utf-8"))
-        found = open_mpi_variables(given, hosts, port)
-    return {**gloo_variables(given, hosts), **found}
-
-
-def _node_name(scheduler: str, directory: RunDirectory) -> str:
-    """This node by the launcher's name, which need not be the one that it has for itself."""
-    if scheduler == "slurm":
-        return os.environ["SLURMD_NODENAME"]
-    # One task a node, in the order of the hosts.
-    return _hosts(directory)[int(os.environ["OMPI_COMM_WORLD_RANK"])]
-
-
-def _hosts(directory: RunDirectory) -> list[str]:
-    return directory.hosts.read_text(encoding="utf-8").split()
 
 
 def _print_into(log: Path) -> None:
@@ -100,7 +72,7 @@ def _be_rank(
     code = _watch(child, parent, directory)
     _stop(sampler)
     if directory.path.exists():
-        write_atomically(directory.exit(rank), to_json(RankExit(rank=rank, host=host, code=code)))
+        directory.exit(rank).write(RankExit(rank=rank, host=host, code=code))
     return code
 
 
@@ -149,14 +121,13 @@ def _watch(child: int, parent: int, directory: RunDirectory) -> int:
 
 
 def _start_sampler(directory: RunDirectory, host: str) -> "subprocess.Popen[bytes] | None":
-    try:
-        uuids = json.loads(directory.sampled.read_text(encoding="utf-8"))[host]
-    except (FileNotFoundError, KeyError):
+    sampled = directory.sampled.read_if_left()
+    if sampled is None or host not in sampled.uuids:
         return None
     command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
     samples = directory.samples(host)
     command += ["--output", str(samples)]
-    command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    command += [argument for uuid in sampled.uuids[host] for argument in ("--uuid", uuid)]
     with stderr_path(samples).open("wb") as errors:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
 

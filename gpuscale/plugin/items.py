@@ -1,23 +1,21 @@
 """From tests to items, one for each (case, strategy, gpus, run), and to what each asks for."""
 
 import inspect
-import math
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
-from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
-from gpuscale.plugin.option_values import STRATEGIES
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Configuration, EntryKey, Environment, Pacing, RunRequest, Window
+from gpuscale.records import Configuration, EntryKey, Environment, RunRequest, Window
 from gpuscale.records.configuration import ScalingMode
-from gpuscale.run_defaults import MOST_WINDOWS, PACINGS, SIZES, data_workers, devices_of_run
+from gpuscale.run_defaults import SIZES, data_workers, devices_of_run, timing_plan
+from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
 
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
 
@@ -69,7 +67,7 @@ class ItemPlan:
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     """Turn a test that uses `scaling` into its items."""
     case = _case_of(metafunc.definition)
-    asked = STRATEGIES if options.strategies is None else options.strategies
+    asked = tuple(STRATEGIES) if options.strategies is None else options.strategies
     strategies = [strategy for strategy in case.strategies if strategy in asked]
     if not strategies:
         reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
@@ -124,27 +122,25 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
                 f"{_case_file(plan.case)}; rename one, or choose one of the files"
             )
     _refuse_unknown_size([case for _, case in sorted(cases.items())], options.size)
-    most = max((1 if plan.strategy == "dp" else plan.gpus for plan in plans), default=0)
+    most = max((STRATEGIES[plan.strategy].processes(plan.gpus) for plan in plans), default=0)
     for text in options.injections:
         rank = parse_injection(text).rank
         if plans and rank is not None and rank >= most:
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; dp is one process, so its only rank is 0"
+                f"{rank}; {', '.join(OF_ONE_PROCESS)} is one process, so its only rank is 0"
             )
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
     """Why this item cannot be measured here; None where it can."""
-    if plan.strategy == "dp" and options.compiled:
-        return (
-            "dp with --compile: torch compiles no replica of DataParallel, so T(1) would be "
-            "compiled and T(n) not"
-        )
+    demands = STRATEGIES[plan.strategy]
+    if demands.not_compiled and options.compiled:
+        return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
         return _lack_of_gpus(plan, environment)
-    if plan.strategy == "dp" and plan.gpus > 1:
-        return f"dp on {plan.gpus} devices needs GPUs: DataParallel has no CPU counterpart"
+    if demands.not_on_cpu and plan.gpus > 1:
+        return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
     cores = environment.cores_per_node
     slots = environment.node_count * (cores // options.threads_per_rank)
     if plan.gpus > slots and not options.oversubscribe:
@@ -192,27 +188,9 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         devices=devices_of_run(environment, run=plan.run, gpus=plan.gpus),
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
-        pacing=timing_plan(environment.device, options.run_seconds),
+        timing=timing_plan(environment.device, options.run_seconds),
         timeout_s=options.timeout_s,
         injections=options.injections,
-    )
-
-
-def timing_plan(device: str, run_seconds: float | None) -> Pacing:
-    """Length and number of a run's windows; None is the device's own budget.
-
-    All that is asked for beyond that goes into windows: more of them first, since they tell
-    whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
-    """
-    plan = PACINGS[device]
-    if run_seconds is None or run_seconds <= plan.run_seconds:
-        return replace(plan, run_seconds=run_seconds or plan.run_seconds)
-    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
-    return replace(
-        plan,
-        windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
-        window_s=plan.window_s * max(1.0, longer * plan.windows / MOST_WINDOWS),
-        run_seconds=run_seconds,
     )
 
 
@@ -261,8 +239,9 @@ def _refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None
 
 def _lack_of_gpus(plan: ItemPlan, environment: Environment) -> str | None:
     on_each = environment.gpus_per_node
-    if plan.strategy == "dp" and plan.gpus > on_each and environment.nodes:
-        return f"dp drives its {plan.gpus} GPUs from one process; a node has {on_each}"
+    driven = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
+    if driven > on_each and environment.nodes:
+        return f"{plan.strategy} drives its {driven} GPUs from one process; a node has {on_each}"
     if plan.gpus > environment.node_count * on_each:
         return f"needs {plan.gpus} GPUs; {_found(environment, on_each)}"
     return None

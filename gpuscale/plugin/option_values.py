@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuscale.errors import UsageError
+from gpuscale.strategies import STRATEGIES
 
 T = TypeVar("T", bound=str)
 
-STRATEGIES = ("dp", "ddp")
 FEWEST_RUNS = 3
 """With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
 _LARGEST_NUMBER_OF_GPUS = 100_000
@@ -92,7 +92,7 @@ def one_of(option: str, text: str, known: tuple[T, ...]) -> T:
 
 def known_strategies(option: str, text: str) -> tuple[str, ...]:
     """Such as `dp,ddp`, each once."""
-    names = [one_of(option, part.strip(), STRATEGIES) for part in text.split(",")]
+    names = [one_of(option, part.strip(), tuple(STRATEGIES)) for part in text.split(",")]
     return tuple(dict.fromkeys(names))
 
 

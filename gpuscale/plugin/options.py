@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from gpuscale.errors import UsageError
+from gpuscale.launch import ACROSS_NODES, LAUNCHERS
 from gpuscale.plugin import option_values
 from gpuscale.plugin.option_values import FEWEST_RUNS
+from gpuscale.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from gpuscale.records.configuration import Precision
@@ -109,7 +111,7 @@ class MeasureOptions:
     )
     strategies: tuple[str, ...] | None = option(
         "--strategy S,S,…",
-        "only these strategies: `dp`, `ddp`",
+        f"only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
         read=option_values.known_strategies,
         otherwise="the case's",
     )
@@ -122,8 +124,9 @@ class MeasureOptions:
     )
     launcher: str = option(
         "--launcher L",
-        "`local` (this node), or `slurm` or `mpirun`: all nodes of the job",
-        read=partial(option_values.one_of, known=("local", "slurm", "mpirun")),
+        "`local` (this node), or "
+        f"{' or '.join(f'`{name}`' for name in ACROSS_NODES)}: all nodes of the job",
+        read=partial(option_values.one_of, known=LAUNCHERS),
         default="local",
         see="nodes.md",
     )

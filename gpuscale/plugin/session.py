@@ -11,9 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
-from gpuscale.launch import Launcher
-from gpuscale.launch.choice import launcher_by_name
-from gpuscale.launch.termination import RunTerminated
+from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LeftOut, left_out_property, tell_night
 from gpuscale.plugin import terminal
 from gpuscale.plugin.items import (

@@ -15,16 +15,19 @@ from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice, Node
 from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
-from gpuscale.records.nodes import NodeFinding, NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.records.phases import Phases
 from gpuscale.records.reason import Finding, NoteCode, QuantityName, ReasonCode, Statement
 from gpuscale.records.request import (
-    Pacing,
+    NodeProbe,
+    NodeProbeRequest,
     RankExit,
     RankFailure,
     RankOutcome,
     RankWindow,
     RunRequest,
+    SampledDevices,
+    SendTime,
+    TimingPlan,
 )
 from gpuscale.records.results import Results
 from gpuscale.records.run import (
@@ -88,7 +91,6 @@ __all__ = [
     "MetricSpec",
     "MetricVerdict",
     "Node",
-    "NodeFinding",
     "NodeProbe",
     "NodeProbeRequest",
     "NoteCode",
@@ -98,7 +100,6 @@ __all__ = [
     "OverheadReport",
     "OverheadResult",
     "OverheadRun",
-    "Pacing",
     "Phases",
     "PublishedFigure",
     "QuantityName",
@@ -112,10 +113,12 @@ __all__ = [
     "Results",
     "Run",
     "RunRequest",
+    "SampledDevices",
     "SendTime",
     "Source",
     "SpeedupPair",
     "Statement",
+    "TimingPlan",
     "ToleranceOverride",
     "Tolerances",
     "TrialsReport",

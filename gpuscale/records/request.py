@@ -1,16 +1,19 @@
-"""What the launcher asks of the ranks, and what each rank answers."""
+"""A launcher's requests to ranks, and the answer of each rank."""
+
+from collections.abc import Mapping
 
 import msgspec
 
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.phases import Phases
 from gpuscale.records.run import Failure, RankReport
+from gpuscale.strategies import STRATEGIES
 
 _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""
 
 
-class Pacing(msgspec.Struct, frozen=True, kw_only=True):
+class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How long a run warms up and measures."""
 
     warmup_steps: int
@@ -43,13 +46,14 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     import_paths: tuple[str, ...]
     """What the test process had on `sys.path`, so that ranks find what the case imports."""
     devices: tuple[int, ...]
-    """CUDA devices by local rank, the same on every node (all of them for `dp`); empty on CPU."""
+    """CUDA devices by local rank, the same on every node; one after the other where a rank drives
+    several; empty on CPU."""
     data_root: str | None
     download: bool
-    pacing: Pacing
+    timing: TimingPlan
     timeout_s: float
     injections: tuple[str, ...] = ()
-    """Faults to be made on purpose, such as `data=5ms` (worker/injection.py)."""
+    """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
 
     @property
     def key(self) -> EntryKey:
@@ -58,8 +62,15 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """How many ranks are started: one per GPU, or a single one for `dp`."""
-        return 1 if self.configuration.strategy == "dp" else self.gpus
+        """How many ranks are started, as the strategy demands."""
+        return STRATEGIES[self.configuration.strategy].processes(self.gpus)
+
+
+class SampledDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs that the tasks of a run are to sample."""
+
+    uuids: Mapping[str, tuple[str, ...]]
+    """By host."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +78,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     failure: Failure
     lost_peer: bool
-    """Whether it failed in talking to another rank, which most likely ended before."""
+    """It failed in talking to another rank, which most likely ended before."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +98,7 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: float
     """Seconds from the opening barrier to this rank's synchronisation."""
     synchronized: bool
-    """Whether gradients were synchronised."""
+    """Gradients were synchronised."""
     phases: Phases
 
 
@@ -101,3 +112,32 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float
     steps_per_window: int
     windows: tuple[RankWindow, ...]
+
+
+class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A look at the nodes of a job, by one rank on each."""
+
+    device: str
+    message_bytes: int
+    """Sent from each node to each other one, several times."""
+    repeats: int
+    timeout_s: float
+
+
+class SendTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a message took to another node and its receipt back."""
+
+    to: int
+    """The other's place among the nodes."""
+    time_s: float
+    """The shortest of several, in seconds."""
+
+
+class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a node computes, and its links are, as the rank on it saw."""
+
+    host: str
+    compute_s: tuple[float, ...]
+    """Seconds for the same computation, of each of its GPUs in turn, or of one CPU core; the
+    shortest of several."""
+    sends: tuple[SendTime, ...]

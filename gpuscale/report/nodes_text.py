@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.records import NodeFinding, NodeProbe
+from gpuscale.nodes import NodeFinding
+from gpuscale.records import NodeProbe
 from gpuscale.report.terminal import table
 from gpuscale.units import format_bytes, format_seconds
 

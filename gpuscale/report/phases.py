@@ -13,6 +13,7 @@ from gpuscale.report.results import provenance_lines, skew_text
 from gpuscale.report.terminal import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
+from gpuscale.strategies import STRATEGIES
 from gpuscale.units import format_percent, format_seconds
 
 SUM_TOLERANCE = 0.03
@@ -173,11 +174,13 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
             "mean over runs; what DDP does with one rank's gradients is in it, which the "
             "efficiency budget leaves out"
         )
-    if any(point.configuration.strategy == "dp" and point.gpus > 1 for point in steps):
-        yield (
-            "dp: scatter, replicate and gather are inside forward and backward; "
-            "communication cannot be told apart"
-        )
+    for strategy in dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1):
+        demands = STRATEGIES.get(strategy)
+        if demands is not None and demands.inside_computing is not None:
+            yield (
+                f"{strategy}: {demands.inside_computing} are inside forward and backward; "
+                "communication cannot be told apart"
+            )
     for point, step in steps.items():
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
         if abs(step.time_s / step.typical_s - 1) > SUM_TOLERANCE:
@@ -197,8 +200,9 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
 
 def _lacks_communication(point: PointKey, step: _Step) -> bool:
     """True of a row whose exposed communication could have been measured, and was not."""
-    several_ranks = point.gpus > 1 and point.configuration.strategy != "dp"
-    return several_ranks and step.communication_s is None
+    demands = STRATEGIES.get(point.configuration.strategy)
+    could = demands is not None and point.gpus > 1 and demands.inside_computing is None
+    return could and step.communication_s is None
 
 
 def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:

@@ -9,7 +9,8 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import UsageError
 from gpuscale.records import CauseKind, Configuration, Environment, Fault, RunRequest
 from gpuscale.records.selftest import Injection
-from gpuscale.run_defaults import PACINGS, SIZES, data_workers, devices_of_run
+from gpuscale.run_defaults import SIZES, TIMING_PLANS, data_workers, devices_of_run
+from gpuscale.strategies import ranks_of
 
 RUNS_PER_BLOCK = 3
 """A block stands for one night: so many runs on each number of GPUs, in turn."""
@@ -28,9 +29,9 @@ _FAULT_SIZES = (0.2, 0.4)
 
 def expected_s(device: str, *, blocks: int, overhead_runs: int, gpus: int) -> float:
     """About how long trials take on so many numbers of GPUs, where steps are short."""
-    pacing = PACINGS[device]
-    run_s = 1.5 + pacing.warmup_s + min(pacing.run_seconds, pacing.most_windows_s)
-    overhead_run_s = 3.0 + pacing.warmup_s + 2 * OVERHEAD_PAIRS * pacing.window_s
+    timing = TIMING_PLANS[device]
+    run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
+    overhead_run_s = 3.0 + timing.warmup_s + 2 * OVERHEAD_PAIRS * timing.window_s
     return gpus * (blocks * RUNS_PER_BLOCK * run_s + overhead_runs * overhead_run_s)
 
 
@@ -114,7 +115,7 @@ def case_request(
     return RunRequest(
         configuration=Configuration(
             case=case.name(),
-            strategy="ddp" if "ddp" in case.strategies else case.strategies[0],
+            strategy=max(case.strategies, key=lambda name: ranks_of(name, 2) or 0),
             device=environment.device,
             size=SIZES[environment.device],
             precision="fp32",
@@ -136,7 +137,7 @@ def case_request(
         devices=devices_of_run(environment, run=run, gpus=gpus),
         data_root=None,
         download=False,
-        pacing=PACINGS[environment.device],
+        timing=TIMING_PLANS[environment.device],
         timeout_s=_TIMEOUT_S,
         injections=injections,
     )
@@ -146,7 +147,7 @@ def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
-    has_slow_rank = configuration.strategy == "ddp" and max(gpus) > 1
+    has_slow_rank = (ranks_of(configuration.strategy, max(gpus)) or 1) > 1
     not_tried = ["slow link: needs two hosts, and a link between them that can be limited"]
     if not has_slow_rank:
         not_tried.insert(0, "slow rank: needs ddp on 2 GPUs or more")

@@ -17,8 +17,7 @@ from gpuscale.records import (
     RunRequest,
     with_measured,
 )
-from gpuscale.run_directory import NodeSamples, stderr_path
-from gpuscale.scratch import scratch_folder
+from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
 from gpuscale.telemetry.sampler import Sampler
 from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, read_samples

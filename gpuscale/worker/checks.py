@@ -19,14 +19,12 @@ def parameter_digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def parameters_are_finite(model: torch.nn.Module) -> bool:
-    """Whether no parameter is infinite or not a number."""
-    return all(bool(torch.isfinite(p.detach()).all()) for p in model.parameters())
-
-
-def finite_or_none(value: float) -> float | None:
-    """The value, or None where it is infinite or not a number."""
-    return value if math.isfinite(value) else None
+def loss_of_finite(loss: float, model: torch.nn.Module) -> float | None:
+    """The loss; None where it or a parameter of the model is infinite or not a number."""
+    finite = math.isfinite(loss) and all(
+        bool(torch.isfinite(p.detach()).all()) for p in model.parameters()
+    )
+    return loss if finite else None
 
 
 def peak_device_memory_bytes(devices: tuple[int, ...]) -> int | None:

@@ -1,32 +1,47 @@
-"""What a rank does from its first line to its last."""
+"""A rank from its first line to its last, and the files by which it speaks to its launcher."""
 
+import faulthandler
 import os
+import re
 import socket
-import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from gpuscale.encoding import from_json
 from gpuscale.injections import parse_injection
-from gpuscale.records import RankOutcome, RankReport, RunRequest
-from gpuscale.run_directory import RunDirectory
+from gpuscale.parent_death import die_with_parent, end_at_interrupt
+from gpuscale.records import Failure, RankFailure, RankOutcome, RankReport, RunRequest
+from gpuscale.run_directory import RecordFile, RunDirectory, write_atomically
+from gpuscale.strategies import STRATEGIES
 from gpuscale.worker import checks
-from gpuscale.worker.case_loading import load_case
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.lifeline import die_with_parent, end_at_interrupt
-from gpuscale.worker.measurement import Measurement, measure, own_pace_s
-from gpuscale.worker.reporting import RankFiles
+from gpuscale.worker.loop import Measurement, measure, own_pace_s
 from gpuscale.worker.strategies import Strategy, strategy_for
-from gpuscale.worker.training import Parts, Training, build_parts
+from gpuscale.worker.training import Parts, Training, build_parts, load_case
+
+# CUDA, NCCL and gloo tell by the text of an exception only.
+_OF_THE_SYSTEM = re.compile(
+    r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
+    r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
+    r"|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
+    r"|DistNetworkError|DistStoreError|Connection (?:reset|closed|refused|timed out)"
+    r"|No route to host|Network is unreachable|Broken pipe|Stale file handle|Input/output error"
+    r"|No space left on device|Disk quota exceeded|Read-only file system",
+    re.IGNORECASE,
+)
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 _SEED = 42
+_PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
 _KEPT_TO_THE_END: list[object] = []
 
@@ -40,24 +55,73 @@ class Prepared:
     joined_at_s: float
 
 
+class RankFiles:
+    """One rank's corner of the run's directory."""
+
+    def __init__(self, directory: RunDirectory, rank: int) -> None:
+        self.directory = directory
+        self.rank = rank
+        self._progress: int | None = None
+
+    def announce(self, timeout_s: float) -> None:
+        """Leave the process id, and have the interpreter write all stacks after `timeout_s`.
+
+        The stacks are written by a thread without the interpreter's lock, so also from a rank
+        that is stuck in a collective; ending the rank is the launcher's, after all have spoken.
+        """
+        write_atomically(self.directory.pid(self.rank), str(os.getpid()))
+        # The file must stay open for as long as the process lives.
+        self._stacks = self.directory.stacks(self.rank).open("w")
+        faulthandler.dump_traceback_later(timeout_s, exit=False, file=self._stacks)
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tell how far the run is; rank 0 speaks for all."""
+        if self.rank != 0:
+            return
+        if self._progress is None:
+            self._progress = os.open(self.directory.progress, os.O_WRONLY | os.O_CREAT, 0o644)
+        # In place, at one length: a new file for each window costs half a millisecond here and
+        # more on a shared file system, and all ranks wait for it at the window's barrier.
+        os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
+
+    def leave(self, file: RecordFile[R], record: R) -> None:
+        """Write what this rank measured."""
+        faulthandler.cancel_dump_traceback_later()
+        file.write(record)
+
+    def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
+        """Write the traceback of what ended this rank."""
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        message = summary.splitlines()[0] if summary else type(error).__name__
+        failure = Failure(
+            kind="system" if _OF_THE_SYSTEM.search(message) else "raised",
+            message=message,
+            rank=self.rank,
+            host=socket.gethostname(),
+            detail="".join(traceback.format_exception(error)),
+        )
+        report = RankFailure(failure=failure, lost_peer=lost_peer)
+        self.directory.failure(self.rank).write(report)
+
+
 def main(directory: str) -> None:
     """Make the run that the directory's request asks for, as the rank that the environment says."""
     be_rank(directory, _run)
 
 
-def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], msgspec.Struct]) -> None:
-    """Do some work as a rank, and leave its outcome or what ended it in the run's directory."""
+def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
+    """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
     die_with_parent()
     end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
-    request = from_json(RunRequest, run_directory.request.read_text(encoding="utf-8"))
+    request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
     files.announce(request.timeout_s)
     try:
-        files.write_outcome(work(request, files))
+        work(request, files)
     except BaseException as error:
         lost_peer = _is_of_communication(error)
-        files.write_failure(error, lost_peer=lost_peer)
+        files.leave_failure(error, lost_peer=lost_peer)
         if lost_peer:
             # Most likely a peer died. The launcher ends all ranks when it sees the first one
             # go, and that should be the peer, whose exit code tells what happened.
@@ -105,7 +169,7 @@ def keep_to_the_end(*objects: object) -> None:
     _KEPT_TO_THE_END.extend(objects)
 
 
-def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
+def _run(request: RunRequest, files: RankFiles) -> None:
     prepared = prepare(request)
     strategy = prepared.strategy
     injections = [parse_injection(text) for text in request.injections]
@@ -114,17 +178,23 @@ def _run(request: RunRequest, files: RankFiles) -> RankOutcome:
     if any(injection.factor is not None for injection in injections):
         # Every rank, slowed or not: steps are made together.
         faults.know_pace(own_pace_s(training, strategy))
-    measurement = measure(training, strategy, request.pacing, files)
+    pausing = STRATEGIES[request.configuration.strategy].inside_computing is None
+    measurement = measure(training, strategy, request.timing, files, pausing=pausing)
     report = _report(strategy, training, measurement)
     strategy.barrier()
     keep_to_the_end(training, strategy)
-    return _outcome(report, measurement, prepared.joined_at_s)
+    outcome = RankOutcome(
+        report=report,
+        joined_at_s=prepared.joined_at_s,
+        warmup_steps=measurement.warmup_steps,
+        warmup_s=measurement.warmup_s,
+        steps_per_window=measurement.steps_per_window,
+        windows=measurement.windows,
+    )
+    files.leave(files.directory.outcome(strategy.rank), outcome)
 
 
 def _report(strategy: Strategy, training: Training, measurement: Measurement) -> RankReport:
-    loss = checks.finite_or_none(training.last_loss())
-    if not checks.parameters_are_finite(training.model):
-        loss = None
     return RankReport(
         rank=strategy.rank,
         local_rank=strategy.local_rank,
@@ -134,24 +204,9 @@ def _report(strategy: Strategy, training: Training, measurement: Measurement) ->
             str(torch.cuda.get_device_properties(device).uuid) for device in strategy.devices
         ),
         parameter_digest=checks.parameter_digest(training.model),
-        final_loss=loss,
+        final_loss=checks.loss_of_finite(training.last_loss(), training.model),
         peak_memory_bytes=checks.peak_device_memory_bytes(strategy.devices),
         peak_host_memory_bytes=checks.peak_host_memory_bytes(),
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
-
-
-def _outcome(report: RankReport, measurement: Measurement, joined_at_s: float) -> RankOutcome:
-    return RankOutcome(
-        report=report,
-        joined_at_s=joined_at_s,
-        warmup_steps=measurement.warmup_steps,
-        warmup_s=measurement.warmup_s,
-        steps_per_window=measurement.steps_per_window,
-        windows=measurement.windows,
-    )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

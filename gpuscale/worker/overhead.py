@@ -5,29 +5,48 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from gpuscale.encoding import from_json
+import torch
+
 from gpuscale.records import OverheadOutcome, OverheadPair, OverheadPlan, RunRequest
-from gpuscale.run_directory import RunDirectory
-from gpuscale.worker.bare_loop import BareLoop
-from gpuscale.worker.entry import be_rank, keep_to_the_end, prepare
+from gpuscale.worker.entry import RankFiles, be_rank, keep_to_the_end, prepare
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.measurement import Progress, timed_window, warm_up, window_plan
-from gpuscale.worker.reporting import RankFiles
+from gpuscale.worker.loop import Progress, timed_window, warm_up, window_plan
 from gpuscale.worker.strategies import Strategy
-from gpuscale.worker.training import Training
+from gpuscale.worker.training import Parts, Training
 
 
 def main(directory: str) -> None:
     """Be a rank of the trial that the directory's request and plan ask for."""
-    plan_file = RunDirectory(path=Path(directory)).overhead_plan
+    be_rank(directory, _measure)
 
-    def work(request: RunRequest, files: RankFiles) -> OverheadOutcome:
-        plan = from_json(OverheadPlan, plan_file.read_text(encoding="utf-8"))
-        return _compare(request, plan, files)
 
-    be_rank(directory, work)
+def _measure(request: RunRequest, files: RankFiles) -> None:
+    plan = files.directory.overhead_plan.read()
+    files.leave(files.directory.overhead(files.rank), _compare(request, plan, files))
+
+
+class BareLoop:
+    """The same model, optimiser, batches and wrapper as `Training`, in fp32, with nothing else."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def run(self, steps: int) -> None:
+        """Make so many steps and return when the device has done them."""
+        parts = self._parts
+        case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
+        device, memory_format = parts.device, parts.memory_format
+        for _ in range(steps):
+            inputs, targets = next(parts.batches)
+            inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
+            targets = targets.to(device, non_blocking=True)
+            optimizer.zero_grad(set_to_none=True)
+            loss = case.loss(case.forward(model, inputs), targets)
+            loss.backward()
+            optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> OverheadOutcome:
@@ -36,8 +55,8 @@ def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> Ove
     faults = Faults([], rank=strategy.rank, device=strategy.device)
     training = Training(prepared.parts, request.configuration.precision, strategy, faults)
     bare = BareLoop(prepared.parts)
-    step_time_s, _ = warm_up(training, strategy, request.pacing, progress)
-    steps, _ = window_plan(step_time_s, request.pacing, pausing=False)
+    step_time_s, _ = warm_up(training, strategy, request.timing, progress)
+    steps, _ = window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []
     for number in range(plan.pairs):

@@ -1,19 +1,56 @@
-"""The ways to make a case parallel, one file each; a new one is added to `STRATEGIES`."""
+"""The ways to make a case parallel, one file each; `gpuscale.strategies` names them all."""
 
-from collections.abc import Callable
+import importlib
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
 
 from gpuscale.errors import CaseError
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies.base import Strategy
-from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
-from gpuscale.worker.strategies.dp import DataParallelStrategy
+from gpuscale.strategies import STRATEGIES
 
-__all__ = ["STRATEGIES", "Strategy", "strategy_for"]
 
-STRATEGIES: dict[str, Callable[[RunRequest], Strategy]] = {
-    "ddp": DistributedDataParallelStrategy,
-    "dp": DataParallelStrategy,
-}
+class Strategy(Protocol):
+    """One rank's view of a parallel training."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    """Ranks in the process group; 1 for `dp`, whose single process drives all devices."""
+    device: torch.device
+    """Where the batch goes and the loss comes from."""
+    devices: tuple[int, ...]
+    """All CUDA devices that this process drives; empty on CPU."""
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model, on its device, made parallel."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        ...
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values, the same on every rank."""
+        ...
+
+    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """A context in which a step does all but synchronise gradients."""
+        ...
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Give every rank the parameters, buffers and optimiser state of rank 0."""
+        ...
+
+
+def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
+    """The device at a position of the request's list, made current; the CPU for an empty list."""
+    if not devices:
+        return torch.device("cpu")
+    device = torch.device("cuda", devices[position])
+    torch.cuda.set_device(device)
+    return device
 
 
 def strategy_for(request: RunRequest) -> Strategy:
@@ -22,11 +59,9 @@ def strategy_for(request: RunRequest) -> Strategy:
     Raises:
         CaseError: there is no such strategy.
     """
-    try:
-        strategy = STRATEGIES[request.configuration.strategy]
-    except KeyError:
-        known = ", ".join(sorted(STRATEGIES))
-        raise CaseError(
-            f"no strategy '{request.configuration.strategy}'; there are {known}"
-        ) from None
-    return strategy(request)
+    name = request.configuration.strategy
+    if name not in STRATEGIES:
+        raise CaseError(f"no strategy '{name}'; there are {', '.join(sorted(STRATEGIES))}")
+    module, _, kind = STRATEGIES[name].implementation.partition(":")
+    strategy: Strategy = getattr(importlib.import_module(module), kind)(request)
+    return strategy

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies.base import cuda_device
+from gpuscale.worker.strategies import cuda_device
 
 
 class DistributedDataParallelStrategy:
@@ -47,11 +47,6 @@ class DistributedDataParallelStrategy:
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor.item())
-
-    @property
-    def can_pause_synchronization(self) -> bool:
-        """True on one rank too: DDP copies gradients to its buckets and back all the same."""
-        return True
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:

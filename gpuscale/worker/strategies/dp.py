@@ -7,7 +7,7 @@ import torch
 
 from gpuscale.records import RunRequest
 from gpuscale.worker.precision import autocast_dtype
-from gpuscale.worker.strategies.base import cuda_device
+from gpuscale.worker.strategies import cuda_device
 
 
 class DataParallelStrategy:
@@ -35,11 +35,6 @@ class DataParallelStrategy:
     def largest(self, value: float) -> float:
         """The value itself: there is one process."""
         return value
-
-    @property
-    def can_pause_synchronization(self) -> bool:
-        """False: scatter, replicate and gather are part of every forward and backward."""
-        return False
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """Nothing to leave out."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuscale.records import Pacing, Phases, RankWindow
+from gpuscale.records import Phases, RankWindow, TimingPlan
 
 _FEWEST_WINDOWS = 10
 _PACE_STEPS = 7
@@ -46,11 +46,6 @@ class Stepper(Protocol):
 class Peers(Protocol):
     """The other ranks, as far as measuring must agree with them."""
 
-    @property
-    def can_pause_synchronization(self) -> bool:
-        """Whether steps without synchronisation mean anything."""
-        ...
-
     def barrier(self) -> None:
         """Return once every rank has come here."""
         ...
@@ -70,7 +65,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one rank's clock saw."""
+    """The windows of one rank by its own clock."""
 
     warmup_steps: int
     warmup_s: float
@@ -98,16 +93,18 @@ class Measurement:
         ).scaled(1 / self.steps_per_window)
 
 
-def measure(training: Stepper, peers: Peers, pacing: Pacing, progress: Progress) -> Measurement:
+def measure(
+    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress, *, pausing: bool
+) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
     The window length follows from the slowest rank's pace in warm-up, so all ranks agree on it.
+    Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
     """
     started = time.perf_counter()
-    step_time_s, warmup_steps = warm_up(training, peers, pacing, progress)
+    step_time_s, warmup_steps = warm_up(training, peers, timing, progress)
     warmup_s = time.perf_counter() - started
-    pausing = peers.can_pause_synchronization
-    steps, windows = window_plan(step_time_s, pacing, pausing=pausing)
+    steps, windows = window_plan(step_time_s, timing, pausing=pausing)
     measured = []
     for number in range(windows):
         progress.report("window", number, windows)
@@ -136,25 +133,25 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     return statistics.median(times_s)
 
 
-def window_plan(step_time_s: float, pacing: Pacing, *, pausing: bool) -> tuple[int, int]:
+def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tuple[int, int]:
     """Steps per window and number of synchronised windows for a pace.
 
-    Windows are as long as the pacing aims at, and shorter where the run's budget would not hold
+    Windows are as long as the plan aims at, and shorter where the run's budget would not hold
     ten of them. Of steps that are longer than such a window, ten windows have one step each,
     whatever they take.
 
     Args:
         step_time_s: The pace.
-        pacing: Length and number of windows, and the budget.
-        pausing: Whether windows without synchronisation come between them, out of the same budget.
+        timing: Length and number of windows, and the budget.
+        pausing: Windows without synchronisation come between them, out of the same budget.
     """
-    steps = math.ceil(pacing.window_s / step_time_s * (1 - _ROUNDING))
+    steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
-    steps = max(1, min(steps, math.floor(pacing.run_seconds / ten_steps_s)))
+    steps = max(1, min(steps, math.floor(timing.run_seconds / ten_steps_s)))
     affordable = [
         windows
-        for windows in range(_FEWEST_WINDOWS, pacing.windows + 1)
-        if _all_windows(windows, pausing=pausing) * steps * step_time_s <= pacing.run_seconds
+        for windows in range(_FEWEST_WINDOWS, timing.windows + 1)
+        if _all_windows(windows, pausing=pausing) * steps * step_time_s <= timing.run_seconds
     ]
     return steps, max(affordable, default=_FEWEST_WINDOWS)
 
@@ -165,7 +162,7 @@ def _all_windows(synced: int, *, pausing: bool) -> int:
 
 
 def warm_up(
-    training: Stepper, peers: Peers, pacing: Pacing, progress: Progress
+    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress
 ) -> tuple[float, int]:
     """Step until both limits have passed.
 
@@ -176,18 +173,18 @@ def warm_up(
     # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
     # warm-up's count, or a cold start would be all the warm-up there is.
     _timed_steps(training, peers, 1)
-    done, elapsed_s, stretch = 0, 0.0, max(1, pacing.warmup_steps)
+    done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
         progress.report("warm-up", done, done + stretch)
         stretch_s = peers.largest(_timed_steps(training, peers, stretch))
         done += stretch
         elapsed_s += stretch_s
         step_time_s = stretch_s / stretch
-        if elapsed_s >= pacing.warmup_s:
+        if elapsed_s >= timing.warmup_s:
             return step_time_s, done + 1
         # Never a single step where more were asked for: the windows are planned by its pace.
-        missing = math.ceil((pacing.warmup_s - elapsed_s) / step_time_s)
-        stretch = max(missing, 1, pacing.warmup_steps)
+        missing = math.ceil((timing.warmup_s - elapsed_s) / step_time_s)
+        stretch = max(missing, 1, timing.warmup_steps)
 
 
 def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:

@@ -7,7 +7,7 @@ so a fork server with ranks would outlive a killed pytest, and the ranks with it
 import contextlib
 import importlib
 
-from gpuscale.worker.lifeline import die_with_parent
+from gpuscale.parent_death import die_with_parent
 
 # pytest, because case files import it for their mark.
 _SLOW_MODULES = (
@@ -16,7 +16,7 @@ _SLOW_MODULES = (
     "torchvision.transforms.v2",
     "pytest",
     "gpuscale.worker.entry",
-    "gpuscale.worker.description",
+    "gpuscale.worker.machine",
 )
 
 die_with_parent()

@@ -1,0 +1,70 @@
+"""What each strategy demands of a run; how its ranks work is in worker/strategies, a file each.
+
+A new strategy is such a file and its entry in `STRATEGIES`. Records may name others, which other
+tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demands:
+    """What must be known of a strategy where there is no torch."""
+
+    words: str
+    """How it makes a case parallel, for docs."""
+    single: str
+    """What T(1) is, which S(n) and E(n) are taken over."""
+    implementation: str
+    """The module and the class that a rank uses."""
+    processes: Callable[[int], int]
+    """How many ranks so many GPUs take; each drives as many of them as any other."""
+    ranks_agree: bool
+    """All ranks have the same parameters after training, bit for bit, or the run is invalid."""
+    inside_computing: str | None = None
+    """The communication that no step can leave out; None where synchronisation can be paused."""
+    not_on_cpu: str | None = None
+    """Why several CPU ranks cannot stand in for its GPUs; None where they can."""
+    not_compiled: str | None = None
+    """Why it cannot be measured with --compile; None where it can."""
+
+
+def one_process(gpus: int) -> int:
+    """A single rank, which drives all GPUs."""
+    return 1
+
+
+def process_per_gpu(gpus: int) -> int:
+    """As many ranks as GPUs."""
+    return gpus
+
+
+STRATEGIES: Mapping[str, Demands] = {
+    "dp": Demands(
+        words="DataParallel: one process scatters each batch over its GPUs and gathers the outputs",
+        single="the same with one GPU",
+        implementation="gpuscale.worker.strategies.dp:DataParallelStrategy",
+        processes=one_process,
+        ranks_agree=True,
+        inside_computing="scatter, replicate and gather",
+        not_on_cpu="DataParallel has no CPU counterpart",
+        not_compiled=(
+            "torch compiles no replica of DataParallel, so T(1) would be compiled and T(n) not"
+        ),
+    ),
+    "ddp": Demands(
+        words="DistributedDataParallel: a process per GPU; gradients are averaged in the backward",
+        single="the same wrapper in a group of one",
+        implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
+        processes=process_per_gpu,
+        ranks_agree=True,
+    ),
+}
+OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.processes(2) == 1)
+
+
+def ranks_of(strategy: str, gpus: int) -> int | None:
+    """How many ranks a run has; None for a strategy that gpuscale does not know."""
+    demands = STRATEGIES.get(strategy)
+    return None if demands is None else demands.processes(gpus)

@@ -1,0 +1,219 @@
+"""The machine as a rank sees it: what it is, how fast it computes, and how fast nodes communicate.
+
+CUDA is touched here, and so in a process of its own.
+"""
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gpuscale.errors import GpuscaleError
+from gpuscale.host import VARIABLE_FAMILIES, cpu_model
+from gpuscale.parent_death import die_with_parent, end_at_interrupt
+from gpuscale.records import Environment, GpuDevice, NodeProbe, NodeProbeRequest, SendTime
+from gpuscale.run_directory import RecordFile, RunDirectory
+
+_GPU_MATRIX = 4096
+_CPU_MATRIX = 512
+_COMPUTATIONS = 15
+_BYTES_OF_A_FLOAT = 4
+_JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
+
+
+def describe_to(path: str, device: str) -> None:
+    """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
+    die_with_parent()
+    end_at_interrupt()
+    RecordFile(Path(path), Environment).write(describe(device))
+
+
+def describe(device: str) -> Environment:
+    """The environment that ranks on this machine measure in."""
+    gpus = () if device == "cpu" else _gpus()
+    on_gpu = device == "cuda" or bool(gpus)
+    scheduler, job_id = _job()
+    return Environment(
+        device="cuda" if on_gpu else "cpu",
+        host=socket.gethostname(),
+        cpu_model=cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        gpus=gpus,
+        python_version=platform.python_version(),
+        torch_version=str(torch.__version__),
+        torchvision_version=_torchvision_version(),
+        cuda_version=torch.version.cuda,
+        cudnn_version=_cudnn_version(on_gpu),
+        nccl_version=_nccl_version(on_gpu),
+        kernel=platform.release(),
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLE_FAMILIES)
+        },
+        scheduler=scheduler,
+        job_id=job_id,
+    )
+
+
+def _gpus() -> tuple[GpuDevice, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
+    # those in MIG mode CUDA offers a single instance.
+    try:
+        torch.cuda.init()
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        raise GpuscaleError(
+            f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
+            "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
+        ) from None
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            GpuDevice(
+                index=index,
+                name=properties.name,
+                uuid=str(properties.uuid),
+                memory_bytes=properties.total_memory,
+            )
+        )
+    return tuple(found)
+
+
+def _job() -> tuple[str | None, str | None]:
+    for variable, scheduler in _JOB_VARIABLES.items():
+        if job := os.environ.get(variable):
+            return scheduler, job
+    # SGE's JOB_ID alone is too common a name to mean SGE.
+    if "SGE_TASK_ID" in os.environ and (job := os.environ.get("JOB_ID")):
+        return "sge", job
+    return None, None
+
+
+def _torchvision_version() -> str | None:
+    try:
+        import torchvision
+    except (ImportError, RuntimeError):
+        # torchvision raises RuntimeError beside a torch that it was not built for.
+        return None
+    return str(torchvision.__version__)
+
+
+def _cudnn_version(on_gpu: bool) -> str | None:
+    version = torch.backends.cudnn.version() if on_gpu else None
+    return None if version is None else str(version)
+
+
+def _nccl_version(on_gpu: bool) -> str | None:
+    if not on_gpu or not torch.distributed.is_nccl_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def probe(directory: str) -> None:
+    """Be the rank of this node that the directory's NodeProbeRequest asks for."""
+    die_with_parent()
+    run_directory = RunDirectory(path=Path(directory))
+    request = run_directory.probe_request.read()
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    on_gpu = request.device == "cuda"
+    where = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(where)
+    # Alone first: no rank waits for another while it computes.
+    compute_s = tuple(_compute_times(on_gpu))
+    patience = timedelta(seconds=request.timeout_s)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
+    sends = tuple(_send_times(request, rank, dist.get_world_size(), where))
+    seen = NodeProbe(host=socket.gethostname(), compute_s=compute_s, sends=sends)
+    run_directory.probe(rank).write(seen)
+    _wait_for_all(where)
+    # A group that is taken down can hang (worker/entry.py); everything is written.
+    os._exit(0)
+
+
+def _wait_for_all(where: torch.device) -> None:
+    """Return once no rank needs another any more.
+
+    NCCL's sends come back before they are made, and the first rank keeps the store that the
+    others ask when they open a connection.
+    """
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    dist.all_reduce(torch.zeros(1))
+
+
+def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """Every pair once, in rounds in which no node is in two pairs (the circle method)."""
+    places = [*range(nodes), *([-1] if nodes % 2 else [])]
+    table = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        pairs = zip(places[:half], reversed(places[half:]), strict=True)
+        table.append([(min(pair), max(pair)) for pair in pairs if min(pair) >= 0])
+        places = [places[0], places[-1], *places[1:-1]]
+    return table
+
+
+def _compute_times(on_gpu: bool) -> Iterator[float]:
+    devices = range(torch.cuda.device_count()) if on_gpu else (None,)
+    size = _GPU_MATRIX if on_gpu else _CPU_MATRIX
+    for index in devices:
+        device = torch.device("cpu") if index is None else torch.device("cuda", index)
+        matrix = torch.rand(size, size, device=device)
+
+        def work(matrix: torch.Tensor = matrix) -> None:
+            # The read brings the result to the host, so that it is there.
+            float(torch.mm(matrix, matrix)[0, 0].item())
+
+        yield _shortest(work, _COMPUTATIONS)
+
+
+def _send_times(
+    request: NodeProbeRequest, rank: int, nodes: int, where: torch.device
+) -> Iterator[SendTime]:
+    message = torch.zeros(request.message_bytes // _BYTES_OF_A_FLOAT, device=where)
+    receipt = torch.zeros(1, device=where)
+
+    def send(peer: int) -> None:
+        dist.send(message, peer)
+        dist.recv(receipt, peer)
+        float(receipt.item())
+
+    def answer(peer: int) -> None:
+        dist.recv(message, peer)
+        dist.send(receipt, peer)
+
+    for pairs in _rounds(nodes):
+        dist.all_reduce(torch.zeros(1))
+        for pair in pairs:
+            if rank not in pair:
+                continue
+            peer = sum(pair) - rank
+            # Each way in turn, the lower one first.
+            for sender in pair:
+                if sender == rank:
+                    yield SendTime(to=peer, time_s=_shortest(partial(send, peer), request.repeats))
+                else:
+                    _shortest(partial(answer, peer), request.repeats)
+
+
+def _shortest(work: Callable[[], None], times: int) -> float:
+    """Seconds of the quickest of several times, after a first one that does not count."""
+    work()
+    seconds = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
