@@ -107,7 +107,7 @@ def comparison_of(
         baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
         current_machine="; ".join(machines) or "no results",
         entries=tuple(entries),
-        notes=notes_of(baseline, assessment.rows, entries, assessment.after.entries),
+        notes=notes_of(baseline, assessment.rows, entries, assessment.after),
     )
 
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuscale.compare.matching import Entry, Row, point_differences
+from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.records import Baseline, EntryVerdict, NoteCode, Statement
 from gpuscale.scaling import unit_error_note
@@ -19,12 +19,12 @@ def notes_of(
     baseline: Baseline,
     rows: Sequence[Row],
     entries: Sequence[EntryVerdict],
-    currents: Sequence[Entry],
+    after: Side,
 ) -> tuple[Statement, ...]:
     """All notes of a comparison, in order of weight."""
     judged = [entry for row in rows if row.obstacle is None and (entry := row.before)]
     return (
-        *_emptiness(baseline, rows, currents),
+        *_emptiness(baseline, rows, after.entries),
         *_idle_overrides(baseline),
         *_allocations(baseline, judged),
         *_few_runs(judged),
@@ -32,7 +32,7 @@ def notes_of(
         *_pooled_allocations(rows, baseline),
         *_published(rows),
         *_failed_runs(rows),
-        *_left_out(rows, currents),
+        *_left_out(rows, after),
         *_unit_errors(entries),
     )
 
@@ -163,15 +163,15 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
         )
 
 
-def _left_out(rows: Sequence[Row], currents: Sequence[Entry]) -> Iterable[Statement]:
+def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
     """A publication names no configuration, so it is held against the plainest only."""
     for row in rows:
         if row.figure is None or row.after is None:
             continue
         shown = row.after.point
-        for current in currents:
-            point = current.point
-            if point.key != row.key or point.point_key == shown.point_key:
+        for entry in after.by_row[row.key]:
+            point = entry.point
+            if point.point_key == shown.point_key:
                 continue
             found = point_differences(shown, point)
             yield Statement.of(NoteCode.NOT_JUDGED, row=point.key, differences=found)
