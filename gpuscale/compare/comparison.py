@@ -18,7 +18,7 @@ from gpuscale.compare.matching import (
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import Figures, judge_published, published_speedup
-from gpuscale.compare.quantity import ONE_LOOK, ErrorRates
+from gpuscale.compare.quantity import ONE_ANALYSIS, ErrorRates
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,
@@ -51,7 +51,7 @@ def compare(
     *,
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
-    rates: ErrorRates = ONE_LOOK,
+    rates: ErrorRates = ONE_ANALYSIS,
 ) -> Comparison:
     """The verdict on every row of the results and of the baseline.
 

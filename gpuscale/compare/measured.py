@@ -8,7 +8,7 @@ from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricPairing, pair_metrics
 from gpuscale.compare.pairing import Gains, Pairing, pair_rows
-from gpuscale.compare.quantity import ONE_LOOK, OTHER_WEIGHT, TIME_WEIGHT, ErrorRates, Quantity
+from gpuscale.compare.quantity import ONE_ANALYSIS, OTHER_WEIGHT, TIME_WEIGHT, ErrorRates, Quantity
 from gpuscale.records import (
     EntryKey,
     Finding,
@@ -225,7 +225,7 @@ def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
 
 def _required_runs(pairing: Pairing, rule: _Rule) -> RequiredRuns:
     """By the rates of one look, in a session too: both then say the same of the same runs."""
-    once = replace(rule, rates=ONE_LOOK)
+    once = replace(rule, rates=ONE_ANALYSIS)
     ends = (pairing.current, *(pairing.references or ())[1:])
     return required_runs(
         lambda runs: _would_be_settled(pairing, once, runs), made=min(end.count for end in ends)

@@ -17,7 +17,7 @@ class ErrorRates:
     """Of the bound that *ok* puts on a loss."""
 
 
-ONE_LOOK = ErrorRates()
+ONE_ANALYSIS = ErrorRates()
 """For a comparison that is made once."""
 
 TIME_WEIGHT = 1.0
