@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/design.md, "How it judges")."""
+    """The exit codes of `gpuscale` (docs/judging.md)."""
 
     OK = 0
     REGRESSED = 1

@@ -214,7 +214,7 @@ class MeasureOptions:
         "measure only what this results file lacks, and append it",
         read=option_values.absolute_path,
         otherwise="a new file",
-        see="design.md#resuming",
+        see="measuring.md#resuming",
     )
     baseline: Path | None = option(
         "--baseline FILE",

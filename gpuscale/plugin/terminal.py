@@ -151,7 +151,7 @@ def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
-    # Simulated: docs/design.md, "Stopping".
+    # Simulated: docs/measuring.md, "Stopping".
     yield "runs stopped when intervals were narrow: these cover the truth a little less often"
     for point in rule.unsettled_points(results.runs):
         yield _unsettled_line(point, rule)

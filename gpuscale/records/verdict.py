@@ -12,7 +12,7 @@ from gpuscale.records.reason import Finding, QuantityName, Statement
 
 
 class Verdict(StrEnum):
-    """One word for one row (docs/design.md, "How it judges")."""
+    """One word for one row (docs/judging.md)."""
 
     OK = "ok"
     CONSISTENT = "consistent"
