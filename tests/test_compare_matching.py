@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from changing import replace
-from scaling_records import (
+from builders import (
     CNN,
     baseline,
     cpu_environment,
@@ -14,6 +13,7 @@ from scaling_records import (
     results,
     run,
 )
+from changing import replace
 
 from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch, same_gpu_model

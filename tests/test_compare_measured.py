@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
+from builders import CNN, baseline, measured, results, run
 from changing import replace
-from scaling_records import CNN, baseline, measured, results, run
 from statements import codes_in, facts_of
 
 from gpuscale.compare import compare
