@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from builders import CNN, environment, gpu_summary, phased_run, phases, results, with_values
 from changing import replace
-from phase_records import phased_run, phases
-from scaling_records import CNN, environment, gpu_summary, results, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import scaling_records as make
+import builders as make
 from changing import replace
 
 from gpuscale.records import Baseline, Configuration, Results

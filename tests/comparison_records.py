@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from builders import CNN, measured
 from changing import replace
-from scaling_records import CNN, measured
 
 from gpuscale.records import (
     METRICS_BY_NAME,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import scaling_records as make
+import builders as make
 from changing import replace
 from hosts import skip_unless_required
 from measuring import REPOSITORY

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from builders import environment, measured, results_text
 from changing import replace
-from scaling_records import environment, measured, results_text
 
 from gpuscale.cli import main
 from gpuscale.records import Results

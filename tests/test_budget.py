@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from builders import CNN, phased_run, phases, run
 from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
-from phase_records import phased_run, phases
-from scaling_records import CNN, run
 
 from gpuscale.budget import EfficiencyBudget, device_spreads, efficiency_budgets, rank_skews
 from gpuscale.records import EntryKey, Run

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from builders import results_text
 from changing import replace
 from format_page import PAGE
-from scaling_records import results_text
 
 from gpuscale.errors import DecodeError
 from gpuscale.records import Baseline, Configuration, Failure, Results, Run, Tolerances

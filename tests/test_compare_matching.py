@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from changing import replace
-from scaling_records import (
+from builders import (
     CNN,
     baseline,
     cpu_environment,
@@ -14,6 +13,7 @@ from scaling_records import (
     results,
     run,
 )
+from changing import replace
 
 from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch, same_gpu_model
@@ -83,7 +83,9 @@ def test_results_of_two_machines_are_not_judged_together() -> None:
     other = replace(measured({2: NOW[2]}), environment=environment("NVIDIA H200"))
     comparison = compare(unnamed, [measured({1: NOW[1]}), other])
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
-    assert comparison.entries[0].reason.code is ReasonCode.MIXED_MACHINES
+    assert comparison.entries[0].reason == Statement.of(
+        ReasonCode.MIXED_MACHINES, one="Tesla V100-SXM2-16GB", other="NVIDIA H200"
+    )
 
 
 @pytest.mark.parametrize(

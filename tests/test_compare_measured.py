@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
+from builders import CNN, baseline, measured, results, run
 from changing import replace
-from scaling_records import CNN, baseline, measured, results, run
 from statements import codes_in, facts_of
 
 from gpuscale.compare import compare
@@ -301,8 +301,10 @@ def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None
     notes = compare(_then(n1=0.1), nights).notes
     facts = facts_of(notes, NoteCode.DIFFERING_ALLOCATION)
     assert (facts["name"], facts["change"]) == ("n7", pytest.approx(0.11, abs=1e-3))
-    alike = compare(_then(n1=0.1), nights[:6]).notes
-    assert not any(note.code is NoteCode.DIFFERING_ALLOCATION for note in alike)
+    for last_s, is_told in ((0.1, False), (0.1028, False), (0.1032, True)):
+        last = measured({1: [last_s * f for f in NOW]}, job_id="n7")
+        notes = compare(_then(n1=0.1), [*nights[:6], last]).notes
+        assert any(note.code is NoteCode.DIFFERING_ALLOCATION for note in notes) is is_told
 
 
 def test_a_loss_within_a_wide_margin_is_ok_though_the_bound_of_ok_is_narrower() -> None:

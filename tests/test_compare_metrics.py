@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from builders import Made, made_baseline, made_results
 from changing import replace
-from metric_records import Made, made_baseline, made_results
 from statements import codes_in
 
 from gpuscale.compare import compare

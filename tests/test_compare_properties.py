@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+from builders import baseline, figure, measured, published
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaling_records import baseline, figure, measured, published
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode

@@ -1,8 +1,8 @@
 """Verdicts against published figures: only the shape, only to the worse side."""
 
 import pytest
+from builders import CNN, figure, measured, published, results, run
 from changing import replace
-from scaling_records import CNN, figure, measured, published, results, run
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode

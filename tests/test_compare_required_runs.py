@@ -1,8 +1,8 @@
 """The required runs of an inconclusive row, or why none help, and what the row missed."""
 
 import pytest
+from builders import baseline, measured
 from changing import replace
-from scaling_records import baseline, measured
 from statements import codes_in
 
 from gpuscale.compare import compare

@@ -1,8 +1,8 @@
 """Rows most of whose runs gave no number: what is left is no pass."""
 
 import pytest
+from builders import CNN, baseline, figure, measured, published, results, run
 from changing import replace
-from scaling_records import CNN, baseline, figure, measured, published, results, run
 
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builders import CNN, environment, results, with_values
 from cause_records import (
     EXPOSED_S,
     FAULTS,
@@ -22,7 +23,6 @@ from cause_records import (
     well,
 )
 from changing import replace
-from scaling_records import CNN, environment, results, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose

@@ -1,10 +1,10 @@
 """Whatever numbers a file may hold, a diagnosis is given and its shares are shares."""
 
 import pytest
+from builders import baseline, environment, gpu_summary, measured, with_values
 from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scaling_records import baseline, environment, gpu_summary, measured, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from builders import request, run
 from changing import replace
-from scaling_records import request, run
 
 from gpuscale.launch.collect import Ending, collect_run
 from gpuscale.records import Phases, RankOutcome, RankWindow, Run

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from builders import environment
 from changing import replace
-from scaling_records import environment
 from test_options import GIVEN
 
 from gpuscale.cases import TrainingCase

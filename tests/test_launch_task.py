@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from builders import run
 from changing import replace
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
-from scaling_records import run
 
 from gpuscale.records import Configuration, RankExit, RunRequest, SampledDevices, TimingPlan, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+import builders as make
 import pytest
-import scaling_records as make
 from changing import replace
 from ci_checkout import (
     JOB,

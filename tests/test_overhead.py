@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import CNN, request
 from changing import replace
 from measuring import BENCH_CASES, write_case
-from scaling_records import CNN, request
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.errors import GpuscaleError, UsageError

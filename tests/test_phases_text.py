@@ -5,10 +5,9 @@ import sys
 
 import numpy as np
 import pytest
+from builders import phased_run, phases, results, run
 from changing import replace
 from measuring import REPOSITORY
-from phase_records import phased_run, phases
-from scaling_records import results, run
 
 from gpuscale.records import Run
 from gpuscale.report.phases import phases_text

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+from builders import CNN, measured, run
 from changing import replace
-from scaling_records import CNN, measured, run
 
 from gpuscale.errors import UsageError
 from gpuscale.recording import (

@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from builders import CNN
 from changing import replace
 from comparison_records import (
     ALL_REDUCE,
@@ -12,7 +13,6 @@ from comparison_records import (
     of_each_verdict,
     view,
 )
-from scaling_records import CNN
 
 from gpuscale.records import EntryVerdict, NoteCode, ReasonCode, Verdict
 from gpuscale.report import text

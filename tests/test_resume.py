@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from builders import CNN, environment, measured, request
+from builders import run as made
 from changing import replace
-from scaling_records import CNN, environment, measured, request
-from scaling_records import run as made
 
 from gpuscale.errors import FileError, UsageError
 from gpuscale.plugin.results_file import (

@@ -3,8 +3,8 @@
 import math
 
 import pytest
+from builders import CNN, run
 from changing import replace
-from scaling_records import CNN, run
 from scipy import stats
 
 from gpuscale.records import (

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import CNN, cpu_environment, phased_run, phases
 from changing import replace
 from measuring import write_case
-from phase_records import phased_run, phases
-from scaling_records import CNN, cpu_environment
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import GpuscaleError

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scaling_records import run
+from builders import run
 
 from gpuscale.plugin.stopping import StoppingRule, status_of_verdict, status_without_verdict
 from gpuscale.records import (

@@ -1,8 +1,8 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
+from builders import gpu_summary, measured, results, run, with_values
 from changing import replace
-from scaling_records import gpu_summary, measured, results, run, with_values
 
 from gpuscale.records import Failure, Run
 from gpuscale.report.results import results_text, scaling_table, table_notes

@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 import pytest
+from builders import gpu_summary
 from changing import replace
-from scaling_records import gpu_summary
 
 from gpuscale.encoding import from_json, to_json
 from gpuscale.errors import DecodeError

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
+from builders import environment, request, run
 from changing import replace
 from nvml.library import (
     BLACKWELL_GPU,
@@ -29,7 +30,6 @@ from nvml.library import (
     UNKNOWN_UUID,
     compile_driver,
 )
-from scaling_records import environment, request, run
 
 from gpuscale.records import GpuDevice, Window
 from gpuscale.telemetry.fields import NUMBERS

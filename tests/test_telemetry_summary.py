@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from builders import BATCH, gpu_summary, run, with_values
 from msgspec.structs import replace
-from scaling_records import BATCH, gpu_summary, run, with_values
 
 from gpuscale.records import GpuWindow
 from gpuscale.run_directory import stderr_path

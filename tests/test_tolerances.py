@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from builders import baseline, figure, measured, published
 from changing import replace
-from scaling_records import baseline, figure, measured, published
 from statements import facts_of
 
 from gpuscale.compare import compare

@@ -3,8 +3,8 @@
 from datetime import date
 
 import pytest
+from builders import baseline, environment, results
 from changing import replace
-from scaling_records import baseline, environment, results
 
 from gpuscale.compare import compare
 from gpuscale.errors import UsageError

@@ -6,8 +6,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from builders import CNN, baseline, environment, figure, measured, published, results, run
 from changing import replace
-from scaling_records import CNN, baseline, environment, figure, measured, published, results, run
 from statements import codes_in
 
 from gpuscale.compare.while_measuring import (

@@ -27,9 +27,9 @@ from gpuscale.store.files import _decode_either, decoded
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from builders import results_text as file_text
 from fuzz.mutations import mutated
 from fuzz.samples import samples
-from scaling_records import results_text as file_text
 
 READERS: dict[str, Callable[[str], Results | Baseline]] = {
     "results": decode_results,

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scaling_records import baseline, measured
+from builders import baseline, measured
 
 from gpuscale.compare import compare
 from gpuscale.records import Baseline, Comparison, Finding, Results, Verdict

@@ -1,6 +1,7 @@
-"""Runs, results and baselines with known step times, for the tests of judging."""
+"""Runs, results and baselines whose numbers are known, for all tests."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from changing import replace
@@ -13,6 +14,7 @@ from gpuscale.records import (
     GpuDevice,
     GpuSummary,
     Hardware,
+    Phases,
     PublishedFigure,
     RankReport,
     Results,
@@ -20,8 +22,10 @@ from gpuscale.records import (
     RunRequest,
     Source,
     TimingPlan,
+    Tolerances,
     Window,
     with_measured,
+    without_windows,
 )
 from gpuscale.store.codec import Header, encode_header, encode_run
 
@@ -246,4 +250,139 @@ def published(*figures: PublishedFigure) -> Baseline:
         hardware=V100,
         published=figures,
         source=Source(title="a course"),
+    )
+
+
+def phases(
+    *,
+    data_s: float = 0.0,
+    h2d_s: float = 0.0,
+    forward_s: float = 0.0,
+    backward_s: float = 0.0,
+    optimizer_s: float = 0.0,
+) -> Phases:
+    """Phases of a step; what is not given takes no time."""
+    return Phases(
+        data_s=data_s,
+        h2d_s=h2d_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=optimizer_s,
+    )
+
+
+def phased_run(
+    rank_phases: Sequence[Phases],
+    *,
+    communication_s: float | None = None,
+    gpus: int | None = None,
+    index: int = 1,
+    configuration: Configuration = CNN,
+    batch_per_gpu: int = 128,
+    devices: Sequence[str] | None = None,
+) -> Run:
+    """A run whose ranks have these own phases; all wait for the slowest, then communicate.
+
+    Without `communication_s` nothing was measured without synchronisation.
+    """
+    paces_s = [each.total_s for each in rank_phases]
+    added_s = communication_s or 0.0
+    step_s = max(paces_s) + added_s
+    slowest = rank_phases[paces_s.index(max(paces_s))]
+    plain = run(
+        gpus or len(rank_phases),
+        step_s,
+        index=index,
+        configuration=configuration,
+        batch_per_gpu=batch_per_gpu,
+    )
+    # Who waits does so in the backward pass.
+    waiting = [
+        replace(each, backward_s=each.backward_s + step_s - each.total_s) for each in rank_phases
+    ]
+    several_without_pace = communication_s is None and len(rank_phases) > 1
+    ranks = tuple(
+        replace(
+            report,
+            phases=waiting[i],
+            pace_s=None if several_without_pace else paces_s[i],
+            device_uuids=report.device_uuids if devices is None else (devices[i],),
+        )
+        for i, report in enumerate(plain.ranks[: len(rank_phases)])
+    )
+    synced = _window(step_s, slowest, len(ranks), added_s)
+    unsynced = () if communication_s is None else (_window(max(paces_s), slowest, len(ranks)),)
+    return replace(plain, ranks=ranks, windows=(synced,), unsynced_windows=unsynced)
+
+
+def _window(time_s: float, own: Phases, ranks: int, communication_s: float = 0.0) -> Window:
+    return Window(
+        time_s=time_s,
+        started_at_s=1.7e9,
+        busy_s=(time_s,) * ranks,
+        phases=replace(own, backward_s=own.backward_s + communication_s),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """One run in numbers; None is not measured."""
+
+    step_time_s: float = 0.1
+    communication_s: float | None = None
+    memory_bytes: int | None = None
+    energy_per_sample_j: float | None = None
+
+
+def made_run(gpus: int, made: Made, index: int = 1) -> Run:
+    """The run record that gives these numbers back."""
+    plain = run(gpus, made.step_time_s, index=index, peak_memory_bytes=made.memory_bytes)
+    unsynced = (
+        ()
+        if made.communication_s is None
+        else (
+            Window(
+                time_s=made.step_time_s - made.communication_s,
+                started_at_s=1.7e9,
+                busy_s=(made.step_time_s,) * gpus,
+            ),
+        )
+    )
+    energy_j = made.energy_per_sample_j
+    summaries = (
+        ()
+        if energy_j is None
+        else tuple(with_values(gpu_summary(0.9), energy_j=energy_j * BATCH) for _ in range(gpus))
+    )
+    return replace(plain, unsynced_windows=unsynced, gpu_summaries=summaries)
+
+
+def made_results(runs: Mapping[int, Sequence[Made]], *, job_id: str = "now") -> Results:
+    """Results of these runs by number of GPUs."""
+    return Results(
+        created_at="2026-11-21T03:00:00+00:00",
+        gpuscale_version="0",
+        environment=environment(job_id=job_id),
+        runs=tuple(
+            made_run(gpus, each, index)
+            for gpus, of_gpus in runs.items()
+            for index, each in enumerate(of_gpus, start=1)
+        ),
+    )
+
+
+def made_baseline(
+    runs: Mapping[int, Sequence[Made]], *, tolerances: Tolerances | None = None
+) -> Baseline:
+    """A baseline that keeps the evidence of these runs, from one allocation."""
+    return Baseline(
+        name="nightly",
+        cluster="ARC4",
+        hardware=V100,
+        tolerances=tolerances or Tolerances(),
+        runs=tuple(
+            replace(without_windows(made_run(gpus, each, index)), allocation="then")
+            for gpus, of_gpus in runs.items()
+            for index, each in enumerate(of_gpus, start=1)
+        ),
     )
