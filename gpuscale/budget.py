@@ -1,6 +1,6 @@
 """Where the lost efficiency went: E(n) = 1 - communication - data - skew - rest.
 
-T(n) is longer than the time that perfect scaling would take by the exposed communication, by
+T(n) is longer than the time that ideal scaling would take by the exposed communication, by
 data that each rank waits longer for than one GPU alone did, by the slowest rank's lag behind
 the median rank, and by a rest that nobody measured. Divided by T(n) these are the points that
 E(n) lacks to 1, since E(n) is the ideal time over T(n).

@@ -8,6 +8,7 @@ from changing import replace
 from gpuscale.records import (
     METRICS_BY_NAME,
     Cause,
+    CauseCode,
     CauseKind,
     Comparison,
     Configuration,
@@ -18,8 +19,12 @@ from gpuscale.records import (
     MetricSpec,
     MetricVerdict,
     NoteCode,
+    Onset,
+    PhaseChange,
     QuantityName,
     ReasonCode,
+    Remedy,
+    RemedyCode,
     SpeedupPair,
     Statement,
     Verdict,
@@ -29,16 +34,17 @@ from gpuscale.report.view import View, view_of
 PEAK_MEMORY = METRICS_BY_NAME["peak_memory_bytes"]
 ALL_REDUCE = Cause(
     kind=CauseKind.COMMUNICATION,
-    headline="exposed all-reduce +14 ms",
-    statement="gradient synchronisation holds all ranks longer",
+    code=CauseCode.COMMUNICATION,
     share=0.83,
     lost_s=0.014,
-    scope="from 4 GPUs on",
+    before_s=0.003,
+    after_s=0.017,
+    onset=Onset(lost_on=(4,), spared_on=(2,), nodes=1, spared_nodes=1),
     ranks=(2,),
     hosts=("node1",),
     device_uuids=("GPU-2",),
-    evidence=("exposed communication 3.1 ms → 17 ms",),
-    next_step="run once with NCCL_DEBUG=INFO",
+    evidence=(PhaseChange(name="communication", before_s=0.003, after_s=0.017),),
+    remedy=Remedy(code=RemedyCode.GPU_LINKS),
 )
 REASONS = {
     Verdict.OK: Statement.of(ReasonCode.BOUNDED_LOSS, bound=0.029),

@@ -21,7 +21,7 @@ def only_budget(*runs: Run) -> EfficiencyBudget:
     return budget
 
 
-def test_perfect_scaling_loses_nothing() -> None:
+def test_ideal_scaling_loses_nothing() -> None:
     budget = only_budget(ONE, phased_run([COMPUTING] * 4, communication_s=0.0))
     assert budget.efficiency == pytest.approx(1)
     assert (budget.communication, budget.data, budget.skew) == (0, 0, 0)

@@ -16,7 +16,7 @@ from gpuscale.records import (
     Run,
     Verdict,
 )
-from gpuscale.report.cause_words import whole_line
+from gpuscale.report.cause_words import evidence, next_step, whole_line
 
 pytestmark = pytest.mark.thorough
 SECONDS = st.floats(0, 1e9)
@@ -81,7 +81,10 @@ def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
     called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)
     (row,) = diagnose(before, [now], replace(comparison, entries=called)).entries
     assert row.causes
-    assert all(whole_line(cause) for cause in row.causes)
+    for cause in row.causes:
+        assert whole_line(cause)
+        assert all(evidence(cause))
+        assert next_step(cause) or cause.remedy is None
     shares = [cause.share for cause in row.causes if cause.share is not None]
     assert all(0 <= share <= 1 for share in shares)
     assert sum(shares) <= 1 + 1e-9

@@ -23,6 +23,7 @@ LAYERS = {
     "statistics": 2,
     "scaling": 2,
     "budget": 2,
+    "environment_diff": 2,
     "encoding": 1,
     "nodes": 2,
     "validity": 2,

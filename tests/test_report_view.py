@@ -14,8 +14,25 @@ from comparison_records import (
     view,
 )
 
-from gpuscale.records import EntryVerdict, NoteCode, ReasonCode, Verdict
+from gpuscale.records import (
+    CauseCode,
+    CauseKind,
+    CountOf,
+    DeviceSymptom,
+    EfficiencyLoss,
+    EntryVerdict,
+    EnvironmentChange,
+    LostMetric,
+    NoteCode,
+    PhaseChange,
+    RanksOf,
+    ReasonCode,
+    Remedy,
+    RemedyCode,
+    Verdict,
+)
 from gpuscale.report import text
+from gpuscale.report.cause_words import next_step
 from gpuscale.report.reason_words import WORDS
 from gpuscale.report.terminal import Screen, wrapped
 from gpuscale.report.view import explanations
@@ -42,23 +59,60 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
 
 
 def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
-    other = replace(ALL_REDUCE, next_step="look at storage")
+    other = replace(ALL_REDUCE, remedy=Remedy(code=RemedyCode.STORAGE))
     lost = [
         entry(Verdict.REGRESSED, gpus=gpus, causes=causes)
         for gpus, causes in (
             (2, [ALL_REDUCE, ALL_REDUCE]),
             (4, [other, ALL_REDUCE]),
-            (8, [replace(ALL_REDUCE, next_step="")]),
+            (8, [replace(ALL_REDUCE, remedy=None)]),
         )
     ]
     causes = [cause for row in view(comparison(*lost)).ranked for cause in row.causes]
     assert [cause.next_step_once for cause in causes if cause.next_step] == [
-        ALL_REDUCE.next_step,
+        next_step(ALL_REDUCE),
         "as above",
-        "look at storage",
+        next_step(other),
         "as for mnist_cnn/ddp on 2 GPUs",
     ]
-    assert causes[1].next_step == ALL_REDUCE.next_step
+    assert causes[1].next_step == next_step(ALL_REDUCE)
+
+
+EVERYTHING = replace(
+    ALL_REDUCE,
+    seen_in=CountOf(2, 3),
+    shared_by=RanksOf((0, 1), 4),
+    evidence=(
+        PhaseChange(name="forward", before_s=0.01, after_s=0.02),
+        DeviceSymptom(kind=CauseKind.DRIVER_ERRORS, uuid="A", host=None, counter="xids", now=79),
+        EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
+        EfficiencyLoss(gpus=4, lost=0.4, part=0.3),
+        LostMetric(name="peak_memory_bytes"),
+    ),
+)
+
+
+@pytest.mark.parametrize("code", CauseCode)
+def test_every_cause_has_words(code: CauseCode) -> None:
+    (row,) = view(
+        comparison(entry(Verdict.REGRESSED, causes=[replace(EVERYTHING, code=code)]))
+    ).rows
+    line = row.causes[0].line
+    assert ": " in line
+    assert "None" not in line
+    assert row.causes[0].evidence == (
+        "forward 10 ms → 20 ms",
+        "GPU-A: XID 79 (GPU has fallen off the bus)",
+        "torch 2.11 → 2.12",
+    )
+
+
+@pytest.mark.parametrize("code", RemedyCode)
+def test_every_remedy_has_words(code: RemedyCode) -> None:
+    remedy = Remedy(code=code, hosts=("node1", "node2"), runs=6)
+    text = next_step(replace(ALL_REDUCE, remedy=remedy))
+    assert text
+    assert not set("{}") & set(text)
 
 
 def test_two_ways_of_one_case_have_names_of_their_own() -> None:

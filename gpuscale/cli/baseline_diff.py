@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import msgspec
 
 from gpuscale.compare import compare
 from gpuscale.compare.matching import Entry, side_of_baseline
-from gpuscale.diagnose.surroundings import environment_changes
+from gpuscale.environment_diff import change_text, listed
+from gpuscale.environment_diff import changes as environment_changes
 from gpuscale.errors import ExitCode
 from gpuscale.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
@@ -19,7 +20,6 @@ from gpuscale.store import read_baseline
 
 _HEAD = ("name", "cluster", "hardware", "source", "tolerances", "recorded_at", "expires_on")
 _NOTHING = "not set"
-_MOST_NAMED = 4
 _LONGEST_SHOWN = 70
 
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the differences; the entries of B are judged against those of A."""
     before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
     changes = _changes(before, after, arguments.before, arguments.after)
-    parts = ["\n".join(chain(_head(before, after), _surroundings(before, after)))]
+    parts = ["\n".join(chain(_head(before, after), _environments(before, after)))]
     if changes:
         comparison = compare(before, results_of(after))
         parts.append(changes_text(changes, before, after, comparison))
@@ -103,15 +103,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-def _surroundings(before: Baseline, after: Baseline) -> Iterator[str]:
-    then, now = tuple(before.environments.values()), tuple(after.environments.values())
-    yield from environment_changes(then, now)
-    hosts, others = ({each.host for each in side if each.host} for side in (then, now))
+def _environments(before: Baseline, after: Baseline) -> Iterator[str]:
+    old, new = tuple(before.environments.values()), tuple(after.environments.values())
+    yield from map(change_text, environment_changes(old, new))
+    hosts, others = (sorted({each.host for each in side if each.host}) for side in (old, new))
     if hosts and others and hosts != others:
-        yield f"hosts: {_listed(hosts)} → {_listed(others)}"
-
-
-def _listed(names: Collection[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    listed = ", ".join(sorted(names)[:_MOST_NAMED])
-    return f"{listed} and {more} more" if more > 0 else listed
+        yield f"hosts: {listed(hosts)} → {listed(others)}"

@@ -1,84 +1,177 @@
-"""What NVML saw of the devices, over the runs of one side."""
+"""What is wrong with a device now that was not wrong with it in the baseline, as NVML saw it."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
-from gpuscale.diagnose.steps import Step
-from gpuscale.records import GpuSummary
+from gpuscale.diagnose.attribution import Step
+from gpuscale.records import Beside, CauseKind, DeviceSymptom, GpuSummary
 from gpuscale.telemetry.fields import NUMBERS, fold
 
+_CLOCK_DROP = 0.03
+"""Clocks of one GPU differ by less than this from night to night."""
+_REASON_SHARE = 0.1
+"""Of the samples, by which a reason must have become more frequent."""
+_HARMLESS_REASONS = frozenset({"gpu_idle"})
+
+_EXPLAINS = 0.5
+"""Clocks explain a slowdown where they would make at least this part of it."""
+
+
+class _Low(NamedTuple):
+    """A counter that is a symptom where it is lower than usual."""
+
+    counter: str
+    kind: CauseKind
+    drop: float = 0.0
+    """By which fraction it must have fallen."""
+    most: str | None = None
+    """The counter of the most that it could be, where nothing tells what is usual."""
+
+
+_LOW_CLOCKS = (
+    _Low("sm_clock_mean_mhz", CauseKind.CLOCKS, _CLOCK_DROP),
+    _Low("memory_clock_mean_mhz", CauseKind.CLOCKS, _CLOCK_DROP),
+    _Low("power_limit_w", CauseKind.CLOCKS),
+)
+_LOW_LINKS = (
+    _Low("pcie_width", CauseKind.PCIE, most="pcie_max_width"),
+    _Low("pcie_generation", CauseKind.PCIE, most="pcie_max_generation"),
+    _Low("nvlink_active_min", CauseKind.NVLINK),
+)
+_ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
+"""What is counted at one moment, and is a symptom where it counted more than before."""
+_SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
+"""The counters that computing is proportional to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceState:
-    """One device or several over some runs; None is what none of them tells."""
+class _State:
+    """One device or several over some runs."""
 
     values: Mapping[str, float]
-    """Counters by name, of all the runs together."""
-    clock_event_reasons: Mapping[str, float] | None
+    """Counters by name, but for those that no run tells."""
+    clock_event_reasons: Mapping[str, float]
     """Mean share of the samples by reason."""
-    xids: tuple[int, ...]
-    """Each number once."""
+    xids: frozenset[int]
 
-    def get(self, counter: str) -> float | None:
-        """The value of a counter; None where no run tells it."""
-        return self.values.get(counter)
+    @classmethod
+    def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
+        values = {name: fold(name, (s.get(name) for s in summaries)) for name in NUMBERS}
+        reasons = [s.clock_event_reasons for s in summaries if s.clock_event_reasons is not None]
+        return cls(
+            values={name: value for name, value in values.items() if value is not None},
+            clock_event_reasons={
+                name: statistics.fmean(each.get(name, 0.0) for each in reasons)
+                for name in sorted({name for each in reasons for name in each})
+            },
+            xids=frozenset(xid for s in summaries for xid in s.xids or ()),
+        )
 
-    @property
-    def nvlink_errors(self) -> float:
-        """New errors of all kinds in all runs."""
-        kinds = [name for name, field in NUMBERS.items() if field.moment == "nvlink_errors"]
-        return sum(self.values.get(name, 0) for name in kinds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The devices of one side's runs."""
-
-    summaries: Mapping[str, Sequence[GpuSummary]]
-    """Of each run that has samples, by UUID."""
-    hosts: Mapping[str, str]
-    """By UUID."""
-
-    def state(self, uuid: str) -> DeviceState | None:
-        """That device; None where no run tells of it."""
-        found = self.summaries.get(uuid)
-        return _state(found) if found else None
-
-    def usual(self, besides: str) -> DeviceState | None:
-        """The other devices together; None where there is none."""
-        others = [s for uuid, found in self.summaries.items() if uuid != besides for s in found]
-        return _state(others) if others else None
+    def errors(self, moment: str) -> float:
+        """The counters that are read at that moment, together."""
+        return sum(self.values.get(n, 0) for n, field in NUMBERS.items() if field.moment == moment)
 
 
-def devices_of(steps: Sequence[Step]) -> Devices:
-    """What the runs of one side tell of their devices."""
-    summaries: dict[str, list[GpuSummary]] = {}
+def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
+    """The symptoms of every device of now, device by device.
+
+    A device is set beside itself in the baseline; one that the baseline does not know, beside
+    the baseline's devices, and where those tell nothing, beside the other devices of now.
+    """
+    old, new = _summaries(before), _summaries(after)
+    hosts = {uuid: r.host for step in after for r in step.ranks for uuid in r.device_uuids}
+    known = _State.of([s for each in old.values() for s in each]) if old else None
+    beside = Beside.BASELINE if old else Beside.OTHER_GPUS
+    found: list[DeviceSymptom] = []
+    for uuid, summaries in new.items():
+        itself = _State.of(old[uuid]) if uuid in old else None
+        usual = itself or known or _others(uuid, new)
+        symptom = partial(DeviceSymptom, uuid=uuid, host=hosts.get(uuid))
+        state = _State.of(summaries)
+        found += _low(_LOW_CLOCKS, symptom, state, usual, beside)
+        found += _clock_events(symptom, state, usual, beside)
+        found += _low(_LOW_LINKS, symptom, state, usual, beside)
+        found += _errors(symptom, state, itself)
+        for xid in dict.fromkeys(xid for s in summaries for xid in s.xids or ()):
+            if itself is None or xid not in itself.xids:
+                found.append(symptom(kind=CauseKind.DRIVER_ERRORS, counter="xids", now=xid))
+    return tuple(found)
+
+
+def explaining_clocks(
+    symptoms: Sequence[DeviceSymptom], uuids: frozenset[str], slowdown: float
+) -> tuple[DeviceSymptom, ...]:
+    """What is wrong with the clocks of these devices, where that explains the slowdown.
+
+    The median of them must explain that computing takes longer by that fraction.
+    """
+    clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
+    if not uuids or not clocks:
+        return ()
+    drops = dict.fromkeys(uuids, 0.0)
+    for each in clocks:
+        if each.counter in _SLOWING and each.usual is not None:
+            drops[each.uuid] = max(drops[each.uuid], each.usual / each.now - 1)
+    return tuple(clocks) if statistics.median(drops.values()) >= _EXPLAINS * slowdown else ()
+
+
+def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
+    """Of each run that has samples, by device."""
+    found: dict[str, list[GpuSummary]] = {}
     for step in steps:
         for summary in step.run.gpu_summaries:
             if summary.samples:
-                summaries.setdefault(summary.uuid, []).append(summary)
-    return Devices(
-        summaries=summaries,
-        hosts={
-            uuid: rank.host for step in steps for rank in step.ranks for uuid in rank.device_uuids
-        },
-    )
+                found.setdefault(summary.uuid, []).append(summary)
+    return found
 
 
-def _state(summaries: Sequence[GpuSummary]) -> DeviceState:
-    values = {name: fold(name, (s.get(name) for s in summaries)) for name in NUMBERS}
-    return DeviceState(
-        values={name: value for name, value in values.items() if value is not None},
-        clock_event_reasons=_shares(
-            [s.clock_event_reasons for s in summaries if s.clock_event_reasons is not None]
-        ),
-        xids=tuple(dict.fromkeys(xid for s in summaries for xid in s.xids or ())),
-    )
+def _others(uuid: str, summaries: Mapping[str, Sequence[GpuSummary]]) -> _State | None:
+    found = [s for other, each in summaries.items() if other != uuid for s in each]
+    return _State.of(found) if found else None
 
 
-def _shares(reasons: Sequence[Mapping[str, float]]) -> Mapping[str, float] | None:
-    if not reasons:
-        return None
-    names = sorted({name for each in reasons for name in each})
-    return {name: statistics.fmean(each.get(name, 0.0) for each in reasons) for name in names}
+_Symptom = partial[DeviceSymptom]
+
+
+def _low(
+    watched: Sequence[_Low], symptom: _Symptom, state: _State, usual: _State | None, beside: Beside
+) -> Iterator[DeviceSymptom]:
+    for counter, kind, drop, most in watched:
+        now = state.values.get(counter)
+        # No GPU that computes has a clock or a power limit of 0.
+        if now is None or (now == 0 and kind is CauseKind.CLOCKS):
+            continue
+        then, where = None if usual is None else usual.values.get(counter), beside
+        if then is None and most is not None:
+            then, where = state.values.get(most), Beside.MOST
+        if then is not None and now < (1 - drop) * then:
+            yield symptom(kind=kind, counter=counter, now=now, usual=then, beside=where)
+
+
+def _clock_events(
+    symptom: _Symptom, state: _State, usual: _State | None, beside: Beside
+) -> Iterator[DeviceSymptom]:
+    if usual is None:
+        return
+    for reason, share in state.clock_event_reasons.items():
+        then = usual.clock_event_reasons.get(reason, 0.0)
+        if reason not in _HARMLESS_REASONS and share - then >= _REASON_SHARE:
+            yield symptom(
+                kind=CauseKind.CLOCKS,
+                counter="clock_event_reasons",
+                now=share,
+                usual=then,
+                beside=beside,
+                reason=reason,
+                temperature_max_c=state.values.get("temperature_max_c"),
+            )
+
+
+def _errors(symptom: _Symptom, state: _State, before: _State | None) -> Iterator[DeviceSymptom]:
+    for moment, kind in _ERRORS.items():
+        count = state.errors(moment)
+        if count > (0 if before is None else before.errors(moment)):
+            yield symptom(kind=kind, counter=moment, now=count)

@@ -1,139 +1,142 @@
-"""The causes of every loss in a comparison, the heaviest first."""
+"""The causes of every loss in a comparison, the heaviest first.
 
-import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+A new cause is a function in a file of its own, which is given a row and what is named already,
+and its entry in `CAUSES`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
-from gpuscale.diagnose.changes import changes_of
-from gpuscale.diagnose.computing import computing_cause
-from gpuscale.diagnose.devices import devices_of
-from gpuscale.diagnose.lagging import skew_cause
-from gpuscale.diagnose.one_device import slow_device_cause
-from gpuscale.diagnose.perfect import causes_against_perfect_scaling
-from gpuscale.diagnose.reach import Point
-from gpuscale.diagnose.row import Row
-from gpuscale.diagnose.sides import Sides, runs_by_point, sides_of
-from gpuscale.diagnose.steps import Part
-from gpuscale.diagnose.surroundings import surroundings_cause
-from gpuscale.diagnose.symptoms import symptoms_of
-from gpuscale.diagnose.unexplained import fault_causes, rest_cause, unexplained_cause
-from gpuscale.diagnose.waiting import communication_cause, data_cause
+from gpuscale.budget import EfficiencyBudget, efficiency_budgets
+from gpuscale.diagnose.attribution import changes_of, step_of
+from gpuscale.diagnose.row import Point, Row
+from gpuscale.diagnose.slow_device import slow_device
+from gpuscale.diagnose.slower_parts import communication, computing, data, time_in_no_part
+from gpuscale.diagnose.stragglers import stragglers
+from gpuscale.diagnose.untimed import device_faults, environment, lost_to_ideal, not_established
 from gpuscale.records import (
     Baseline,
     Cause,
     Comparison,
     Configuration,
+    EntryKey,
     EntryVerdict,
+    Environment,
     Results,
+    Run,
     Verdict,
 )
 from gpuscale.scaling import PointKey
 
-_CAUSES = {
-    Part.COMMUNICATION: communication_cause,
-    Part.DATA: data_cause,
-    Part.COMPUTING: computing_cause,
-    Part.SKEW: skew_cause,
-}
+Finder = Callable[[Row, Sequence[Cause]], Iterator[Cause]]
+"""The causes of one kind, given those that stand before them."""
+_OF_UNCERTAIN_ROWS: tuple[Finder, ...] = (slow_device,)
+"""Of rows on one GPU that are inconclusive, too."""
+CAUSES: tuple[tuple[Finder, ...], ...] = (
+    _OF_UNCERTAIN_ROWS,
+    (communication, data, computing, stragglers, time_in_no_part),
+    (device_faults,),
+    (not_established,),
+    (environment,),
+)
+"""In the order in which they are named; those of one group by the time that they lost."""
 
 
 def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
     """The comparison with the causes of each row that says that something got worse.
 
     A row on one GPU that is inconclusive is given the device that makes it so, if one does.
-
-    Args:
-        baseline: What was compared with.
-        results: What was compared.
-        comparison: The verdicts on them.
     """
-    diagnosed = [entry for entry in comparison.entries if _is_diagnosed(entry)]
-    configurations = dict.fromkeys(entry.configuration for entry in diagnosed)
-    before = runs_by_point(baseline.runs) if diagnosed else {}
-    after = runs_by_point(run for result in results for run in result.runs) if diagnosed else {}
-    sides = {
-        configuration: sides_of(before, after, configuration)
-        for configuration in configurations
-        if configuration is not None
-    }
-    return replace(
-        comparison,
-        entries=tuple(
-            replace(entry, causes=_causes(entry, baseline, results, sides, before))
-            if _is_diagnosed(entry)
-            else entry
-            for entry in comparison.entries
-        ),
+    diagnosed = {e.configuration for e in comparison.entries if _is_diagnosed(e)}
+    if not diagnosed:
+        return comparison
+    evidence = _Evidence(baseline, results, diagnosed)
+    entries = tuple(
+        replace(entry, causes=_causes(entry, evidence)) if _is_diagnosed(entry) else entry
+        for entry in comparison.entries
     )
+    return replace(comparison, entries=entries)
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:
     alone = entry.verdict is Verdict.INCONCLUSIVE and entry.key.gpus == 1
-    return entry.verdict.is_loss or alone
+    return entry.configuration is not None and (entry.verdict.is_loss or alone)
 
 
-def _causes(
-    entry: EntryVerdict,
-    baseline: Baseline,
-    results: Sequence[Results],
-    sides: Mapping[Configuration, Mapping[int, Sides]],
-    before: Collection[PointKey],
-) -> tuple[Cause, ...]:
-    configuration = entry.configuration
-    if configuration is None:
-        return ()
-    reference = next(
-        (key for key in before if (key.configuration, key.gpus) == (configuration, entry.key.gpus)),
-        None,
-    )
-    if reference is None:
-        if not entry.verdict.is_loss:
-            return ()
-        return causes_against_perfect_scaling(entry, configuration, results)
-    row = _row(reference, baseline, sides[configuration])
-    device = slow_device_cause(row)
-    first = () if device is None else (device,)
-    if not entry.verdict.is_loss:
-        return first
-    changed = surroundings_cause(reference, baseline, results, row.sides)
-    last = () if changed is None else (changed,)
-    return (*first, *_established(row, entry, first), *last)
+def _causes(entry: EntryVerdict, evidence: "_Evidence") -> tuple[Cause, ...]:
+    row = evidence.row(entry)
+    if row is None:
+        budget = evidence.budgets.get((entry.configuration, entry.key))
+        return tuple(lost_to_ideal(budget)) if entry.verdict.is_loss else ()
+    named: tuple[Cause, ...] = ()
+    for finders in CAUSES if entry.verdict.is_loss else (_OF_UNCERTAIN_ROWS,):
+        found = [cause for finder in finders for cause in finder(row, named)]
+        named += tuple(sorted(found, key=lambda cause: -(cause.lost_s or 0.0)))
+    return named
 
 
-def _row(reference: PointKey, baseline: Baseline, sides: Mapping[int, Sides]) -> Row:
-    own = sides[reference.gpus]
-    deviation = baseline.tolerances.allocation_deviation_time
-    return Row(
-        configuration=reference.configuration,
-        sides=own,
-        points={
-            gpus: Point(
-                changes=changes_of(each, deviation),
-                step_time_s=statistics.fmean(step.time_s for step in each.then),
-                nodes=each.nodes,
-            )
-            for gpus, each in sides.items()
-            if each.then
-        },
-        symptoms=symptoms_of(devices_of(own.then), devices_of(own.now)),
-    )
+class _Evidence:
+    """The runs before and after by what they repeat, so that a row finds its own."""
+
+    def __init__(
+        self,
+        baseline: Baseline,
+        results: Sequence[Results],
+        configurations: Collection[Configuration | None],
+    ) -> None:
+        self._baseline = baseline
+        self._results = results
+        self._before = _by_point(baseline.runs)
+        self._after: dict[PointKey, list[Run]] = {}
+        self._environments: dict[PointKey, list[Environment]] = {}
+        self._points: dict[Configuration, dict[int, Point]] = {}
+        for result in results:
+            for key, runs in _by_point(result.runs).items():
+                self._after.setdefault(key, []).extend(runs)
+                self._environments.setdefault(key, []).append(result.environment)
+        for key in self._before:
+            if key.configuration in configurations:
+                self._points.setdefault(key.configuration, {})[key.gpus] = self._point(key)
+
+    def row(self, entry: EntryVerdict) -> Row | None:
+        """What is known of an entry; None where the baseline has measured nothing of it."""
+        assert entry.configuration is not None, "a row without one is not diagnosed"
+        points = self._points.get(entry.configuration, {})
+        if entry.key.gpus not in points:
+            return None
+        key = points[entry.key.gpus].key
+        allocations = {run.allocation for run in self._before[key]}
+        return Row(
+            entry=entry,
+            points=points,
+            environments_before=tuple(
+                each for name, each in self._baseline.environments.items() if name in allocations
+            ),
+            environments_after=tuple(self._environments.get(key, ())),
+        )
+
+    @cached_property
+    def budgets(self) -> dict[tuple[Configuration | None, EntryKey], EfficiencyBudget]:
+        """Where the efficiency of each row went, by the results alone."""
+        runs = [run for result in self._results for run in result.runs]
+        budgets = reversed(efficiency_budgets(runs))
+        return {(budget.configuration, budget.key): budget for budget in budgets}
+
+    def _point(self, key: PointKey) -> Point:
+        before, after = (
+            tuple(step for run in runs.get(key, ()) if (step := step_of(run)) is not None)
+            for runs in (self._before, self._after)
+        )
+        deviation = self._baseline.tolerances.allocation_deviation_time
+        changes = changes_of(before, after, deviation)
+        return Point(key=key, before=before, after=after, changes=changes)
 
 
-def _established(row: Row, entry: EntryVerdict, known: Sequence[Cause]) -> Iterator[Cause]:
-    """By lost time; then the faults of devices that no lost time shows."""
-    timed = sorted(_timed(row), key=lambda cause: -(cause.lost_s or 0.0))
-    yield from timed
-    yield from fault_causes(row, (*known, *timed))
-    if not timed and not known:
-        yield unexplained_cause(row, entry)
-
-
-def _timed(row: Row) -> Iterator[Cause]:
-    """One cause for each part of the step that stands out, and one for what none of them has."""
-    named = [row.changes[part] for part in _CAUSES if part in row.changes]
-    named = [change for change in named if change.stands_out]
-    for change in named:
-        yield _CAUSES[change.part](change, row)
-    rest = row.changes.get(Part.REST)
-    if rest is not None and rest.stands_out:
-        yield rest_cause(rest, row)
+def _by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
+    """The valid runs."""
+    found: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        if run.is_valid:
+            found.setdefault(PointKey.of(run), []).append(run)
+    return found

@@ -3,67 +3,127 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from gpuscale.diagnose.changes import Change
-from gpuscale.diagnose.reach import Point, reach_of
-from gpuscale.diagnose.sides import Sides
-from gpuscale.diagnose.steps import Part, Rank, Step
-from gpuscale.diagnose.symptoms import Symptom
-from gpuscale.diagnose.wording import numbers
-from gpuscale.records import Configuration
+from gpuscale.diagnose.attribution import Change, Part, Rank, Step
+from gpuscale.diagnose.devices import symptoms_of
+from gpuscale.records import (
+    Cause,
+    CauseCode,
+    CauseKind,
+    DeviceSymptom,
+    EntryVerdict,
+    Environment,
+    Onset,
+    RanksOf,
+)
+from gpuscale.scaling import PointKey
 
 _TAKES_PART = 0.5
 """A rank takes part in the change of the median rank from this part of it on."""
+_AS_LARGE = 0.25
+"""The same loss is elsewhere too where it is at least this part of it, relative to the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of GPUs of one configuration, by the runs that tell the parts of their steps."""
+
+    key: PointKey
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    changes: Mapping[Part, Change]
+    """Empty where the runs before or after tell nothing."""
+
+    @property
+    def nodes(self) -> int:
+        """On how many hosts the ranks of now ran."""
+        return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
+
+    def relative_loss(self, part: Part) -> float:
+        """Lost seconds of a part over the step time of the baseline."""
+        step_time_s = statistics.fmean(step.time_s for step in self.before)
+        return self.changes[part].lost_s / step_time_s
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number of GPUs of one configuration, on both sides."""
+    """One row of a comparison, with what its runs tell."""
 
-    configuration: Configuration
-    sides: Sides
+    entry: EntryVerdict
     points: Mapping[int, Point]
-    """Of the configuration's numbers of GPUs, where the baseline tells the parts of a step."""
-    symptoms: tuple[Symptom, ...]
+    """Of the configuration, by the numbers of GPUs that the baseline has."""
+    environments_before: tuple[Environment, ...]
+    environments_after: tuple[Environment, ...]
 
     @property
-    def changes(self) -> Mapping[Part, Change]:
-        """Of this number of GPUs; empty where a side does not tell the parts of its steps."""
-        point = self.points.get(self.sides.gpus)
-        return {} if point is None else point.changes
+    def point(self) -> Point:
+        """The row's own."""
+        return self.points[self.entry.key.gpus]
 
-    @property
-    def device_uuids(self) -> frozenset[str]:
-        """All devices of the runs of now."""
-        ranks = (rank for step in self.sides.now for rank in step.ranks)
-        return frozenset(uuid for rank in ranks for uuid in rank.device_uuids)
+    @cached_property
+    def symptoms(self) -> tuple[DeviceSymptom, ...]:
+        """Of the devices of now."""
+        return symptoms_of(self.point.before, self.point.after)
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """All hosts of the runs of now."""
-        return tuple(sorted({rank.host for step in self.sides.now for rank in step.ranks}))
+        return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
-    def scope(self, part: Part) -> str:
-        """From which number of GPUs on the part is lost."""
-        return reach_of(part, self.sides.gpus, self.points)
+    def standing_out(self, part: Part) -> Change | None:
+        """The change of a part; None where it is no longer than before, or by too little."""
+        change = self.point.changes.get(part)
+        return change if change is not None and change.stands_out else None
 
-    def symptoms_on(self, uuids: frozenset[str]) -> tuple[Symptom, ...]:
+    def cause(self, change: Change, kind: CauseKind, code: CauseCode) -> Cause:
+        """A cause with the time that this change lost, and where else it is lost."""
+        return Cause(
+            kind=kind,
+            code=code,
+            share=change.share,
+            lost_s=change.lost_s,
+            before_s=change.before_s,
+            after_s=change.after_s,
+            onset=onset_of(change.part, self.point, self.points),
+        )
+
+    def symptoms_on(self, uuids: frozenset[str]) -> tuple[DeviceSymptom, ...]:
         """The symptoms of those devices."""
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 
-    def whose(self, seconds: Callable[[Rank], float]) -> str:
-        """Which ranks share the change of the median rank: `all ranks`, `ranks 1 and 2 of 4`.
+    def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
+        """The ranks that share the change of the median rank; None where there is only one."""
+        before, after = (_by_rank(each, seconds) for each in (self.point.before, self.point.after))
+        if len(after) < 2:
+            return None
+        change_s = statistics.median_low(after.values()) - statistics.median_low(before.values())
+        ranks = [n for n in after if after[n] - before.get(n, 0.0) >= _TAKES_PART * change_s]
+        return RanksOf(tuple(sorted(ranks or after)), len(after))
 
-        Empty where there is only one.
-        """
-        then, now = (_by_rank(steps, seconds) for steps in (self.sides.then, self.sides.now))
-        if len(now) < 2:
-            return ""
-        change_s = statistics.median_low(now.values()) - statistics.median_low(then.values())
-        ranks = [rank for rank in now if now[rank] - then.get(rank, 0.0) >= _TAKES_PART * change_s]
-        if len(ranks) in (0, len(now)):
-            return "all ranks"
-        return f"rank{'s' if len(ranks) > 1 else ''} {numbers(ranks)} of {len(now)}"
+
+def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | None:
+    """On which numbers of GPUs a part is lost as on one of them; None where no other tells it."""
+    known = {count: each for count, each in points.items() if part in each.changes}
+    if len(known) < 2 or point.key.gpus not in known:
+        return None
+    least = _AS_LARGE * point.relative_loss(part)
+    lost_on = sorted(
+        count
+        for count, each in known.items()
+        if count == point.key.gpus
+        or (
+            each.changes[part].lost_s > each.changes[part].noise_s
+            and each.relative_loss(part) >= least
+        )
+    )
+    spared_on = sorted(known.keys() - lost_on)
+    return Onset(
+        lost_on=tuple(lost_on),
+        spared_on=tuple(spared_on),
+        nodes=known[lost_on[0]].nodes,
+        spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
+    )
 
 
 def _by_rank(steps: Sequence[Step], seconds: Callable[[Rank], float]) -> dict[int, float]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from gpuscale.environment_diff import ON_NODES, differences
 from gpuscale.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.launch.failures import crash_failure, lost_failure, timeout_failure
 from gpuscale.records import (
@@ -237,13 +238,12 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
             hosts=without,
         )
     for host, environment in found.items():
-        for name in ("gpu_names", "torch_version", "cuda_version", "nccl_version"):
-            one, other = getattr(first, name), getattr(environment, name)
-            if one != other:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} is {one} on {first_host} and {other} on {host}; "
-                    "measure on nodes of one kind"
-                )
+        change = next(differences(first, environment, ON_NODES), None)
+        if change is not None:
+            raise UsageError(
+                f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
+                f"{change.after[0]} on {host}; measure on nodes of one kind"
+            )
     return replace(
         first,
         nodes=tuple(

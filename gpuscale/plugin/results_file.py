@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale import environment_diff
 from gpuscale.errors import UsageError
-from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import point_key
 from gpuscale.records import Environment, Results, Run, RunRequest
@@ -20,9 +20,6 @@ from gpuscale.telemetry.summary import RunSampling, TelemetryReport, sampling_be
 from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
-# A job that was killed goes on in another job, and on another node of the same kind; what is said
-# of the rest in other words than the field's stands here too.
-_NOT_COMPARED = frozenset(("host", "kernel", "scheduler", "job_id", "gpus", "nodes", "variables"))
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
 _REMEDY = (
     "measure into a new file, without --resume; gpuscale compare and baseline record take several"
@@ -124,10 +121,20 @@ def refuse_other_environment(
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
-    found = _differences(
-        _compared(then, recorded.gpuscale_version, recorded.injections),
-        _compared(replace(environment, driver_version=driver), __version__, injections),
-    )
+    now = replace(environment, driver_version=driver)
+    found = [
+        *_differences(
+            _of_session(recorded.gpuscale_version, recorded.injections),
+            _of_session(__version__, injections),
+        ),
+        *(
+            f"{change.name}: {change.before[0]} → {change.after[0]}"
+            for change in (
+                *environment_diff.differences(then, now, environment_diff.IN_SESSION),
+                *environment_diff.variable_changes([then], [now]),
+            )
+        ),
+    ]
     if found:
         raise UsageError(
             f"--resume: {path} was measured in another environment ({'; '.join(found)}); {_REMEDY}"
@@ -153,24 +160,8 @@ def refuse_other_configurations(
                     )
 
 
-def _compared(
-    environment: Environment, version: str, injections: tuple[str, ...]
-) -> dict[str, object]:
-    """All that must be the same in one file, in the words of a refusal."""
-    variables = environment.variables
-    return {
-        "gpuscale": version,
-        "injections": ", ".join(injections) or "none",
-        "GPUs": ", ".join(gpu.name for gpu in environment.gpus) or "none",
-        "nodes": environment.node_count,
-        "GPUs per node": environment.gpus_per_node,
-        **{
-            name: getattr(environment, name)
-            for name in Environment.__struct_fields__
-            if name not in _NOT_COMPARED
-        },
-        **{name: variables[name] for name in sorted(variables.keys() - VARIABLES_OF_THE_JOB)},
-    }
+def _of_session(version: str, injections: tuple[str, ...]) -> dict[str, object]:
+    return {"gpuscale": version, "injections": ", ".join(injections) or "none"}
 
 
 def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

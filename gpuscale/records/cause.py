@@ -1,11 +1,13 @@
-"""What a change is put down to, with the evidence for it."""
+"""What a change is put down to, with the evidence for it: codes and numbers, no words."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, auto
+
+from gpuscale.records.environment import EnvironmentChange
 
 
 class CauseKind(StrEnum):
-    """The kinds of cause that a diagnosis tells apart."""
+    """The kinds of cause that a diagnosis tells apart; the values are those of the JSON report."""
 
     DATA = "data"
     COMMUNICATION = "communication"
@@ -20,28 +22,169 @@ class CauseKind(StrEnum):
     NOT_ESTABLISHED = "cause not established"
 
 
+class CauseCode(StrEnum):
+    """What was found; `report.cause_words` has the words of each."""
+
+    COMMUNICATION = auto()
+    LATE_BATCHES = auto()
+    LATE_COPIES = auto()
+    COMPUTING = auto()
+    STRAGGLERS = auto()
+    SLOW_DEVICE = auto()
+    TIME_IN_NO_PART = auto()
+    DEVICE_FAULT = auto()
+    ENVIRONMENT_CHANGED = auto()
+    LOST_TO_IDEAL = auto()
+    # Why no cause is established.
+    OTHER_METRICS = auto()
+    NO_PHASES_BEFORE = auto()
+    NO_PHASES_AFTER = auto()
+    WITHIN_NOISE = auto()
+    PUBLISHED_FIGURES = auto()
+
+
+class RemedyCode(StrEnum):
+    """What to run or look at next; `report.cause_words` has the words of each."""
+
+    DOCTOR_ON_HOSTS = auto()
+    PROCESSES_ON_HOSTS = auto()
+    JOBS_ON_HOSTS = auto()
+    JOBS_IN_TURN = auto()
+    GPU_LINKS = auto()
+    NETWORK = auto()
+    PROCESSES_ON_HOST = auto()
+    STORAGE = auto()
+    CPU_LOAD = auto()
+    COPIES = auto()
+    FAULTS = auto()
+    ENVIRONMENT_AS_IT_WAS = auto()
+    CASE_AND_LIBRARIES = auto()
+    RECORD_AGAIN = auto()
+    MEASURE_AGAIN = auto()
+    MORE_RUNS = auto()
+    RECORD_OWN = auto()
+
+
+class Beside(StrEnum):
+    """What a device is set beside."""
+
+    BASELINE = auto()
+    OTHER_GPUS = auto()
+    MOST = auto()
+    """The most that it could have where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChange:
+    """A phase or part of a step, in seconds per step."""
+
+    name: str
+    before_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSymptom:
+    """One thing that is wrong with one device."""
+
+    kind: CauseKind
+    uuid: str
+    host: str | None
+    counter: str
+    """As `telemetry.fields` names it, or what is read at one moment of several counters."""
+    now: float
+    usual: float | None = None
+    """None of an event, which is new as it is."""
+    beside: Beside = Beside.BASELINE
+    reason: str | None = None
+    """Of a clock event."""
+    temperature_max_c: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyLoss:
+    """A part of what E(n) lacks to ideal scaling, as fractions of the step."""
+
+    gpus: int
+    lost: float
+    part: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostMetric:
+    """A metric that got worse while the step did not."""
+
+    name: str
+
+
+Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | LostMetric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """On which numbers of GPUs a part is lost too, each in ascending order."""
+
+    lost_on: tuple[int, ...]
+    spared_on: tuple[int, ...]
+    nodes: int
+    """On how many nodes the ranks lie where the loss begins."""
+    spared_nodes: int | None
+    """On how many at most below; None where no smaller number of GPUs is spared."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountOf:
+    """So many of several."""
+
+    count: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOf:
+    """The ranks that share a change, of so many."""
+
+    ranks: tuple[int, ...]
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What to do next."""
+
+    code: RemedyCode
+    hosts: tuple[str, ...] = ()
+    runs: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One thing that a finding is put down to; the first of several carries the most."""
 
     kind: CauseKind
-    headline: str
-    """A few words for a table's row: `exposed all-reduce +14 ms`."""
-    statement: str
-    """One sentence that names rank, host and GPU where one of them carries it."""
+    code: CauseCode
     share: float | None = None
     """What part of the lost time it carries, 1.0 for all; None where that cannot be told."""
     lost_s: float | None = None
-    """Seconds per step."""
-    scope: str = ""
-    """From which number of GPUs on, and on how many nodes; empty where nothing tells."""
+    """Seconds per step, like the next two."""
+    before_s: float | None = None
+    after_s: float | None = None
+    onset: Onset | None = None
+    """None where no other number of GPUs tells anything of it."""
+    shared_by: RanksOf | None = None
+    """The ranks that take part in what is not a few ranks' own; None of a single rank."""
+    includes: str | None = None
+    """The communication that the strategy cannot take out of computing."""
     ranks: tuple[int, ...] = ()
     """The ranks that carry it; empty where all of them do, or where that cannot be told."""
     hosts: tuple[str, ...] = ()
     """Where those ranks ran."""
     device_uuids: tuple[str, ...] = ()
     """The devices of those ranks."""
-    evidence: tuple[str, ...] = ()
-    """What was seen, one fact each."""
-    next_step: str = ""
-    """What to run or look at next; empty where nothing is left to find out."""
+    is_whole_host: bool = False
+    """Those ranks are all the ranks of one host, among ranks of other hosts."""
+    seen_in: CountOf | None = None
+    """The runs that show it."""
+    evidence: tuple[Evidence, ...] = ()
+    remedy: Remedy | None = None
+    """None where nothing is left to find out."""

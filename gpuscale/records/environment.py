@@ -1,6 +1,7 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -81,3 +82,16 @@ class Environment(Record, frozen=True, kw_only=True):
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentChange:
+    """What is different between environments; `environment_diff` has the words of a name."""
+
+    name: str
+    """Of a field or a variable."""
+    before: tuple[str, ...]
+    """What there was; empty where nothing like it was."""
+    after: tuple[str, ...]
+    host: str | None = None
+    """Where it is so, if only there."""

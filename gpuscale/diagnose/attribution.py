@@ -1,0 +1,255 @@
+"""The parts that a step is made of, and by how much each of them changed.
+
+T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the
+data and the computing of the median rank and the skew. A slow rank makes the others wait
+inside their all-reduce, so no rank's own phases tell communication: the difference between
+steps with and without gradient synchronisation does, and the paces without it tell the skew.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gpuscale.records import Phases, RankReport, Run
+from gpuscale.statistics.distributions import t_quantile
+
+NAMED_SHARE = 0.1
+"""A part with less of what is lost is not named."""
+_NAMED_CONFIDENCE = 0.95
+"""One-sided, that a part got longer at all; that the step did is known when this is asked."""
+_PRIOR_DF = 3.0
+"""How many degrees of freedom the deviation of the whole step is worth for that of a part."""
+_UNKNOWN_DEVIATION = 0.05
+"""Of the step time between runs, where single runs before and after do not tell it."""
+
+
+class Part(StrEnum):
+    """Where the seconds of a step can be."""
+
+    COMMUNICATION = "communication"
+    DATA = "data"
+    COMPUTING = "computing"
+    SKEW = "skew"
+    REST = "rest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """A rank whose own pace is known, with what it is made of, in seconds per step."""
+
+    rank: int
+    host: str
+    device_uuids: tuple[str, ...]
+    pace_s: float
+    phases: Phases
+
+    @property
+    def data_s(self) -> float:
+        """Waiting for the batch and copying it."""
+        return self.phases.data_s + self.phases.h2d_s
+
+    @property
+    def computing_s(self) -> float:
+        """The rest of its own pace, which no wait for other ranks is in."""
+        return self.pace_s - self.data_s
+
+    @property
+    def backward_s(self) -> float:
+        """What of its computing is neither forward nor optimizer."""
+        return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An average step of one run, taken apart; the parts add up to its time."""
+
+    time_s: float
+    communication_s: float | None
+    """None where there is a single rank, which has nobody to wait for."""
+    ranks: tuple[Rank, ...]
+    """From fast to slow."""
+    run: Run
+
+    @property
+    def median(self) -> Rank:
+        """The median rank; of an even number, the faster of the middle two."""
+        return self.ranks[(len(self.ranks) - 1) // 2]
+
+    @property
+    def slowest(self) -> Rank:
+        """The rank that the others wait for."""
+        return self.ranks[-1]
+
+    @property
+    def skew_s(self) -> float:
+        """By how much the slowest rank is behind the median rank."""
+        return self.slowest.pace_s - self.median.pace_s
+
+    @property
+    def parts(self) -> Mapping[Part, float]:
+        """Seconds by part; a single rank has neither communication, nor skew, nor a rest."""
+        own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
+        if self.communication_s is None:
+            return own
+        return own | {
+            Part.COMMUNICATION: self.communication_s,
+            Part.SKEW: self.skew_s,
+            Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
+        }
+
+
+def step_of(run: Run) -> Step | None:
+    """The parts of a valid run's step; None where its evidence does not tell them."""
+    ranks = _ranks(run.ranks)
+    exposed_s = run.measured.get("exposed_communication_s")
+    if not ranks or (len(ranks) > 1 and exposed_s is None):
+        return None
+    return Step(
+        time_s=run.step_time_s,
+        communication_s=exposed_s if len(ranks) > 1 else None,
+        ranks=ranks,
+        run=run,
+    )
+
+
+def _ranks(found: Sequence[RankReport]) -> tuple[Rank, ...]:
+    """From fast to slow; none where one of them is not known."""
+    ranks = [
+        Rank(
+            rank=each.rank,
+            host=each.host,
+            device_uuids=each.device_uuids,
+            pace_s=each.pace_s,
+            phases=each.phases,
+        )
+        for each in found
+        if each.pace_s is not None and each.phases is not None
+    ]
+    ranks.sort(key=lambda rank: rank.pace_s)
+    return tuple(ranks) if len(ranks) == len(found) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One part of a step, in seconds per step: means over runs."""
+
+    part: Part
+    before_s: float
+    after_s: float
+    lost_s: float
+    """after - before, less what another part gained by it; negative for a gain."""
+    noise_s: float
+    """A change up to this is no finding."""
+    share: float
+    """Of all time that is lost; 0 for a gain."""
+
+    @property
+    def growth(self) -> float:
+        """By which fraction of itself the part got longer; infinite for one that took no time."""
+        return self.lost_s / self.before_s if self.before_s > 0 else math.inf
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it is longer than before beyond its noise, and carries enough to be named."""
+        return self.lost_s > self.noise_s and self.share >= NAMED_SHARE
+
+
+def changes_of(
+    before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
+) -> dict[Part, Change]:
+    """The change of every part that the runs before and after tell, on one number of GPUs.
+
+    Means over runs, because the verdict is on means too and because they add up: a part that
+    is slow in one run of three carries the loss of that run. From one job to the next a part
+    may differ by the fraction `allocation_deviation`.
+    """
+    if not before or not after:
+        return {}
+    old, new = ([step.parts for step in steps] for steps in (before, after))
+    of_step = _Spread.of([step.time_s for step in before], [step.time_s for step in after])
+    found = {}
+    for part in old[0]:
+        olds, news = ([parts[part] for parts in each if part in parts] for each in (old, new))
+        if not olds or not news:
+            continue
+        before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
+        of_part = _Spread.of(olds, news)
+        found[part] = Change(
+            part=part,
+            before_s=before_s,
+            after_s=after_s,
+            lost_s=after_s - before_s,
+            noise_s=_noise_s(of_part, of_step, allocation_deviation * before_s),
+            share=0.0,
+        )
+    return _with_shares(_without_hidden_communication(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """The variance between runs, pooled over before and after."""
+
+    squares: float
+    df: int
+    shares: float
+    """The variance of a difference of means over that of a run."""
+    mean_s: float
+
+    @classmethod
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> "_Spread":
+        means = (statistics.fmean(before), statistics.fmean(after))
+        return cls(
+            squares=math.fsum(
+                (value - mean) ** 2
+                for values, mean in zip((before, after), means, strict=True)
+                for value in values
+            ),
+            df=len(before) + len(after) - 2,
+            shares=1 / len(before) + 1 / len(after),
+            mean_s=means[0],
+        )
+
+    @property
+    def variance(self) -> float:
+        """Of one run, in square seconds."""
+        return self.squares / self.df if self.df else (_UNKNOWN_DEVIATION * self.mean_s) ** 2
+
+
+def _noise_s(part: _Spread, step: _Spread, allocations_s: float) -> float:
+    """By how much the mean of a part may differ without a cause.
+
+    A few runs tell a variance badly, so it is drawn towards that of the whole step, which no
+    part of it exceeds by much.
+    """
+    df = _PRIOR_DF + part.df
+    variance = (_PRIOR_DF * step.variance + part.squares) / df
+    return t_quantile(_NAMED_CONFIDENCE, df) * math.sqrt(variance * part.shares + allocations_s**2)
+
+
+def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
+    """Computing less what it only took over from communication.
+
+    Whatever makes ranks slow on their own, such as late batches, hides their communication. The
+    steps without synchronisation then take as long as those with it: communication seems to
+    have gone, and their pace, of which computing is the remainder, to have grown by as much.
+    """
+    computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
+    if computing is None or communication is None:
+        return changes
+    hidden_s = min(computing.lost_s, -communication.lost_s)
+    if hidden_s <= 0:
+        return changes
+    return changes | {
+        Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
+        Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
+    }
+
+
+def _with_shares(changes: dict[Part, Change]) -> dict[Part, Change]:
+    lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
+    return {
+        part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
+        for part, change in changes.items()
+    }

@@ -1,0 +1,148 @@
+"""What is different between environments: one table of what is compared, and for what.
+
+A new field of the environment is one line of `FIELDS`.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from gpuscale.host import VARIABLES_OF_THE_JOB
+from gpuscale.records import Environment, EnvironmentChange
+
+_NOT_SET = "not set"
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Something about an environment that can be compared."""
+
+    name: str
+    words: str | None = None
+    """For people who read why something got slower; None of what never is the reason."""
+    in_session: bool = True
+    """All runs of one results file have the same."""
+    on_nodes: bool = False
+    """All nodes of one job have the same."""
+    of: Callable[[Environment], object] | None = None
+    """The value; None for the environment's field of that name."""
+
+    def value(self, environment: Environment) -> object:
+        """What the environment has there."""
+        return getattr(environment, self.name) if self.of is None else self.of(environment)
+
+
+def _gpus(environment: Environment) -> str:
+    return ", ".join(gpu.name for gpu in environment.gpus) or "none"
+
+
+# Hosts, GPU UUIDs, kernels and job numbers may differ within a results file: a job that was
+# killed goes on in another job, and on another node of the same kind.
+FIELDS = (
+    Field("GPUs", of=_gpus),
+    Field("nodes", of=attrgetter("node_count")),
+    Field("GPUs per node", of=attrgetter("gpus_per_node")),
+    Field("gpu_names", in_session=False, on_nodes=True),
+    Field("device"),
+    Field("torch_version", "torch", on_nodes=True),
+    Field("torchvision_version", "torchvision"),
+    Field("cuda_version", "CUDA", on_nodes=True),
+    Field("cudnn_version", "cuDNN"),
+    Field("nccl_version", "NCCL", on_nodes=True),
+    Field("driver_version", "driver"),
+    Field("python_version", "Python"),
+    Field("kernel", "kernel", in_session=False),
+    Field("cpu_model", "CPU"),
+    Field("cpu_count", "CPU cores"),
+    Field("cases_revision", "revision of the cases"),
+    Field("launcher"),
+)
+IN_SESSION = tuple(field for field in FIELDS if field.in_session)
+ON_NODES = tuple(field for field in FIELDS if field.on_nodes)
+_EXPLAINING = tuple(field for field in FIELDS if field.words is not None)
+_WORDS = {field.name: field.words for field in _EXPLAINING}
+
+
+def differences(
+    one: Environment, other: Environment, fields: Sequence[Field]
+) -> Iterator[EnvironmentChange]:
+    """The fields that differ between environments that should be alike; so does an unknown one."""
+    for field in fields:
+        before, after = field.value(one), field.value(other)
+        if before != after:
+            yield EnvironmentChange(name=field.name, before=(str(before),), after=(str(after),))
+
+
+def variable_changes(
+    before: Sequence[Environment], after: Sequence[Environment]
+) -> Iterator[EnvironmentChange]:
+    """The variables that are set otherwise than in any environment before."""
+    names = {name for each in (*before, *after) for name in each.variables}
+    for name in sorted(names - VARIABLES_OF_THE_JOB):
+        old, new = (
+            [each.variables.get(name, _NOT_SET) for each in side] for side in (before, after)
+        )
+        yield from _new_values(name, old, new)
+
+
+def changes(
+    before: Sequence[Environment], after: Sequence[Environment]
+) -> tuple[EnvironmentChange, ...]:
+    """What may explain a loss, but for hosts; none where a side has no environment.
+
+    What any environment before had is no change, and neither is what a side does not know.
+    """
+    if not before or not after:
+        return ()
+    found: list[EnvironmentChange] = []
+    for field in _EXPLAINING:
+        old, new = ([field.value(each) for each in side] for side in (before, after))
+        known = [[str(value) for value in side if value is not None] for side in (old, new)]
+        if known[0]:
+            found += _new_values(field.name, *known)
+    return (*found, *_new_gpus(before, after), *variable_changes(before, after))
+
+
+def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[EnvironmentChange]:
+    """The hosts that were not there before, where any is known."""
+    if before:
+        yield from _new_values("host", sorted(before), sorted(after))
+
+
+def change_text(change: EnvironmentChange) -> str:
+    """`torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 was not in the baseline`."""
+    if change.host is not None:
+        return f"{change.name} {listed(change.after)} of {change.host} was not in the baseline"
+    name = _WORDS.get(change.name, change.name)
+    return f"{name} {listed(change.before)} → {listed(change.after)}"
+
+
+def listed(values: Sequence[str]) -> str:
+    """`node1, node2`, and how many more where they are many."""
+    more = len(values) - _MOST_NAMED
+    shown = ", ".join(values[:_MOST_NAMED])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _new_values(
+    name: str, before: Sequence[str], after: Sequence[str]
+) -> Iterator[EnvironmentChange]:
+    """One change, with each value once, where there is a value that was not there before."""
+    new = tuple(value for value in dict.fromkeys(after) if value not in before)
+    if new:
+        yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)
+
+
+def _new_gpus(
+    before: Sequence[Environment], after: Sequence[Environment]
+) -> Iterator[EnvironmentChange]:
+    """Devices of the same hosts that were replaced, or are fewer or more."""
+    uuids: dict[str | None, set[str]] = {}
+    for each in before:
+        uuids.setdefault(each.host, set()).update(gpu.uuid for gpu in each.gpus if gpu.uuid)
+    for each in after:
+        known = uuids.get(each.host)
+        new = tuple(g.uuid for g in each.gpus if g.uuid and known and g.uuid not in known)
+        if new:
+            yield EnvironmentChange(name="GPU", before=(), after=new, host=each.host)

@@ -1,0 +1,229 @@
+"""What is said of a row whose runs are known exactly: kind, evidence and what to do next."""
+
+from collections.abc import Sequence
+
+import pytest
+from changing import replace
+from comparison_records import entry, peak_memory
+from phase_records import phases
+from scaling_records import CNN, environment, gpu_summary, run, with_values
+
+from gpuscale.budget import EfficiencyBudget
+from gpuscale.diagnose.attribution import Rank, Step, changes_of
+from gpuscale.diagnose.row import Point, Row
+from gpuscale.diagnose.slower_parts import communication, computing, data
+from gpuscale.diagnose.untimed import (
+    device_faults,
+    lost_to_ideal,
+    not_established,
+)
+from gpuscale.diagnose.untimed import environment as environment_changed
+from gpuscale.records import (
+    CauseCode,
+    CauseKind,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    EnvironmentChange,
+    Estimate,
+    GpuSummary,
+    PhaseChange,
+    RemedyCode,
+    Verdict,
+)
+from gpuscale.scaling import PointKey
+
+
+def step(
+    data_s: float = 1.0,
+    h2d_s: float = 1.0,
+    communication_s: float = 1.0,
+    computing_s: float = 7.0,
+    *,
+    hosts: Sequence[str] = ("node1", "node1"),
+    summaries: Sequence[GpuSummary] = (),
+) -> Step:
+    """A run whose ranks are all alike."""
+    own = phases(data_s=data_s, h2d_s=h2d_s, forward_s=computing_s)
+    pace_s = data_s + h2d_s + computing_s
+    return Step(
+        time_s=pace_s + communication_s,
+        communication_s=communication_s if len(hosts) > 1 else None,
+        ranks=tuple(
+            Rank(rank=n, host=host, device_uuids=(f"GPU-{n}",), pace_s=pace_s, phases=own)
+            for n, host in enumerate(hosts)
+        ),
+        run=replace(run(len(hosts), 9.0), gpu_summaries=tuple(summaries)),
+    )
+
+
+def row(
+    after: Step,
+    *,
+    before: Step | None = None,
+    said: EntryVerdict | None = None,
+    gpus: int = 2,
+    configuration: Configuration = CNN,
+) -> Row:
+    """Three steady runs of each."""
+    olds, news = (before or step(),) * 3, (after,) * 3
+    point = Point(
+        key=PointKey.of(run(gpus, 9.0, configuration=configuration)),
+        before=olds,
+        after=news,
+        changes=changes_of(olds, news, 0.01),
+    )
+    return Row(
+        entry=said or entry(Verdict.REGRESSED, gpus=gpus),
+        points={gpus: point},
+        environments_before=(environment(),),
+        environments_after=(environment(),),
+    )
+
+
+def gpu(**values: float) -> GpuSummary:
+    return replace(with_values(gpu_summary(0.9), **values), uuid="GPU-0")
+
+
+NARROW = [gpu(pcie_width=8, pcie_max_width=16)]
+
+
+@pytest.mark.parametrize(
+    ("after", "code", "kind"),
+    [
+        (step(data_s=3.0), CauseCode.LATE_BATCHES, CauseKind.DATA),
+        (step(h2d_s=3.0), CauseCode.LATE_COPIES, CauseKind.DATA),
+        (step(data_s=2.0, h2d_s=2.5), CauseCode.LATE_COPIES, CauseKind.DATA),
+        (step(data_s=2.5, h2d_s=2.0), CauseCode.LATE_BATCHES, CauseKind.DATA),
+        # A narrow link makes copies late, and nothing else.
+        (step(h2d_s=3.0, summaries=NARROW), CauseCode.LATE_COPIES, CauseKind.PCIE),
+        (step(data_s=3.0, summaries=NARROW), CauseCode.LATE_BATCHES, CauseKind.DATA),
+    ],
+)
+def test_data_are_late_by_waiting_or_by_copying(
+    after: Step, code: CauseCode, kind: CauseKind
+) -> None:
+    (cause,) = data(row(after), ())
+    assert (cause.code, cause.kind) == (code, kind)
+    median = after.median.phases
+    assert cause.evidence[:2] == (
+        PhaseChange(name="waiting", before_s=1.0, after_s=median.data_s),
+        PhaseChange(name="copying", before_s=1.0, after_s=median.h2d_s),
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "configuration", "remedy"),
+    [
+        (step(data_s=3.0), CNN, RemedyCode.CPU_LOAD),
+        (step(data_s=3.0), replace(CNN, data="real"), RemedyCode.STORAGE),
+        (step(h2d_s=3.0), CNN, RemedyCode.COPIES),
+        (step(communication_s=3.0), CNN, RemedyCode.GPU_LINKS),
+        (step(communication_s=3.0), replace(CNN, device="cpu"), RemedyCode.PROCESSES_ON_HOST),
+        (
+            step(communication_s=3.0, hosts=("node1", "node2")),
+            replace(CNN, device="cpu"),
+            RemedyCode.NETWORK,
+        ),
+        (step(computing_s=9.0), CNN, RemedyCode.DOCTOR_ON_HOSTS),
+        (step(computing_s=9.0), replace(CNN, device="cpu"), RemedyCode.PROCESSES_ON_HOSTS),
+    ],
+)
+def test_what_to_look_at_follows_from_what_is_slow_and_where(
+    after: Step, configuration: Configuration, remedy: RemedyCode
+) -> None:
+    known = row(after, configuration=configuration)
+    (cause,) = (c for find in (communication, data, computing) for c in find(known, ()))
+    assert cause.remedy is not None
+    assert cause.remedy.code is remedy
+    assert cause.remedy.hosts in ((), known.hosts)
+
+
+def test_a_lost_nvlink_comes_before_a_narrow_pcie_link() -> None:
+    def kind(**values: float) -> CauseKind:
+        before = step(summaries=[gpu(pcie_width=16, nvlink_active_min=6)])
+        after = step(communication_s=3.0, summaries=[gpu(**values)])
+        (cause,) = communication(row(after, before=before), ())
+        return cause.kind
+
+    assert kind(pcie_width=16, nvlink_active_min=6) is CauseKind.COMMUNICATION
+    assert kind(pcie_width=8, nvlink_active_min=6) is CauseKind.PCIE
+    assert kind(pcie_width=8, nvlink_active_min=5) is CauseKind.NVLINK
+
+
+def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
+    by_dp = replace(CNN, strategy="dp")
+    alone, before = step(computing_s=9.0, hosts=("node1",)), step(hosts=("node1",))
+    inside = []
+    for gpus, configuration in ((2, by_dp), (1, by_dp), (2, CNN)):
+        known = row(alone, before=before, gpus=gpus, configuration=configuration)
+        (cause,) = computing(known, ())
+        inside.append(cause.includes is not None)
+    assert inside == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (Estimate(value=0.0), CauseCode.OTHER_METRICS),
+        (Estimate(value=-0.01), CauseCode.WITHIN_NOISE),
+    ],
+)
+def test_without_lost_time_the_metrics_that_were_lost_are_looked_at_else_the_noise(
+    change: Estimate, code: CauseCode
+) -> None:
+    said = entry(Verdict.REGRESSED, gpus=2, change=change, metrics=[peak_memory(Verdict.REGRESSED)])
+    (cause,) = not_established(row(step(), said=said), ())
+    assert cause.code is code
+    assert cause.remedy is not None
+    assert cause.remedy.runs == (6 if code is CauseCode.WITHIN_NOISE else None)
+    assert [*not_established(row(step(), said=said), [replace(cause, lost_s=0.1)])] == []
+
+
+def test_a_fault_that_explains_lost_time_is_not_said_again() -> None:
+    known = row(
+        step(h2d_s=3.0, summaries=[gpu(pcie_width=8, pcie_max_width=16, ecc_uncorrected=1)])
+    )
+    late = [*data(known, ())]
+    assert [cause.kind for cause in device_faults(known, late)] == [CauseKind.MEMORY_ERRORS]
+    assert [cause.kind for cause in device_faults(known, ())] == [
+        CauseKind.PCIE,
+        CauseKind.MEMORY_ERRORS,
+    ]
+
+
+def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
+    moved = row(step(hosts=("node1", "node2")))
+    (cause,) = environment_changed(moved, ())
+    assert cause.evidence == (EnvironmentChange(name="host", before=("node1",), after=("node2",)),)
+    nowhere = replace(environment(), host=None)
+    assert [*environment_changed(replace(moved, environments_after=(nowhere,)), ())] == [cause]
+    assert [*environment_changed(row(step()), ())] == []
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "parts", "shares"),
+    [
+        (0.5, (0.05, 0.2, 0.25), (0.5, 0.4, 0.1)),
+        (0.5, (0.04, None, 0.25), (0.5,)),
+        (1.0, (0.0, 0.0, 0.0), ()),
+        (0.9, (0.2, -0.1, 0.0), (1.0,)),
+    ],
+)
+def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_first(
+    efficiency: float, parts: tuple[float | None, ...], shares: tuple[float, ...]
+) -> None:
+    shown, data_part, skew = parts
+    budget = EfficiencyBudget(
+        key=EntryKey("mnist_cnn", "ddp", 4),
+        configuration=CNN,
+        efficiency=efficiency,
+        communication=shown,
+        data=data_part,
+        skew=skew,
+        rest=0.0,
+    )
+    *found, still_open = lost_to_ideal(budget)
+    assert [cause.share for cause in found] == pytest.approx(list(shares))
+    assert still_open.code is CauseCode.PUBLISHED_FIGURES
+    assert [cause.code for cause in lost_to_ideal(None)] == [CauseCode.PUBLISHED_FIGURES]

@@ -1,0 +1,412 @@
+"""The pure parts of a diagnosis by worked examples, at both sides of each limit."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from changing import replace
+from comparison_records import entry
+from phase_records import phases
+from scaling_records import gpu_summary, run, with_values
+
+from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of
+from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
+from gpuscale.diagnose.row import Point, Row, onset_of
+from gpuscale.diagnose.slow_device import slow_device
+from gpuscale.diagnose.stragglers import stragglers_of
+from gpuscale.records import (
+    Beside,
+    CauseKind,
+    CountOf,
+    DeviceSymptom,
+    GpuSummary,
+    Onset,
+    Verdict,
+)
+from gpuscale.scaling import PointKey
+
+
+def rank(number: int, pace_s: float, *, host: str = "node1", devices: tuple[str, ...] = ()) -> Rank:
+    return Rank(rank=number, host=host, device_uuids=devices, pace_s=pace_s, phases=phases())
+
+
+def step(*ranks: Rank, summaries: Sequence[GpuSummary] = ()) -> Step:
+    return Step(
+        time_s=9.0,
+        communication_s=0.0,
+        ranks=tuple(sorted(ranks, key=lambda each: each.pace_s)),
+        run=replace(run(len(ranks), 9.0), gpu_summaries=tuple(summaries)),
+    )
+
+
+def paced(*paces_s: float) -> Step:
+    """A run of ranks on one host, numbered from 0 on."""
+    return step(*(rank(number, pace_s) for number, pace_s in enumerate(paces_s)))
+
+
+def named(*steps: Step, usual_skew_s: float = 0.0) -> tuple[tuple[int, ...], int]:
+    found = stragglers_of(steps, usual_skew_s)
+    return tuple(each.rank for each in found.ranks), found.runs
+
+
+@pytest.mark.parametrize(
+    ("paces_s", "ranks"),
+    [
+        # The median rank is the second of four; the skew is 1 s, half of it is the limit.
+        ((1.0, 1.0, 1.5, 2.0), (2, 3)),
+        ((1.0, 1.0, 1.49, 2.0), (3,)),
+        ((2.0, 1.0, 1.0, 1.0), (0,)),
+        ((1.0, 2.0), (1,)),
+    ],
+)
+def test_a_straggler_is_behind_the_median_rank_by_half_of_the_skew(
+    paces_s: tuple[float, ...], ranks: tuple[int, ...]
+) -> None:
+    assert named(paced(*paces_s)) == (ranks, 1)
+
+
+def test_a_straggler_is_so_in_two_thirds_of_the_runs_that_have_skew() -> None:
+    first, second = paced(2.0, 1.0, 1.0), paced(1.0, 2.0, 1.0)
+    assert named(second, second, first) == ((1,), 2)
+    assert named(second, second, second) == ((1,), 3)
+    assert named(second, first) == ((), 0)
+    assert named(second, first, paced(1.0, 1.0, 2.0)) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("usual_skew_s", "second_s", "ranks"),
+    [
+        # Skews of 3 s and 1 s have a mean of 2 s: half of that is the limit.
+        (0.0, 2.0, ()),
+        (0.1, 2.0, (0,)),
+        # Skews of 3 s and 1.5 s have one of 2.25 s: the limit is halfway to it from the usual.
+        (0.75, 2.5, ()),
+        (0.8, 2.5, (0,)),
+    ],
+)
+def test_only_runs_with_unusual_skew_tell_who_is_a_straggler(
+    usual_skew_s: float, second_s: float, ranks: tuple[int, ...]
+) -> None:
+    runs = (paced(4.0, 1.0, 1.0), paced(1.0, second_s, 1.0))
+    assert named(*runs, usual_skew_s=usual_skew_s)[0] == ranks
+
+
+def test_a_device_is_a_straggler_whichever_rank_it_serves_and_else_a_rank_number_is() -> None:
+    served_in_turn = (
+        step(rank(0, 3.0, devices=("A",)), rank(1, 1.0, devices=("B",))),
+        step(rank(0, 1.0, devices=("B",)), rank(1, 3.5, devices=("A",))),
+    )
+    (found,) = stragglers_of(served_in_turn, 0.0).ranks
+    assert (found.rank, found.device_uuids) == (1, ("A",))
+    one_number = (
+        step(rank(0, 1.0, devices=("A",)), rank(1, 3.0, devices=("B",))),
+        step(rank(0, 1.0, devices=("B",)), rank(1, 3.5, devices=("A",))),
+    )
+    (found,) = stragglers_of(one_number, 0.0).ranks
+    assert (found.rank, found.device_uuids) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "slow", "is_whole_host"),
+    [
+        (("a", "a", "a", "b", "b"), (3, 4), True),
+        (("a", "a", "b", "b", "b"), (3, 4), False),  # a part of its host
+        (("a", "a", "a", "b", "c"), (3, 4), False),  # two hosts
+        (("a", "a", "a", "a", "b"), (4,), False),  # a single rank is named by its number
+    ],
+)
+def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
+    hosts: tuple[str, ...], slow: tuple[int, ...], is_whole_host: bool
+) -> None:
+    ranks = [rank(n, 2.0 if n in slow else 1.0, host=host) for n, host in enumerate(hosts)]
+    found = stragglers_of([step(*ranks)], 0.0)
+    assert tuple(each.rank for each in found.ranks) == slow
+    assert found.is_whole_host is is_whole_host
+
+
+def test_ranks_that_are_all_on_one_host_are_not_called_that_host() -> None:
+    both = step(rank(0, 2.0, devices=("A",)), rank(1, 1.0, devices=("B",)))
+    turned = step(rank(0, 1.0, devices=("A",)), rank(1, 2.0, devices=("B",)))
+    assert not stragglers_of([both], 0.0).is_whole_host
+    assert stragglers_of([both, turned], 0.0).ranks == ()
+
+
+def test_the_median_rank_is_the_faster_of_the_middle_two() -> None:
+    assert [paced(*range(1, n + 1)).median.pace_s for n in (1, 2, 3, 4, 5, 8)] == [1, 1, 2, 2, 3, 4]
+
+
+def taken(communication_s: float, computing_s: float) -> Step:
+    """A run of two ranks that do nothing but compute and communicate."""
+    ranks = (rank(0, computing_s), rank(1, computing_s))
+    return replace(
+        step(*ranks), time_s=communication_s + computing_s, communication_s=communication_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "communication_s", "computing_s"),
+    [
+        # What hides communication seems to slow computing: only the rest is a change.
+        (taken(0.5, 10.5), 0.0, 0.0),
+        (taken(0.5, 10.3), -0.2, 0.0),
+        (taken(0.5, 12.0), 0.0, 1.5),
+        (taken(1.5, 10.5), 0.5, 0.5),
+        (taken(0.5, 9.0), -0.5, -1.0),
+    ],
+)
+def test_computing_that_takes_over_hidden_communication_is_not_slower(
+    after: Step, communication_s: float, computing_s: float
+) -> None:
+    found = changes_of([taken(1.0, 10.0)], [after], 0.01)
+    lost_s = [found[part].lost_s for part in (Part.COMMUNICATION, Part.COMPUTING)]
+    assert lost_s == pytest.approx([communication_s, computing_s])
+
+
+def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() -> None:
+    found = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.0)
+    shares = [found[part].share for part in (Part.COMMUNICATION, Part.COMPUTING, Part.SKEW)]
+    assert shares == pytest.approx([0.25, 0.75, 0.0])
+    # Single runs tell no spread: 5% of 11 s each, with three degrees of freedom.
+    assert found[Part.COMPUTING].noise_s == pytest.approx(2.353363 * 0.55 * 2**0.5)
+    with_jobs = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.1)
+    assert with_jobs[Part.COMPUTING].noise_s == pytest.approx(2.353363 * (2 * 0.55**2 + 1) ** 0.5)
+    several = changes_of(
+        [taken(1.0, 9.0), taken(1.0, 11.0)], [taken(1.0, 12.0), taken(1.0, 14.0)], 0.0
+    )
+    # Four runs with squares of 4 s² around their means, and a prior worth three more degrees.
+    assert several[Part.COMPUTING].noise_s == pytest.approx(2.015048 * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "share", "stands_out"),
+    [(1.1, 0.1, True), (1.0, 0.5, False), (1.1, 0.09, False), (1.1, 1.0, True)],
+)
+def test_a_part_is_named_beyond_its_noise_and_from_a_tenth_of_the_loss_on(
+    lost_s: float, share: float, stands_out: bool
+) -> None:
+    change = Change(
+        part=Part.DATA, before_s=4.0, after_s=5.0, lost_s=lost_s, noise_s=1.0, share=share
+    )
+    assert change.stands_out is stands_out
+    assert change.growth == lost_s / 4
+
+
+def on_one_gpu(
+    before: Mapping[str, Sequence[float]],
+    after: Mapping[str, Sequence[float]],
+    *,
+    clock_mhz: float = 1000,
+    gpus: int = 1,
+) -> Row:
+    """Runs of one rank with these step times, by device; A has that clock now, and had 1 GHz."""
+
+    def steps(times_s: Mapping[str, Sequence[float]], clock_mhz: float) -> tuple[Step, ...]:
+        clocks = [summary("A", sm_clock_mean_mhz=clock_mhz)]
+        return tuple(
+            replace(step(rank(0, time_s, devices=(uuid,)), summaries=clocks), time_s=time_s)
+            for uuid, found in times_s.items()
+            for time_s in found
+        )
+
+    own = Point(
+        key=PointKey.of(run(gpus, 9.0)),
+        before=steps(before, 1000),
+        after=steps(after, clock_mhz),
+        changes={},
+    )
+    return Row(
+        entry=entry(Verdict.INCONCLUSIVE, gpus=gpus),
+        points={gpus: own},
+        environments_before=(),
+        environments_after=(),
+    )
+
+
+STEADY = {"A": (1.0, 1.01), "B": (1.0, 1.01), "C": (1.0, 1.01)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (STEADY, STEADY | {"A": (1.2, 1.21)}, ["A"]),
+        (STEADY, STEADY | {"A": (1.2, 1.21), "B": (1.06, 1.07)}, []),  # by more than a quarter
+        (STEADY, STEADY | {"A": (1.2, 1.21), "B": (1.03, 1.04)}, ["A"]),
+        (STEADY, STEADY | {"A": (1.045, 1.055)}, []),  # by less than a twentieth
+        (STEADY, {"A": (1.2, 1.21)}, []),  # no other device to set it beside
+        (STEADY, {"A": (1.2, 1.21), "B": (1.0, 1.01)}, ["A"]),
+        ({"A": (1.0,), "B": (1.0,)}, {"A": (1.2,), "B": (1.0,)}, []),  # nothing tells the noise
+        ({"A": (1.0, 1.3), "B": (1.0, 1.3)}, {"A": (1.3, 1.6), "B": (1.0, 1.3)}, []),
+        (STEADY, STEADY | {"new": (1.2, 1.21)}, ["new"]),
+        # What the baseline does not know may differ as its devices do.
+        (
+            {"A": (0.9, 0.91), "B": (1.0, 1.01), "C": (1.1, 1.11)},
+            {"B": (1.0, 1.01), "C": (1.1, 1.11), "new": (1.2, 1.21)},
+            [],
+        ),
+        ({}, STEADY | {"A": (1.2, 1.21)}, []),
+        (STEADY, STEADY | {"A": (1.08, 1.09)}, ["A"]),
+        # A single run more than devices tells too little of the noise.
+        ({"A": (1.0, 1.0001), "B": (1.0,)}, {"A": (1.3,), "B": (1.0,)}, []),
+    ],
+)
+def test_a_device_is_slow_alone(
+    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], named: list[str]
+) -> None:
+    found = [*slow_device(on_one_gpu(before, after), ())]
+    assert [each.device_uuids for each in found] == [(uuid,) for uuid in named]
+
+
+def test_a_device_is_not_slow_alone_where_a_rank_has_several() -> None:
+    assert [*slow_device(on_one_gpu(STEADY, STEADY | {"A": (1.2, 1.21)}, gpus=4), ())] == []
+
+
+@pytest.mark.parametrize(
+    ("clock_mhz", "kind"), [(900, CauseKind.CLOCKS), (920, CauseKind.SLOW_RANK)]
+)
+def test_the_clocks_of_a_slow_device_are_the_cause_where_they_make_half_of_it(
+    clock_mhz: float, kind: CauseKind
+) -> None:
+    slow = STEADY | {"A": (1.2, 1.2)}
+    (cause,) = slow_device(on_one_gpu(STEADY, slow, clock_mhz=clock_mhz), ())
+    assert cause.kind is kind
+
+
+def test_a_slow_device_is_told_with_its_own_times() -> None:
+    (cause,) = slow_device(on_one_gpu(STEADY, STEADY | {"A": (1.2, 1.2)}), ())
+    assert cause.after_s == pytest.approx(1.2)
+    assert cause.before_s == pytest.approx((1.0 * 1.01) ** 0.5)
+    assert cause.lost_s == pytest.approx(1.2 - (1.0 * 1.01) ** 0.5)
+    assert cause.seen_in == CountOf(2, 6)
+    assert cause.hosts == ("node1",)
+
+
+def summary(uuid: str = "A", /, **values: float) -> GpuSummary:
+    return replace(with_values(gpu_summary(0.9), **values), uuid=uuid)
+
+
+def seen(before: Sequence[GpuSummary], after: Sequence[GpuSummary]) -> list[tuple[object, ...]]:
+    found = symptoms_of(
+        [step(rank(0, 1.0), summaries=before)], [step(rank(0, 1.0), summaries=after)]
+    )
+    return [(each.uuid, each.counter, each.now, each.usual, each.beside) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("counter", "usual", "now", "is_symptom"),
+    [
+        ("sm_clock_mean_mhz", 1000, 969, True),
+        ("sm_clock_mean_mhz", 1000, 970, False),
+        ("sm_clock_mean_mhz", 1000, 0, False),
+        ("memory_clock_mean_mhz", 1000, 969, True),
+        ("power_limit_w", 300, 299, True),
+        ("power_limit_w", 300, 300, False),
+        ("pcie_width", 16, 8, True),
+        ("pcie_generation", 4, 3, True),
+        ("pcie_generation", 4, 4, False),
+        ("nvlink_active_min", 6, 0, True),
+        ("nvlink_active_min", 6, 6, False),
+    ],
+)
+def test_a_counter_that_fell_is_a_symptom(
+    counter: str, usual: float, now: float, is_symptom: bool
+) -> None:
+    found = seen([summary(**{counter: usual})], [summary(**{counter: now})])
+    expected = [("A", counter, now, usual, Beside.BASELINE)]
+    assert found == (expected if is_symptom else [])
+
+
+@pytest.mark.parametrize("counter", ["nvlink_replay_errors", "ecc_uncorrected"])
+def test_errors_beyond_those_of_the_baseline_are_symptoms(counter: str) -> None:
+    assert seen([summary(**{counter: 2})], [summary(**{counter: 2})]) == []
+    ((*_, now, _, _),) = seen([summary(**{counter: 2})], [summary(**{counter: 3})])
+    assert now == 3
+
+
+def test_a_clock_event_that_became_more_frequent_by_a_tenth_is_a_symptom() -> None:
+    def with_share(share: float, reason: str = "sw_power_cap") -> list[GpuSummary]:
+        return [replace(summary(), clock_event_reasons={reason: share})]
+
+    assert seen(with_share(0.25), with_share(0.375))
+    assert seen(with_share(0.25), with_share(0.3125)) == []
+    assert seen([summary()], with_share(0.9, "gpu_idle")) == []
+
+
+def test_a_new_device_is_set_beside_the_baselines_else_beside_the_others_of_now() -> None:
+    slow, fast = summary("B", sm_clock_mean_mhz=900), summary("A", sm_clock_mean_mhz=1000)
+    assert seen([fast], [slow]) == [("B", "sm_clock_mean_mhz", 900, 1000, Beside.BASELINE)]
+    assert seen([], [slow, fast]) == [("B", "sm_clock_mean_mhz", 900, 1000, Beside.OTHER_GPUS)]
+    assert seen([], [slow]) == []
+    narrow = summary("B", pcie_width=8, pcie_max_width=16)
+    assert seen([], [narrow]) == [("B", "pcie_width", 8, 16, Beside.MOST)]
+
+
+def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of_it() -> None:
+    def clock(uuid: str, now: float) -> DeviceSymptom:
+        return DeviceSymptom(
+            kind=CauseKind.CLOCKS,
+            uuid=uuid,
+            host=None,
+            counter="sm_clock_mean_mhz",
+            now=now,
+            usual=1000,
+        )
+
+    half = [clock("A", 800)]  # computing takes 25% longer
+    assert explaining_clocks(half, frozenset("A"), 0.5) == tuple(half)
+    assert explaining_clocks(half, frozenset("A"), 0.51) == ()
+    assert explaining_clocks(half, frozenset("B"), 0.1) == ()
+    # Of three devices one is slow: the median device is not.
+    assert explaining_clocks(half, frozenset("ABC"), 0.1) == ()
+    two = [*half, clock("B", 500)]
+    assert explaining_clocks(two, frozenset("ABC"), 0.5) == tuple(two)
+    assert explaining_clocks(two, frozenset("ABC"), 0.51) == ()
+
+
+def point(
+    gpus: int, lost_s: float | None, *, time_s: float = 9.0, noise_s: float = 0.1, nodes: int = 1
+) -> Point:
+    """Steps on so many GPUs, of which communication lost so much."""
+    changes: Mapping[Part, Change] = {}
+    if lost_s is not None:
+        changes = {
+            Part.COMMUNICATION: Change(
+                part=Part.COMMUNICATION,
+                before_s=1.0,
+                after_s=1.0 + lost_s,
+                lost_s=lost_s,
+                noise_s=noise_s,
+                share=1.0,
+            )
+        }
+    after = step(*(rank(n, 1.0, host=f"node{n % nodes}") for n in range(gpus)))
+    key = PointKey.of(run(gpus, 9.0))
+    return Point(
+        key=key, before=(replace(paced(1.0), time_s=time_s),), after=(after,), changes=changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "onset"),
+    [
+        ([point(2, 0.25)], ((2, 4), (), None)),
+        ([point(2, 0.24)], ((4,), (2,), 1)),
+        ([point(2, 0.24, time_s=8.0)], ((2, 4), (), None)),
+        ([point(2, 0.9, noise_s=0.9)], ((4,), (2,), 1)),
+        ([point(2, None)], None),
+        ([], None),
+        ([point(2, 1.0), point(8, 0.0)], ((2, 4), (8,), None)),
+        ([point(2, 0.0), point(3, 0.0, nodes=2), point(8, 1.0)], ((4, 8), (2, 3), 2)),
+    ],
+)
+def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_noise(
+    others: list[Point], onset: tuple[tuple[int, ...], tuple[int, ...], int | None] | None
+) -> None:
+    own = point(4, 1.0, nodes=2)
+    found = onset_of(Part.COMMUNICATION, own, {each.key.gpus: each for each in (*others, own)})
+    if onset is None:
+        assert found is None
+        return
+    lost_on, spared_on, spared_nodes = onset
+    nodes = 2 if lost_on[0] == 4 else 1
+    assert found == Onset(
+        lost_on=lost_on, spared_on=spared_on, nodes=nodes, spared_nodes=spared_nodes
+    )

@@ -1,0 +1,92 @@
+"""What is different between environments, for those who ask why and those who refuse."""
+
+import pytest
+from changing import replace
+from scaling_records import environment
+
+from gpuscale.environment_diff import (
+    FIELDS,
+    IN_SESSION,
+    ON_NODES,
+    change_text,
+    changes,
+    differences,
+    host_changes,
+)
+from gpuscale.records import Environment, EnvironmentChange, GpuDevice
+
+HERE: Environment = environment()
+
+
+def test_what_may_explain_a_loss_is_what_no_environment_before_had() -> None:
+    newer = replace(HERE, torch_version="2.12", nccl_version="2.28", launcher="slurm")
+    assert changes([HERE], [newer]) == (
+        EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
+    )
+    assert changes([HERE, newer], [newer, HERE]) == ()
+    tuned = replace(HERE, variables={"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "1"})
+    assert changes([HERE], [tuned, HERE]) == (
+        EnvironmentChange(name="NCCL_ALGO", before=("not set",), after=("Ring",)),
+    )
+    assert changes([], [tuned]) == changes([HERE], []) == ()
+
+
+def test_a_gpu_that_was_replaced_on_its_host_is_a_change_and_one_of_another_host_is_not() -> None:
+    def with_gpus(host: str, *uuids: str) -> Environment:
+        gpus = tuple(GpuDevice(index=i, name="V100", uuid=uuid) for i, uuid in enumerate(uuids))
+        return replace(HERE, host=host, gpus=gpus)
+
+    before = [with_gpus("node1", "A", "B"), with_gpus("node2", "C")]
+    (replaced,) = changes(before, [with_gpus("node1", "A", "C")])
+    assert (replaced.host, replaced.after) == ("node1", ("C",))
+    assert changes(before, [with_gpus("node3", "D")]) == ()
+
+
+def test_hosts_are_a_change_where_the_baseline_knows_any_and_not_these() -> None:
+    assert [*host_changes({"a", "b"}, {"b", "d", "c"})] == [
+        EnvironmentChange(name="host", before=("a", "b"), after=("c", "d"))
+    ]
+    assert [*host_changes({"a", "b"}, {"a"})] == []
+    assert [*host_changes((), {"a"})] == []
+
+
+def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_known() -> None:
+    other = replace(HERE, nccl_version="2.28", kernel="6.1", host="node2", launcher="slurm")
+    assert [each.name for each in differences(HERE, other, IN_SESSION)] == [
+        "nccl_version",
+        "launcher",
+    ]
+    assert [each.name for each in differences(HERE, other, ON_NODES)] == ["nccl_version"]
+    fewer = replace(HERE, gpus=HERE.gpus[:2])
+    assert [each.name for each in differences(HERE, fewer, IN_SESSION)] == [
+        "GPUs",
+        "GPUs per node",
+    ]
+    assert [*differences(HERE, fewer, ON_NODES)] == []
+
+
+def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> None:
+    # Hosts, devices and variables are compared in ways of their own; jobs never are.
+    left_out = {"host", "gpus", "nodes", "variables", "scheduler", "job_id"}
+    assert {field.name for field in FIELDS} >= set(Environment.__struct_fields__) - left_out
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (EnvironmentChange(name="cpu_count", before=("8",), after=("4",)), "CPU cores 8 → 4"),
+        (EnvironmentChange(name="NCCL_ALGO", before=("a",), after=("b",)), "NCCL_ALGO a → b"),
+        (
+            EnvironmentChange(name="host", before=tuple("abcd"), after=tuple("efghi")),
+            "host a, b, c, d → e, f, g, h and 1 more",
+        ),
+        (
+            EnvironmentChange(name="GPU", before=(), after=("A",), host="node1"),
+            "GPU A of node1 was not in the baseline",
+        ),
+    ],
+)
+def test_a_change_is_said_with_the_first_few_of_its_values(
+    change: EnvironmentChange, text: str
+) -> None:
+    assert change_text(change) == text
