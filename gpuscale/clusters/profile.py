@@ -6,7 +6,7 @@ The shipped profiles lie beside this module; a site adds its own (docs/clusters.
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_shell_word(text: str) -> bool:
-    """Whether a shell takes the text as it is."""
+    """True where a shell takes the text as it is."""
     return _SHELL_WORD.fullmatch(text) is not None
 
 
@@ -39,15 +39,13 @@ def _refuse(place: str, wanted: str, value: str) -> None:
     raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
 
 
-def _check_shell_words(**values: str | None) -> None:
-    for place, value in values.items():
-        if value is not None and not is_shell_word(value):
-            signs = f"letters, digits and {SHELL_WORD_SIGNS}"
-            _refuse(place, f"a word of {signs} (it goes into a shell script)", value)
-
-
-def _numbered(place: str, values: Iterable[str]) -> dict[str, str]:
-    return {f"{place}[{position}]": value for position, value in enumerate(values)}
+def _check_shell_words(**values: str | tuple[str, ...] | None) -> None:
+    for name, value in values.items():
+        words = {f"{name}[{number}]": word for number, word in enumerate(value or ())}
+        for place, word in ({name: value} if isinstance(value, str) else words).items():
+            if not is_shell_word(word):
+                signs = f"letters, digits and {SHELL_WORD_SIGNS}"
+                _refuse(place, f"a word of {signs} (it goes into a shell script)", word)
 
 
 class Node(Record, frozen=True, kw_only=True):
@@ -58,7 +56,7 @@ class Node(Record, frozen=True, kw_only=True):
     cores: PositiveCount | None = None
     """As the scheduler counts them; a job gets them in proportion to its GPUs."""
     whole: bool = False
-    """Whether a job takes whole nodes, however few GPUs it needs."""
+    """True where a job takes whole nodes, however few GPUs it needs."""
 
 
 class Recognition(Record, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ class Recognition(Record, frozen=True, kw_only=True):
     """Environment variables and patterns of their values."""
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
-        """Whether a machine of that name and with those variables is the profile's."""
+        """True where a machine of that name and with those variables is the profile's."""
         return (
             any(fnmatchcase(host, pattern) for pattern in self.hosts)
             or any(_holds(Path(path), text) for path, text in self.files.items())
@@ -110,8 +108,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
         if self.gpu_option and "{gpus}" not in self.gpu_option:
             wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
             _refuse("gpu_option", wanted, self.gpu_option)
-        _check_shell_words(partition=self.partition, account=self.account)
-        _check_shell_words(**_numbered("modules", self.modules))
+        _check_shell_words(partition=self.partition, account=self.account, modules=self.modules)
         for place, names in (("variables", self.variables), ("unset", self.unset)):
             for name in names:
                 if not _VARIABLE.fullmatch(name):
@@ -134,8 +131,7 @@ class Measured(Record, frozen=True, kw_only=True):
     """Further arguments of pytest."""
 
     def __post_init__(self) -> None:
-        _check_shell_words(size=self.size, **_numbered("cases", self.cases))
-        _check_shell_words(**_numbered("strategies", self.strategies))
+        _check_shell_words(size=self.size, cases=self.cases, strategies=self.strategies)
 
 
 class Judged(Record, frozen=True, kw_only=True):
@@ -148,7 +144,7 @@ class Judged(Record, frozen=True, kw_only=True):
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
 
     def __post_init__(self) -> None:
-        _check_shell_words(baseline=self.baseline, **_numbered("cases", self.cases))
+        _check_shell_words(baseline=self.baseline, cases=self.cases)
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
@@ -178,15 +174,10 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of that name, or in that file.
-
-    Args:
-        wanted: A name such as `arc4`, or a path that ends in `.toml` or holds a `/`.
-        environment: Says where the user's own profiles are.
+    """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`.
 
     Raises:
         UsageError: there is no such profile; the message names those there are.
-        FileError: its file cannot be read or is wrong.
     """
     if wanted.endswith(_ENDING) or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
@@ -249,12 +240,7 @@ def read_profile(path: Path) -> ClusterProfile:
 
 
 def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
-    """The profile that the text of a file stands for.
-
-    Args:
-        text: TOML.
-        name: The profile's name.
-        shown_as: The file, as messages name it.
+    """The profile that the TOML of a file stands for; messages name the file as `shown_as`.
 
     Raises:
         FileError: with the line and the field that are wrong.
@@ -288,14 +274,11 @@ def _line_of(text: str, wanted: str) -> int | None:
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):
-        header = _TABLE.fullmatch(line)
-        if header:
+        if header := _TABLE.fullmatch(line):
             table = re.sub(r"[\s\"']", "", header[1])
             if table == wanted or table.startswith(f"{wanted}."):
                 table_line = table_line or number
-            continue
-        assigned = re.match(r"\s*([^=#]+?)\s*=", line)
-        if assigned:
+        elif assigned := re.match(r"\s*([^=#]+?)\s*=", line):
             full = ".".join(filter(None, (table, re.sub(r"[\s\"']", "", assigned[1]))))
             if wanted and (full == wanted or wanted.startswith(f"{full}.")):
                 return number

@@ -4,11 +4,12 @@ import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from string import Formatter
 from textwrap import indent
-from typing import ClassVar, Literal
+from typing import IO, ClassVar, Literal
 
 from gpuscale.errors import SchedulerError
 from gpuscale.printable import visible
@@ -26,7 +27,7 @@ class Demand:
     job_name: str
     nodes: int
     whole_nodes: bool
-    """Whether the job is to be alone on them."""
+    """True where the job is to be alone on them."""
     gpus_per_node: int
     tasks_per_node: int
     cores_per_task: int | None
@@ -75,19 +76,28 @@ class Scheduler(ABC):
     """One scheduler; there is one object of each, in `SCHEDULERS`."""
 
     name: ClassVar[str]
-    """As profiles name it."""
+    """In profiles."""
     title: ClassVar[str]
     directive: ClassVar[str]
-    """What its lines in a job script begin with."""
+    """Begins its lines in a job script."""
+    options: ClassVar[tuple[str, ...]]
+    """Of a job, in order, with `{…}` for what it demands; left out where that is not known."""
     script_ending: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
     takes_stdin: ClassVar[bool] = False
-    """Whether the script is handed over by standard input, and not by its name."""
+    """True where the script is handed over by standard input, and not by its name."""
+    variables_option: ClassVar[str | None] = None
+    """Gives a job variables; None where it gets all of them anyway."""
+    log_name: ClassVar[str] = "{job_name}-{job}.log"
+    """The job's log, in the folder that it was submitted from."""
     job_number: ClassVar[re.Pattern[str]]
     """The number of a job in what the submit command prints."""
+    questions: ClassVar[tuple[tuple[str, ...], ...]]
+    """The commands that, with a job's number behind them, tell where it is: each where those
+    before do not know it."""
     cancel_program: ClassVar[str]
     tells_by_failing: ClassVar[bool] = False
-    """Whether its questions may be answered and end with an error."""
+    """True where its questions may be answered and end with an error."""
     job_variable: ClassVar[str]
     """The variable that holds a job's number inside of it."""
     folder_variable: ClassVar[str]
@@ -100,31 +110,30 @@ class Scheduler(ABC):
     """What starts ranks across nodes; None where jobs stay within one."""
 
     @abstractmethod
-    def options(self, demand: Demand) -> Iterator[str]:
-        """The options of a job, in order, without what its profile adds."""
-
-    @abstractmethod
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """The commands that tell where a job is: each where those before do not know it."""
-
-    @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
         """Where a job is, out of what the questions so far printed; empty where they failed."""
 
-    def log_name(self, job_name: str, job: str) -> str:
-        """The job's log, in the folder that it was submitted from."""
-        return f"{job_name}-{job}.log"
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        """All that `options` name beside the fields of a demand and the option for GPUs."""
+        return {}
 
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Options that give a job these variables, where it does not get all of them anyway."""
-        return ()
+    def options_of(self, demand: Demand) -> Iterator[str]:
+        """The options of a job, in order, without what its profile adds."""
+        own = demand.gpu_option
+        request = (self.default_gpu_option if own is None else own) or ""
+        gpus = request.replace("{gpus}", str(demand.gpus_per_node))
+        known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
+        for option in self.options:
+            named = (name for _, name, _, _ in Formatter().parse(option) if name)
+            if all(known[name] is not None for name in named):
+                yield option.format_map(known)
 
     def preparation(self, demand: Demand) -> Iterator[str]:
         """Lines of the job's shell that only this scheduler needs."""
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """Whether this process is in one of its jobs."""
+        """True where this process is in one of its jobs."""
         return self.job_variable in environment
 
     def submit_again(
@@ -144,17 +153,16 @@ class Scheduler(ABC):
         """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
         return ()
 
-    def gpu_request(self, demand: Demand) -> str:
-        """The option for GPUs; empty for a partition without them."""
-        option = demand.gpu_option
-        text = self.default_gpu_option if option is None else option
-        return (text or "").replace("{gpus}", str(demand.gpus_per_node))
+    def log_of(self, job_name: str, job: str) -> Path:
+        """The log of a job, in the folder that it was submitted from."""
+        return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
         """Where a job is now."""
         answers: list[str] = []
-        for question in self.questions(job):
-            answers.append(answer_of(question, also_failed=self.tells_by_failing) or "")
+        for question in self.questions:
+            command = [*question, job]
+            answers.append(answer_of(command, also_failed=self.tells_by_failing) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -168,18 +176,15 @@ class Scheduler(ABC):
         """
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith(_OUR_VARIABLES))
-        named = () if self.takes_stdin else (str(script),)
+        command = [*self.submit_command]
+        if self.variables_option is not None and ours:
+            command += [self.variables_option, ",".join(ours)]
         try:
-            with script.open(encoding="utf-8") as file:
-                answer = subprocess.run(
-                    [*self.submit_command, *self.handed_on(ours), *named],
-                    stdin=file if self.takes_stdin else subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=_ANSWER_S,
-                    check=False,
-                )
+            if self.takes_stdin:
+                with script.open(encoding="utf-8") as file:
+                    answer = _run(command, stdin=file)
+            else:
+                answer = _run([*command, str(script)])
         except FileNotFoundError:
             raise SchedulerError(
                 f"{program} is not here; submit from a login node of the cluster, or keep the "
@@ -203,7 +208,7 @@ class Scheduler(ABC):
         """The number of the job that was submitted, out of what the command printed.
 
         Raises:
-            SchedulerError: there is none in it.
+            SchedulerError: there is none.
         """
         found = self.job_number.search(output)
         if found is None:
@@ -222,22 +227,28 @@ def answer_of(
 ) -> str | None:
     """What a short command prints; None where it cannot be run, fails or does not answer.
 
-    Args:
-        command: The program and its arguments.
-        environment: None for this process's own.
-        also_failed: Whether what it printed counts also where it ended with an error.
+    With `also_failed` what it printed counts also where it ended with an error.
     """
     try:
-        answer = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-        )
+        answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if also_failed or answer.returncode == 0 else None
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stdin: IO[str] | int = subprocess.DEVNULL,
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        env=environment,
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_ANSWER_S,
+        check=False,
+    )

@@ -1,7 +1,7 @@
 """OpenPBS and PBS Professional."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
 
@@ -29,37 +29,33 @@ class Pbs(Scheduler):
     account_word = "account"
     launcher = "mpirun"
 
-    def options(self, demand: Demand) -> Iterator[str]:
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-A {account}",
+        "-l select={nodes}:{chunk}:mpiprocs={tasks_per_node}",
+        "-l place={place}",
+        "-l walltime={time_limit}",
+        "-r n",
+        "-j oe",
+        # Written in place, not copied there after the job's end.
+        "-k doe",
+    )
+    variables_option = "-v"
+    # PBS puts no number into a name that one chooses.
+    log_name = "{job_name}.o{job}"
+    # A server that keeps no history refuses -x.
+    questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         """See `Scheduler`."""
-        yield "-S /bin/bash"
-        yield f"-N {demand.job_name}"
-        if demand.partition is not None:
-            yield f"-q {demand.partition}"
-        if demand.account is not None:
-            yield f"-A {demand.account}"
         # Where nobody knows the cores, one for each GPU: PBS would give one in all.
         cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
-        chunk = [f"ncpus={cores}", self.gpu_request(demand), f"mpiprocs={demand.tasks_per_node}"]
-        yield f"-l select={demand.nodes}:{':'.join(filter(None, chunk))}"
-        yield f"-l place=scatter{':excl' if demand.whole_nodes else ''}"
-        yield f"-l walltime={demand.time_limit}"
-        yield "-r n"
-        yield "-j oe"
-        # Written in place, not copied there after the job's end.
-        yield "-k doe"
-
-    def log_name(self, job_name: str, job: str) -> str:
-        """See `Scheduler`; PBS puts no number into a name that one chooses."""
-        return f"{job_name}.o{job.partition('.')[0]}"
-
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """See `Scheduler`."""
-        return ("-v", ",".join(names)) if names else ()
-
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """See `Scheduler`."""
-        # A server that keeps no history refuses -x.
-        return ("qstat", "-x", "-f", job), ("qstat", "-f", job)
+        return {
+            "chunk": f"ncpus={cores}:{gpus}" if gpus else f"ncpus={cores}",
+            "place": "scatter:excl" if demand.whole_nodes else "scatter",
+        }
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""

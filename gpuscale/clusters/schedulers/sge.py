@@ -1,9 +1,9 @@
 """SGE and its descendants."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
+from gpuscale.clusters.schedulers.base import UNKNOWN, Ending, JobState, Scheduler
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
@@ -27,33 +27,24 @@ class Sge(Scheduler):
     default_gpu_option = None
     launcher = None
 
-    def options(self, demand: Demand) -> Iterator[str]:
-        """See `Scheduler`."""
-        yield "-S /bin/bash"
-        yield f"-N {demand.job_name}"
-        if demand.partition is not None:
-            yield f"-q {demand.partition}"
-        if demand.account is not None:
-            yield f"-P {demand.account}"
-        yield "-cwd"
-        yield "-j y"
-        yield f"-o {self.log_name(demand.job_name, '$JOB_ID')}"
-        yield "-r n"
-        yield f"-l h_rt={demand.time_limit}"
-        if gpus := self.gpu_request(demand):
-            yield gpus
-
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """See `Scheduler`."""
-        return ("-v", ",".join(names)) if names else ()
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-P {account}",
+        "-cwd",
+        "-j y",
+        "-o {job_name}-$JOB_ID.log",
+        "-r n",
+        "-l h_rt={time_limit}",
+        "{gpus}",
+    )
+    variables_option = "-v"
+    questions = (("qstat", "-j"), ("qacct", "-j"))
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
         """See `Scheduler`; JOB_ID alone is too common a name to mean SGE."""
         return self.job_variable in environment and "SGE_TASK_ID" in environment
-
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """See `Scheduler`."""
-        return ("qstat", "-j", job), ("qacct", "-j", job)
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
