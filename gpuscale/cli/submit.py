@@ -48,12 +48,10 @@ _MOST_UNKNOWN = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `gpuscale submit` takes."""
-    programs = _alternatives(one.submit_command[0] for one in SCHEDULERS.values())
-    partition = _alternatives(one.partition_word for one in SCHEDULERS.values())
-    account = _alternatives(one.account_word for one in SCHEDULERS.values())
+    *first, last = dict.fromkeys(one.submit_command[0] for one in SCHEDULERS.values())
     parser.description = (
         "Write the job script of a cluster, say what the job will cost, and hand it to "
-        f"{programs}. Run it from the root of a checkout."
+        f"{', '.join(first)} or {last}. Run it from the root of a checkout."
     )
     parser.epilog = (
         "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that its "
@@ -72,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
         ("--runs", "R", "fresh starts of each (default: the profile's)"),
         ("--baseline", "FILE", "what to judge against (default: the profile's)"),
-        ("--partition", "P", f"{partition} (default: the profile's)"),
-        ("--account", "A", f"{account} (default: the profile's)"),
+        ("--partition", "P", "partition or queue (default: the profile's)"),
+        ("--account", "A", "account or project (default: the profile's)"),
         ("--time", "HH:MM:SS", "time limit of the job (default: the profile's)"),
         ("--modules", "'M M …'", "modules to load (default: the profile's)"),
         ("--gpus-per-node", "N", "for profiles that do not know it, such as generic-slurm"),
@@ -118,11 +116,6 @@ def run(arguments: argparse.Namespace) -> int:
     return _wait(request, job) if arguments.wait else ExitCode.OK
 
 
-def _alternatives(words: Iterator[str]) -> str:
-    *first, last = dict.fromkeys(words)
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
     """The job that is asked for: the profile, and what the command line says otherwise."""
     given = {
@@ -141,8 +134,9 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
             "add, for example, --gpus 1,2,4"
         )
     judged = gpus if "--baseline" in given else _judged(profile, gpus)
-    modules = given["--modules"].split() if "--modules" in given else profile.job.modules
-    is_open = profile.job.modules_remedy is not None and "--modules" not in given
+    modules = None if profile.job.modules_remedy is not None else profile.job.modules
+    if "--modules" in given:
+        modules = tuple(given["--modules"].split())
     return JobRequest(
         profile=profile,
         named=arguments.profile or profile.name,
@@ -152,7 +146,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
         runs=int(given.get("--runs", profile.measure.runs)),
         baseline=given.get("--baseline", profile.judge.baseline),
         judged_gpus=judged,
-        modules=None if is_open else tuple(modules),
+        modules=modules,
     )
 
 

@@ -39,7 +39,7 @@ class JobRequest:
 
     @property
     def launcher(self) -> Literal["local", "slurm", "mpirun"]:
-        """What starts the ranks: within a node the job's own processes are the ranks."""
+        """Starts the ranks: within a node the job's own processes are the ranks."""
         across = self.scheduler.launcher
         return "local" if self.demand.nodes == 1 or across is None else across
 
@@ -51,9 +51,6 @@ def job_demand(
 
     Within a node one task gets all its cores and starts the ranks itself; across nodes there is
     a task for each GPU. Options such as `--partition` take the place of the profile's values.
-
-    Raises:
-        UsageError: the cluster cannot give that, or nobody said how many GPUs a node has.
     """
     per_node = int(options.get("--gpus-per-node") or 0) or profile.node.gpus
     if per_node is None:

@@ -174,11 +174,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`.
-
-    Raises:
-        UsageError: there is no such profile; the message names those there are.
-    """
+    """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`."""
     if wanted.endswith(_ENDING) or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = _files(environment)
@@ -196,11 +192,7 @@ def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
-    """The profile that recognises this machine, by its variables and its name.
-
-    Raises:
-        UsageError: none does, or more than one.
-    """
+    """The only profile that recognises this machine, by its variables and its name."""
     known = known_profiles(environment)
     profiles = (find_profile(name, environment) for name in known)
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
@@ -215,11 +207,7 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """The profile in a file.
-
-    Raises:
-        FileError: it cannot be read, or is wrong: with the line and the field.
-    """
+    """The profile in a file; a `FileError` names the line and the field that are wrong."""
     named = visible(str(path))
     try:
         # Bounded: somebody may name a results file, or a device.
@@ -240,11 +228,7 @@ def read_profile(path: Path) -> ClusterProfile:
 
 
 def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
-    """The profile that the TOML of a file stands for; messages name the file as `shown_as`.
-
-    Raises:
-        FileError: with the line and the field that are wrong.
-    """
+    """The profile that the TOML of a file stands for; messages name the file as `shown_as`."""
     if not _FILE_NAME.fullmatch(name):
         problem = (
             f"'{visible(name)}' cannot be part of a job's name; call the file by letters, digits, "

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Literal
 
+import msgspec
+
 from gpuscale.errors import CANNOT_WRITE, GpuscaleError, MachineError, UsageError
 from gpuscale.records import Results
 
@@ -203,18 +205,17 @@ def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
     """Leave for a night why its session cannot start, where that is the machine's fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
-        text = json.dumps({"message": str(error), "hosts": list(error.hosts)})
+        text = f"nothing could be started: {error}"
+        faults = [Fault(text=text, host=host) for host in error.hosts or (None,)]
         with suppress(OSError):
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(msgspec.json.encode(faults))
 
 
 def read_machine_faults(path: Path) -> tuple[Fault, ...]:
     """What `tell_night` left; empty where it left nothing."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        text = f"nothing could be started: {told['message']}"
-        return tuple(Fault(text=text, host=host) for host in told["hosts"] or [None])
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Fault, ...])
+    except (OSError, msgspec.DecodeError):
         return ()
 
 
@@ -232,9 +233,6 @@ class StopRequest:
 
         Its output is copied to a log and to standard output. It is ended when this process is
         asked to end.
-
-        Raises:
-            UsageError: there is no such program.
         """
         try:
             process = subprocess.Popen(

@@ -6,7 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from gpuscale.clusters.schedulers.base import Ending, JobState
-from gpuscale.errors import FileError, UsageError
+from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.night.attempt import Attempt, signal_name
 from gpuscale.printable import clean, visible
 
@@ -43,12 +43,7 @@ _MEANINGS = {
     NightExit.INCOMPLETE: "not everything was measured",
     NightExit.INFRASTRUCTURE: "infrastructure failed",
 }
-_VERDICTS = (
-    NightExit.OK,
-    NightExit.REGRESSED,
-    NightExit.INCONCLUSIVE,
-    NightExit.NOTHING_COMPARABLE,
-)
+_VERDICTS = frozenset(ExitCode) - {ExitCode.USAGE}
 
 
 def night_exit(
@@ -126,12 +121,7 @@ def nights_folder(environment: Mapping[str, str]) -> Path:
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Make the folder of a night, named by date and job: two jobs never write to one.
-
-    Raises:
-        UsageError: the name or the job is no part of a path.
-        FileError: it cannot be made, or is there already.
-    """
+    """Make the folder of a night, named by date and job: two jobs never write to one."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no name of a folder; use a word for it")

@@ -3,12 +3,9 @@
 import math
 import os
 from pathlib import Path
-from typing import TypeVar
 
 from gpuscale.errors import UsageError
 from gpuscale.strategies import STRATEGIES
-
-T = TypeVar("T", bound=str)
 
 FEWEST_RUNS = 3
 """With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
@@ -59,10 +56,7 @@ def fewest_and_most_runs(option: str, text: str) -> tuple[int | None, int]:
 
 def seconds(option: str, text: str) -> float:
     """Some time, and not forever."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = _number(text)
     if not (math.isfinite(number) and number > 0):
         raise UsageError(f"{option}: '{text}' is not a number of seconds above 0; try {option} 60")
     return number
@@ -71,10 +65,7 @@ def seconds(option: str, text: str) -> float:
 def fraction(option: str, text: str) -> float:
     """A percentage such as `2.5%` as a share of 1."""
     number, sign, rest = text.strip().partition("%")
-    try:
-        found = float(number) / 100 if sign and not rest else math.nan
-    except ValueError:
-        found = math.nan
+    found = _number(number) / 100 if sign and not rest else math.nan
     if not 0 < found < 1:
         raise UsageError(
             f"{option}: '{text}' is not a percentage above 0% and below 100%; try {option} 1%"
@@ -82,12 +73,18 @@ def fraction(option: str, text: str) -> float:
     return found
 
 
-def one_of(option: str, text: str, known: tuple[T, ...]) -> T:
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def one_of(option: str, text: str, known: tuple[str, ...]) -> str:
     """The word, if it is one of those that are known."""
-    for name in known:
-        if text == name:
-            return name
-    raise UsageError(f"{option}: there is no '{text}'; choose from {', '.join(known)}")
+    if text not in known:
+        raise UsageError(f"{option}: there is no '{text}'; choose from {', '.join(known)}")
+    return text
 
 
 def known_strategies(option: str, text: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class Option(NamedTuple):
     """An option, and the attribute of `MeasureOptions` that holds what was asked for."""
 
     usage: str
-    """The option and how its value is called, as `--run-seconds S`; without one it is a switch."""
+    """The option and its value's name, as `--run-seconds S`; without one it is a switch."""
     meaning: str
     read: Callable[[str, str], object] = lambda option, text: text
     """From the option and the text given with it to its value."""
@@ -33,7 +33,7 @@ class Option(NamedTuple):
     otherwise: str = ""
     """The default in words, where the value does not say it."""
     see: str = ""
-    """Where docs/options.md says that more is said."""
+    """The page, in docs/options.md, that says more."""
     heading: str = ""
     """Of the part of docs/options.md that begins with it."""
     several: bool = False
@@ -74,14 +74,7 @@ class Option(NamedTuple):
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def value(self, given: Mapping[str, object]) -> object:
-        """The value that was asked for.
-
-        Args:
-            given: Texts by the options' names with underscores.
-
-        Raises:
-            UsageError: the text means nothing; the message names the remedy.
-        """
+        """The value that was asked for, by texts under the options' names with underscores."""
         value = given.get(self.flag.removeprefix("--").replace("-", "_"))
         # pytest-timeout has 0 for no timeout, which here would be no defence.
         if value is None or (not value and not isinstance(value, str)):
@@ -248,11 +241,7 @@ OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(e
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """The options by their names on pytest's command line, with underscores.
-
-    Raises:
-        UsageError: a value means nothing; the message names the remedy.
-    """
+    """The options by their names on pytest's command line, with underscores."""
     from gpuscale.injections import parse_injections
 
     options = MeasureOptions({entry.flag: entry.value(given) for entry in OPTIONS})

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -32,8 +33,7 @@ _REMEDY = (
 class Recorder:
     """Keeps the runs of a session: on disk the moment they end, and for the table.
 
-    The file is created with the first of them. With `resumed`, its runs come first and new ones
-    are appended to its file.
+    The file is created with the first of them, or is the one that is resumed.
     """
 
     def __init__(
@@ -51,14 +51,16 @@ class Recorder:
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
         self._created_at = now
-        self._before = Results(
-            created_at=now.isoformat(timespec="milliseconds"),
-            gpuscale_version=__version__,
-            environment=environment,
-            injections=options.injections,
+        self._before = (
+            resumed.results
+            if resumed is not None
+            else Results(
+                created_at=now.isoformat(timespec="milliseconds"),
+                gpuscale_version=__version__,
+                environment=environment,
+                injections=options.injections,
+            )
         )
-        if resumed is not None:
-            self._before = resumed.results
         self._samples_on_nodes = samples_on_nodes
         self._writer: ResultsWriter | ResumedResults | None = resumed
 
@@ -78,11 +80,7 @@ class Recorder:
             yield sampling
 
     def append(self, run: Run, sampling: RunSampling | None) -> Run:
-        """Write a run with its telemetry to the disk.
-
-        Raises:
-            FileError: the run is not in the file; the runs before it are.
-        """
+        """Write a run with its telemetry to the disk; where that fails, those before it are."""
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
@@ -116,11 +114,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 def refuse_other_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Checks that runs measured now mean the same as those in the file.
-
-    Raises:
-        UsageError: naming every difference.
-    """
+    """Refuses, naming every difference, where runs measured now mean others than the file's."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -137,20 +131,14 @@ def refuse_other_environment(
 def refuse_other_configurations(
     path: Path, runs: Sequence[Run], requests: Iterable[RunRequest]
 ) -> None:
-    """Checks that what is asked for is trained as the same case and strategy in the file was.
-
-    Raises:
-        UsageError: naming the first difference.
-    """
-    for request in requests:
-        for run in runs:
-            if run.configuration.label == request.configuration.label:
-                found = _other_training(run, request)
-                if found:
-                    raise UsageError(
-                        f"--resume: {path} has {run.key.label} measured in another way "
-                        f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
-                    )
+    """Refuses what is asked for where it is not trained as the same case in the file was."""
+    for request, run in product(requests, runs):
+        is_same = run.configuration.label == request.configuration.label
+        if is_same and (found := _other_training(run, request)):
+            raise UsageError(
+                f"--resume: {path} has {run.key.label} measured in another way "
+                f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
+            )
 
 
 def _compared(

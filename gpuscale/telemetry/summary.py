@@ -40,20 +40,14 @@ class TelemetryReport:
         return with_measured(run) if run.failure is None else run
 
 
+@dataclass(frozen=True, slots=True)
 class RunSampling:
     """The samples of one run, taken beside it on this node or by its launcher on several."""
 
-    def __init__(
-        self, samples: Callable[[], Sequence[NodeSamples]], sampler: Sampler | None = None
-    ) -> None:
-        """Takes what there is after the run, and the sampler that is to be stopped then."""
-        self._samples = samples
-        self._sampler = sampler
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the sampling process on this node."""
-        return None if self._sampler is None else self._sampler.pid
+    samples: Callable[[], Sequence[NodeSamples]]
+    """Of each node, after the run."""
+    sampler: Sampler | None = None
+    """On this node, to be stopped then."""
 
     def summarize(self, run: Run) -> TelemetryReport:
         """Telemetry of the run's windows; nodes without samples are named with the reason.
@@ -61,14 +55,14 @@ class RunSampling:
         Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
         cluster agree to some milliseconds, and a window lasts hundreds.
         """
-        if self._sampler is not None:
-            self._sampler.stop()
+        if self.sampler is not None:
+            self.sampler.stop()
         windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
         reports = {
             left.host: summarize(left.path, uuids=left.uuids, intervals=windows)
-            for left in self._samples()
+            for left in self.samples()
         }
-        if self._sampler is not None:
+        if self.sampler is not None:
             (report,) = reports.values()
             return report
         absent = [f"{host}: {report.absent}" for host, report in reports.items() if report.absent]
@@ -101,24 +95,18 @@ def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[R
 def summarize(
     samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
 ) -> TelemetryReport:
-    """Reduces a samples file, whole or cut short at any point, to the times that count.
+    """Telemetry in a samples file, whole or cut short at any point, of the times that count.
 
-    Args:
-        samples: the file that the sampler wrote, or is still writing.
-        uuids: the devices of the run, as the sampler was given them.
-        intervals: (begin, end) of each timed window in unix time, both included, in order.
-
-    Returns:
-        One summary a device, in the order of `uuids`, with one `GpuWindow` an interval; a
-        device that the driver does not offer has one with no samples and the reason. Where
-        no device has a sample, no summaries and one reason.
+    One summary a device, in the order of `uuids`, as the sampler was given them, with one
+    `GpuWindow` an interval; a device that the driver does not offer has one with no samples and
+    the reason. Where no device has a sample, no summaries and one reason. Intervals are (begin,
+    end) of each timed window in Unix time, both included, in order.
     """
-    header, ticks = read_samples(samples)
+    header, taken = read_samples(samples)
     if header is None:
         return TelemetryReport(absent=_sampler_ended(samples))
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    taken = list(ticks)
     seen_of = {uuid: _Seen.of(uuid, header, taken) for uuid in uuids}
     absent = None
     if not any(seen.within(intervals) for seen in seen_of.values()):
@@ -148,11 +136,9 @@ def _no_samples(
 
 
 def _sampler_ended(samples: Path) -> str:
-    try:
-        text = stderr_path(samples).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        text = ""
-    lines = text.strip().splitlines()
+    errors, lines = stderr_path(samples), []
+    if errors.exists():
+        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
     return f"the GPU sampler ended before its first sample: {message}"
 
@@ -209,11 +195,10 @@ class _Seen:
         return fold(counter.name, buffered or numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
-        """Increase of a counter in each window.
+        """Increase of a counter in each window, between whose readings it is interpolated.
 
-        It is read every tenth of a second and a window is a few of these, so its value at
-        either end is interpolated between the readings on both sides. None where there is none
-        on one side, or where the counter began anew in between.
+        It is read every tenth of a second and a window is a few of these. None where there is no
+        reading on one side of an end, or where the counter began anew in between.
         """
         points = [
             (time_s, reading.answers[counter.moment])

@@ -104,8 +104,6 @@ class Scheduler(ABC):
     """The variable that holds the folder which the job was submitted from."""
     default_gpu_option: ClassVar[str | None]
     """How GPUs are asked for where a profile does not say; None where it must."""
-    partition_word: ClassVar[str] = "queue"
-    account_word: ClassVar[str] = "project"
     launcher: ClassVar[Literal["slurm", "mpirun"] | None]
     """What starts ranks across nodes; None where jobs stay within one."""
 
@@ -171,8 +169,7 @@ class Scheduler(ABC):
     def submit(self, script: Path, environment: Mapping[str, str]) -> str:
         """Submit a script, with the variables of gpuscale that are set; the job's number.
 
-        Raises:
-            SchedulerError: the scheduler is not there or did not take it; with what it said.
+        A `SchedulerError` says why the scheduler did not take it.
         """
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith(_OUR_VARIABLES))
@@ -205,11 +202,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """The number of the job that was submitted, out of what the command printed.
-
-        Raises:
-            SchedulerError: there is none.
-        """
+        """The number of the job that was submitted, out of what the command printed."""
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(

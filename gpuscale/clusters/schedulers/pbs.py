@@ -26,7 +26,6 @@ class Pbs(Scheduler):
     job_variable = "PBS_JOBID"
     folder_variable = "PBS_O_WORKDIR"
     default_gpu_option = "ngpus={gpus}"
-    account_word = "account"
     launcher = "mpirun"
 
     options = (

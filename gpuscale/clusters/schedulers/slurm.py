@@ -47,8 +47,6 @@ class Slurm(Scheduler):
     job_variable = "SLURM_JOB_ID"
     folder_variable = "SLURM_SUBMIT_DIR"
     default_gpu_option = "--gres=gpu:{gpus}"
-    partition_word = "partition"
-    account_word = "account"
     launcher = "slurm"
 
     options = (
