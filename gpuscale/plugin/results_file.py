@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gpuscale.errors import UsageError
 from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.stopping import point_key
 from gpuscale.records import Environment, Results, Run, RunRequest
 from gpuscale.records.configuration import differences
 from gpuscale.run_directory import NodeSamples
@@ -106,7 +105,7 @@ class Recorder:
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
     """True where a valid run of that number is among the runs; a failed one is made again."""
     return any(
-        run.is_valid and run.index == request.index and PointKey.of(run) == point_key(request)
+        run.is_valid and run.index == request.index and PointKey.of(run) == PointKey.of(request)
         for run in runs
     )
 

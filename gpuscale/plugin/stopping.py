@@ -21,13 +21,6 @@ _VERDICT_MAY_REPLACE = (
 )
 
 
-def point_key(request: RunRequest) -> PointKey:
-    """The point that the request's run will belong to."""
-    return PointKey(
-        request.configuration, request.gpus, request.batch_per_gpu, request.sample_shape
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
     """Runs go on until their intervals are narrow: `--runs MIN:MAX --target-ci`."""
@@ -50,7 +43,7 @@ class StoppingRule:
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Why a run would tell nothing more; None where it is needed."""
-        count = self.settled_after(point_key(request), results.runs)
+        count = self.settled_after(PointKey.of(request), results.runs)
         return None if count is None else f"settled after {count} runs"
 
     def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
