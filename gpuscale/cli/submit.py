@@ -168,7 +168,7 @@ def _check_options(given: Mapping[str, str]) -> None:
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """What the profile's baseline knows of the numbers; all of them where it does not say."""
+    """Those of the numbers that the profile's baseline knows; all where it does not say."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
@@ -181,7 +181,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """What the job does and will cost, roughly: nobody knows before it has run.
+    """The job's work and its cost, roughly: nobody knows before it has run.
 
     All its nodes are held from the first item to the last: those on few GPUs leave most idle.
     """
@@ -279,7 +279,7 @@ def _wait(request: JobRequest, job: str) -> int:
 
 
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
-    """How a job ended, once it has; what it writes is passed on meanwhile.
+    """The state of a job that has ended; what it writes is passed on meanwhile.
 
     The schedulers' own waiting (sbatch --wait, qsub -sync y, bsub -K) is not used: it cannot wait
     for the job that takes another's place, ends with 1 for jobs that were killed, and on Ctrl-C

@@ -1,4 +1,4 @@
-"""What is known of a cluster: its nodes, its scheduler and what a night measures, as TOML files.
+"""Clusters as TOML files: the nodes, the scheduler and the work of a night.
 
 The shipped profiles lie beside this module; a site adds its own (docs/clusters.md).
 """
@@ -22,7 +22,7 @@ from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Sec
 
 MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
-"""What a word that goes into a shell script may have besides letters and digits."""
+"""Signs that a word of a shell script may have besides letters and digits."""
 _ENDING = ".toml"
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -60,7 +60,7 @@ class Node(Record, frozen=True, kw_only=True):
 
 
 class Recognition(Record, frozen=True, kw_only=True):
-    """How the machine is told from others, from where jobs are submitted; any one is enough."""
+    """Marks of the machine from which jobs are submitted; any one is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
@@ -82,7 +82,7 @@ class Recognition(Record, frozen=True, kw_only=True):
 
 
 class JobSettings(Record, frozen=True, kw_only=True):
-    """What the scheduler is told, and what the job's shell does first."""
+    """Settings for the scheduler, and for the shell of the job."""
 
     time_limit: str
     """As `HH:MM:SS`."""
@@ -96,7 +96,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     """Further options of the scheduler, as they are."""
     modules: tuple[str, ...] = ()
     modules_remedy: Name | None = None
-    """What to say where modules must be named and are not; None where `modules` will do."""
+    """Said where modules must be named and are not; None where `modules` will do."""
     variables: dict[str, Line] = field(default_factory=dict)
     """Environment variables to set in the job."""
     unset: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a night measures: arguments of pytest."""
+    """The work of a night: arguments of pytest."""
 
     cases: tuple[str, ...] = ("bench_cases",)
     strategies: tuple[str, ...] = ("ddp",)
@@ -135,7 +135,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a night is compared with; without a baseline it is only measured."""
+    """The reference of a night; without a baseline it is only measured."""
 
     baseline: str | None = None
     cases: tuple[str, ...] = ()

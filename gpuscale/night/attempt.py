@@ -26,13 +26,13 @@ LeftOut = Literal["needless", "GPUs missing", "cannot be measured"]
 
 _LEFT_OUT = "gpuscale left out"
 _NOT_COLLECTED = "collection failure"
-"""How pytest marks a file or a test that it could not make items of."""
+"""Pytest's mark of a file or a test that it could not make items of."""
 _OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that are no exception of the training's own code."""
 _OF_PYTEST_ITSELF = (3, 4)
 """Pytest's exit codes for an internal error and for a wrong use."""
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
+"""Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
 _PATIENCE_S = 2.0
 
 
@@ -66,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one invocation of pytest left."""
+    """All that one invocation of pytest left."""
 
     exit_code: int
     """Of pytest; negative for the signal that ended it."""
@@ -212,7 +212,7 @@ def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
 
 
 def read_machine_faults(path: Path) -> tuple[Fault, ...]:
-    """What `tell_night` left; empty where it left nothing."""
+    """The faults that `tell_night` left; empty where it left none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[Fault, ...])
     except (OSError, msgspec.DecodeError):

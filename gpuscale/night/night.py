@@ -75,7 +75,7 @@ def night_exit(
 def night_meaning(
     code: NightExit, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
-    """How a night ended, in words."""
+    """The end of a night, in words."""
     meaning = _MEANINGS[code]
     if code == NightExit.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"

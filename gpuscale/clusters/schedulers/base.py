@@ -1,4 +1,4 @@
-"""What a scheduler is to gpuscale: how a job is asked for, handed over, looked at and ended."""
+"""A scheduler as gpuscale uses it: how a job is asked for, handed over, looked at and ended."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from string import Formatter
 from textwrap import indent
-from typing import IO, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gpuscale.errors import SchedulerError
 from gpuscale.printable import visible
@@ -22,7 +22,7 @@ TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job asks its scheduler for; all of its nodes alike."""
+    """The demands of a job on its scheduler; all of its nodes alike."""
 
     job_name: str
     nodes: int
@@ -33,7 +33,7 @@ class Demand:
     cores_per_task: int | None
     """None where the profile does not know how many cores a node has."""
     gpu_option: str | None
-    """How the site asks for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
+    """The site's request for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
     partition: str | None
     account: str | None
     time_limit: str
@@ -55,7 +55,7 @@ class Ending(Enum):
     RESOURCES_LOST = "a node failed, memory ran out, or somebody else got the nodes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JobState:
     """Where a job is, as its scheduler said when it was asked."""
 
@@ -66,10 +66,10 @@ class JobState:
     """Of a job that has ended, above 128 for a signal; None where the scheduler does not tell."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
-    """What to say of an end that is none of the job's own."""
+    """Said of an end that is none of the job's own."""
 
 
-UNKNOWN = JobState(stage="unknown")
+UNKNOWN = JobState("unknown")
 
 
 class Scheduler(ABC):
@@ -103,9 +103,9 @@ class Scheduler(ABC):
     folder_variable: ClassVar[str]
     """The variable that holds the folder which the job was submitted from."""
     default_gpu_option: ClassVar[str | None]
-    """How GPUs are asked for where a profile does not say; None where it must."""
+    """The request for GPUs where a profile has none; None where it must."""
     launcher: ClassVar[Literal["slurm", "mpirun"] | None]
-    """What starts ranks across nodes; None where jobs stay within one."""
+    """The launcher of ranks across nodes; None where jobs stay within one."""
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
@@ -176,12 +176,10 @@ class Scheduler(ABC):
         command = [*self.submit_command]
         if self.variables_option is not None and ours:
             command += [self.variables_option, ",".join(ours)]
+        if not self.takes_stdin:
+            command.append(str(script))
         try:
-            if self.takes_stdin:
-                with script.open(encoding="utf-8") as file:
-                    answer = _run(command, stdin=file)
-            else:
-                answer = _run([*command, str(script)])
+            answer = _run(command, told=script.read_text("utf-8") if self.takes_stdin else "")
         except FileNotFoundError:
             raise SchedulerError(
                 f"{program} is not here; submit from a login node of the cluster, or keep the "
@@ -218,7 +216,7 @@ def answer_of(
     *,
     also_failed: bool = False,
 ) -> str | None:
-    """What a short command prints; None where it cannot be run, fails or does not answer.
+    """The output of a short command; None where it cannot be run, fails or does not answer.
 
     With `also_failed` what it printed counts also where it ended with an error.
     """
@@ -230,15 +228,12 @@ def answer_of(
 
 
 def _run(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    stdin: IO[str] | int = subprocess.DEVNULL,
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, told: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command,
         env=environment,
-        stdin=stdin,
+        input=told,
         capture_output=True,
         text=True,
         errors="replace",

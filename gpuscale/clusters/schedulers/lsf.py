@@ -57,10 +57,9 @@ class Lsf(Scheduler):
             return UNKNOWN
         word, code = told[1], told[2]
         if word == "DONE":
-            return JobState(stage="ended", word=word, exit_code=0, ending=Ending.COMPLETED)
+            return JobState("ended", word, 0, Ending.COMPLETED)
         if word == "EXIT":
-            exit_code = int(code) if code.isdigit() else None
-            return JobState(stage="ended", word=word, exit_code=exit_code)
+            return JobState("ended", word, int(code) if code.isdigit() else None)
         if word in _WAITS or word in _RUNS:
-            return JobState(stage="running" if word in _RUNS else "waiting", word=word)
+            return JobState("running" if word in _RUNS else "waiting", word)
         return UNKNOWN

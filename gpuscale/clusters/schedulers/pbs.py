@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
 
-_TIME_UP = -29
-_RESOURCES_LOST = (-4, -5, -6, -14, -20, -26, -27)
-"""PBS's own exit codes: a node's daemon began anew, could not be reached, or memory ran out."""
+_ENDINGS = {
+    -29: Ending.TIME_UP,
+    # A node's daemon began anew, could not be reached, or memory ran out.
+    **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
+}
+"""By PBS's own exit codes."""
 _KILLED = 256
 """From here on an exit code stands for the signal that killed the job's shell."""
 
@@ -63,17 +66,11 @@ class Pbs(Scheduler):
         if told is None:
             return UNKNOWN
         if told[1] != "F":
-            return JobState(stage="running" if told[1] in "RESB" else "waiting", word=told[1])
+            return JobState("running" if told[1] in "RESB" else "waiting", told[1])
         if status is None:
-            return JobState(stage="ended", word="F")
+            return JobState("ended", "F")
         code, word = int(status[1]), f"F, Exit_status {status[1]}"
         if code < 0:
-            lost = Ending.RESOURCES_LOST if code in _RESOURCES_LOST else Ending.FAILED
-            ending = Ending.TIME_UP if code == _TIME_UP else lost
-            return JobState(stage="ended", word=word, ending=ending)
-        return JobState(
-            stage="ended",
-            word=word,
-            exit_code=code if code < _KILLED else code - _KILLED + 128,
-            ending=Ending.FAILED if code else Ending.COMPLETED,
-        )
+            return JobState("ended", word, ending=_ENDINGS.get(code, Ending.FAILED))
+        ending = Ending.FAILED if code else Ending.COMPLETED
+        return JobState("ended", word, code if code < _KILLED else code - _KILLED + 128, ending)

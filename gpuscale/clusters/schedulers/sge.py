@@ -53,22 +53,17 @@ class Sge(Scheduler):
             runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
             stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
             if stuck is not None and not runs:
-                return JobState(
-                    stage="ended",
-                    word=f"Eqw ({stuck[1].strip()})",
-                    remark="it could not be started and stays in the queue; qdel removes it",
-                )
-            return JobState(stage="running" if runs else "waiting", word="r" if runs else "qw")
+                remark = "it could not be started and stays in the queue; qdel removes it"
+                return JobState("ended", f"Eqw ({stuck[1].strip()})", remark=remark)
+            return JobState("running" if runs else "waiting", "r" if runs else "qw")
         accounted = answers[1] if len(answers) > 1 else ""
         status = re.search(r"^exit_status\s+(\d+)", accounted, re.MULTILINE)
         failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
         if status is None:
             return UNKNOWN
         if failed is None or not int(failed[1]):
-            return JobState(
-                stage="ended", word="done", exit_code=int(status[1]), ending=Ending.COMPLETED
-            )
+            return JobState("ended", "done", int(status[1]), Ending.COMPLETED)
         word = f"failed {failed[1]} {failed[2] or ''}".strip()
         code = int(status[1]) if failed[1] in _RAN else None
         ending = Ending.TIME_UP if failed[1] == _TIME_UP else Ending.FAILED
-        return JobState(stage="ended", word=word, exit_code=code or None, ending=ending)
+        return JobState("ended", word, code or None, ending)

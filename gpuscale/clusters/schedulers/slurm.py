@@ -30,7 +30,7 @@ _RUNS = (
     "EXPEDITING",
 )
 _NOTHING = "(null)"
-"""What Slurm calls a value that is not there."""
+"""Slurm's word for a value that is not there."""
 
 
 class Slurm(Scheduler):
@@ -98,8 +98,8 @@ class Slurm(Scheduler):
             return UNKNOWN
         word = told[1]
         if word not in _ENDINGS:
-            return JobState(stage="running" if word in _RUNS else "waiting", word=word)
-        ended = JobState(stage="ended", word=word, ending=_ENDINGS[word])
+            return JobState("running" if word in _RUNS else "waiting", word)
+        ended = JobState("ended", word, ending=_ENDINGS[word])
         if word == "REVOKED":
             remark = "another cluster of the federation has started it; see there"
             return replace(ended, remark=remark)
