@@ -250,10 +250,7 @@ class MeasureOptions:
         "at least 1 and at most 8",
     )
     threads_per_rank: int = option(
-        "--threads-per-rank N",
-        "CPU threads of each rank",
-        read=_whole_number,
-        default=1,
+        "--threads-per-rank N", "CPU threads of each rank", read=_whole_number, default=1
     )
     oversubscribe: bool = option(
         "--oversubscribe", "allow more CPU ranks than cores; such items are skipped otherwise"

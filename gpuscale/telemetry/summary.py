@@ -9,14 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.records import (
-    Environment,
-    GpuSummary,
-    GpuWindow,
-    Run,
-    RunRequest,
-    with_measured,
-)
+from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
 from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
 from gpuscale.telemetry.sampler import Sampler
