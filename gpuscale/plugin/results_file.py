@@ -1,7 +1,6 @@
 """The results file of a session: where runs go, and whether they may join those it has."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -13,10 +12,9 @@ from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, Results, Run, RunRequest
 from gpuscale.records.configuration import differences
-from gpuscale.run_directory import NodeSamples
 from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
-from gpuscale.telemetry.summary import RunSampling, TelemetryReport, sampling_beside
+from gpuscale.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
@@ -42,7 +40,6 @@ class Recorder:
         *,
         folder: Path,
         resumed: ResumedResults | None = None,
-        samples_on_nodes: Callable[[], Sequence[NodeSamples]],
     ) -> None:
         now = datetime.now(UTC)
         self.environment = environment
@@ -50,33 +47,20 @@ class Recorder:
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
         self._created_at = now
-        self._before = (
-            resumed.results
-            if resumed is not None
-            else Results(
-                created_at=now.isoformat(timespec="milliseconds"),
-                gpuscale_version=__version__,
-                environment=environment,
-                injections=options.injections,
-            )
+        self._before = Results(
+            created_at=now.isoformat(timespec="milliseconds"),
+            gpuscale_version=__version__,
+            environment=environment,
+            injections=options.injections,
         )
-        self._samples_on_nodes = samples_on_nodes
+        if resumed is not None:
+            self._before = resumed.results
         self._writer: ResultsWriter | ResumedResults | None = resumed
 
     @property
     def measured(self) -> Results:
         """Everything that the results file holds, earlier runs included."""
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
-
-    @contextmanager
-    def sampling(self, request: RunRequest) -> Iterator[RunSampling | None]:
-        """Sample the devices of a run for as long as the context lasts; None on CPU."""
-        has_gpus = any(gpu.index in request.devices for gpu in self.environment.gpus)
-        if has_gpus and self.environment.nodes:
-            yield RunSampling(self._samples_on_nodes)
-            return
-        with sampling_beside(request, self.environment) as sampling:
-            yield sampling
 
     def append(self, run: Run, sampling: RunSampling | None) -> Run:
         """Write a run with its telemetry to the disk; where that fails, those before it are."""

@@ -26,6 +26,7 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
+from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
@@ -71,9 +72,7 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
         results_file.refuse_other_environment(
             resumed.path, resumed.results, environment, options.injections
         )
-    recorder = results_file.Recorder(
-        environment, options, folder=folder, resumed=resumed, samples_on_nodes=launcher.samples
-    )
+    recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
     return _MeasuringSession(
         config, options, launcher, recorder, stopping.BaselineJudge.of(options)
     )
@@ -217,12 +216,13 @@ class _MeasuringSession:
         return run
 
     def _run(self, request: RunRequest) -> Run:
+        launcher, recorder = self._launcher, self._recorder
         try:
             with (
-                terminal.progress_line(self._terminal, self._launcher),
-                self._recorder.sampling(request) as sampling,
+                terminal.progress_line(self._terminal, launcher),
+                sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
-                return self._recorder.append(self._launcher.run(request), sampling)
+                return recorder.append(launcher.run(request), sampling)
         except RunTerminated as terminated:
             # A scheduler's way to say that time is up: what comes after would be killed.
             pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
@@ -257,13 +257,14 @@ class _MeasuringSession:
             return
         results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
-        for line in terminal.summary_lines(
+        lines = terminal.summary_lines(
             results,
             self._recorder.path,
             self._stopping,
             new_runs=self._recorder.new_runs,
             interrupted=self._interrupted,
-        ):
+        )
+        for line in lines:
             terminalreporter.write_line(line)
         if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)

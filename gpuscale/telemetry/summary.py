@@ -68,9 +68,20 @@ class RunSampling:
 
 
 @contextmanager
-def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[RunSampling | None]:
-    """Sample the devices of a run for as long as the context lasts; None on CPU."""
-    uuids = tuple(g.uuid for g in environment.gpus if g.index in request.devices and g.uuid)
+def sampling_beside(
+    request: RunRequest,
+    environment: Environment,
+    samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
+) -> Iterator[RunSampling | None]:
+    """Sample the devices of a run for as long as the context lasts; None on CPU.
+
+    On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
+    """
+    gpus = [gpu for gpu in environment.gpus if gpu.index in request.devices]
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+    if gpus and environment.nodes:
+        yield RunSampling(samples_on_nodes)
+        return
     if not uuids:
         yield None
         return
