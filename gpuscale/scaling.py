@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuscale.records import Configuration, EntryKey, Estimate, NoteCode, Run, Statement
+from gpuscale.records import Configuration, EntryKey, Estimate, NoteCode, Run, RunRequest, Statement
 from gpuscale.statistics.estimates import Sample, difference, log_sample
 
 UNIT_ERROR_EFFICIENCY = 1.1
@@ -20,8 +20,8 @@ class PointKey(NamedTuple):
     sample_shape: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, run: Run) -> "PointKey":
-        """The point that a run belongs to."""
+    def of(cls, run: Run | RunRequest) -> "PointKey":
+        """The point that a run belongs to, or will."""
         return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
 
     @property

@@ -30,14 +30,18 @@ def profile(name: str) -> ClusterProfile:
 
 
 def request(
-    known: ClusterProfile | str, gpus: Sequence[int], *, runs: int = 3, **demanded: str
+    known: ClusterProfile | str, gpus: Sequence[int], *, runs: int = 3, **options: str
 ) -> JobRequest:
     known = profile(known) if isinstance(known, str) else known
     return JobRequest(
         profile=known,
         named=known.name,
         options={},
-        demand=job_demand(known, tuple(gpus), **({"time_limit": "01:00:00"} | demanded)),  # type: ignore[arg-type]
+        demand=job_demand(
+            known,
+            tuple(gpus),
+            {"--time": "01:00:00"} | {f"--{name}": value for name, value in options.items()},
+        ),
         gpus=tuple(gpus),
         runs=runs,
         baseline=known.judge.baseline,
@@ -110,10 +114,11 @@ def test_the_largest_number_of_gpus_decides_the_allocation(
 
 def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(UsageError, match="ask for at most 4"):
-        job_demand(profile("arc4"), (1, 8))
+        job_demand(profile("arc4"), (1, 8), {})
     with pytest.raises(UsageError, match="add --gpus-per-node N"):
-        job_demand(profile("generic-slurm"), (1, 2))
-    assert job_demand(profile("generic-slurm"), (1, 2), gpus_per_node=8).gpus_per_node == 8
+        job_demand(profile("generic-slurm"), (1, 2), {})
+    demand = job_demand(profile("generic-slurm"), (1, 2), {"--gpus-per-node": "8"})
+    assert demand.gpus_per_node == 8
 
 
 def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
@@ -138,7 +143,7 @@ def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
     assert "--launcher" not in within
     assert "--no-kill" not in within
     # Slurm may signal a minute early, which would end such a job before it has begun.
-    assert "--signal" not in job_script(request("juwels-booster", (1, 4), time_limit="00:02:00"))
+    assert "--signal" not in job_script(request("juwels-booster", (1, 4), time="00:02:00"))
 
 
 def test_sge_is_asked_for_gpus_as_the_site_names_them() -> None:
@@ -147,7 +152,7 @@ def test_sge_is_asked_for_gpus_as_the_site_names_them() -> None:
 
 
 def test_lsf_is_asked_for_exclusive_gpus_on_each_node() -> None:
-    lines = directives(job_script(request("waic", (1, 8), time_limit="01:30:20")))
+    lines = directives(job_script(request("waic", (1, 8), time="01:30:20")))
     assert {'-gpu "num=4:j_exclusive=yes"', "-n 8", '-R "span[ptile=4]"', "-W 91"} <= set(lines)
     assert "--launcher mpirun" in job_script(request("waic", (1, 8)))
 

@@ -354,12 +354,12 @@ def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path
     began = time.time()
     with sampling_beside(request(devices=(1,)), replace(environment(), gpus=gpus)) as sampling:
         assert sampling is not None
-        assert sampling.pid is not None
+        assert sampling.sampler is not None
         wait_until(calls.exists, "the device was asked")
         wait_until(lambda: asked(calls, 1)["utilization"] > 2, "some samples were taken")
         window = Window(time_s=time.time() - began, started_at_s=began, busy_s=(1.0,))
         report = sampling.summarize(replace(run(1, 0.1), windows=(window,)))
-        assert not is_running(sampling.pid)
+        assert not is_running(sampling.sampler.pid)
     assert [gpu.uuid for gpu in report.gpu_summaries] == [GPU_B]
     with sampling_beside(request(devices=()), environment()) as sampling:
         assert sampling is None

@@ -16,6 +16,7 @@ from gpuscale.clusters.schedulers.base import answer_of
 from gpuscale.errors import ExitCode, FileError, GpuscaleError, UsageError
 from gpuscale.launch.mpirun import job_hosts
 from gpuscale.launch.placement import EXCLUDED_HOSTS
+from gpuscale.night import night
 from gpuscale.night.attempt import (
     FAULT_FILE,
     Attempt,
@@ -24,25 +25,7 @@ from gpuscale.night.attempt import (
     read_machine_faults,
     suspects,
 )
-from gpuscale.night.night import (
-    BASELINE,
-    EVIDENCE,
-    FIRST_ATTEMPT,
-    ITEMS,
-    MACHINE_FAULT,
-    PYTEST_LOG,
-    RECORD,
-    RESULTS,
-    RETRIED_AS,
-    RETRY_OF,
-    NightExit,
-    has_regressed,
-    new_night,
-    night_exit,
-    night_meaning,
-    nights_folder,
-    record_text,
-)
+from gpuscale.night.night import NightExit
 from gpuscale.records import Results
 from gpuscale.store import read_results
 
@@ -79,17 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """One night; the exit code is `NightExit`'s."""
-    measure, compare = _split(arguments.words)
-    return _Night(name=arguments.name, job=arguments.job, measure=measure, compare=compare).run()
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments of pytest and those of `gpuscale compare`."""
+    words = arguments.words
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
         raise UsageError(f"use: {_USAGE}")
-    return measure, compare
+    return _Night(name=arguments.name, job=arguments.job, measure=measure, compare=compare).run()
 
 
 class _Night:
@@ -101,7 +79,7 @@ class _Night:
         self._stop = StopRequest()
         self._scheduler = scheduler_of_job(os.environ)
         self._nodes = self._nodes_of_the_job()
-        self._is_retry = RETRY_OF in os.environ
+        self._is_retry = night.RETRY_OF in os.environ
         self._first_regressed = False
         if compare:
             # A wrong baseline is found here, before the GPUs have worked for an hour.
@@ -109,15 +87,17 @@ class _Night:
             if _gpuscale("show", compare[0])[0] != ExitCode.OK:
                 raise UsageError(f"{compare[0]} cannot be shown (see above); name another one")
         if self._is_retry:
-            self._folder = Path(os.environ[RETRY_OF])
+            self._folder = Path(os.environ[night.RETRY_OF])
             if not self._folder.is_dir():
-                raise UsageError(f"{RETRY_OF}: {self._folder} is not a night's folder; unset it")
-            self._first_regressed = has_regressed(self._folder / FIRST_ATTEMPT)
+                raise UsageError(
+                    f"{night.RETRY_OF}: {self._folder} is not a night's folder; unset it"
+                )
+            self._first_regressed = night.has_regressed(self._folder / night.FIRST_ATTEMPT)
         else:
-            day = self._started.date()
-            self._folder = new_night(nights_folder(os.environ), name=name, job=job, day=day)
+            nights = night.nights_folder(os.environ)
+            self._folder = night.new_night(nights, name=name, job=job, day=self._started.date())
         if compare:
-            _copy_or_say(Path(compare[0]), self._folder / BASELINE)
+            _copy_or_say(Path(compare[0]), self._folder / night.BASELINE)
 
     def run(self) -> int:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
@@ -131,9 +111,8 @@ class _Night:
                 return self._hand_over(attempt, job, first_exit)
             attempt = self._try_here(attempt, bad)
         compare_exit = self._judge(self._folder)
-        code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
-        has_baseline = bool(self._compare)
-        meaning = night_meaning(code, attempt, compare_exit, has_baseline=has_baseline)
+        code = night.night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
+        meaning = night.night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
         self._record(self._folder, attempt, code, meaning, compare_exit)
         _say(f"{meaning} (exit {int(code)}); kept in {self._folder}")
         return code
@@ -148,21 +127,17 @@ class _Night:
 
     def _try(self, option: str, *, without: tuple[str, ...] = ()) -> Attempt:
         folder = self._folder
-        environment = {**os.environ, FAULT_FILE: str((folder / MACHINE_FAULT).absolute())}
+        environment = {**os.environ, FAULT_FILE: str((folder / night.MACHINE_FAULT).absolute())}
         if without:
             environment[EXCLUDED_HOSTS] = ",".join(without)
-        command = ["pytest", *self._measure, option, str(folder / RESULTS)]
-        code = self._stop.run(
-            [*command, "--junitxml", str(folder / ITEMS)],
-            log=folder / PYTEST_LOG,
-            environment=environment,
-        )
+        results, items = folder / night.RESULTS, folder / night.ITEMS
+        command = ["pytest", *self._measure, option, str(results), "--junitxml", str(items)]
         attempt = Attempt(
-            exit_code=code,
+            exit_code=self._stop.run(command, folder / night.PYTEST_LOG, environment),
             stopped_by=self._stop.number,
-            items=read_items(folder / ITEMS),
-            results=_results_in(folder / RESULTS),
-            machine=read_machine_faults(folder / MACHINE_FAULT),
+            items=read_items(items),
+            results=_results_in(results),
+            machine=read_machine_faults(folder / night.MACHINE_FAULT),
         )
         for fault in attempt.faults:
             _say(f"infrastructure: {fault}")
@@ -173,7 +148,7 @@ class _Night:
 
         Its text and its other formats are kept in the folder.
         """
-        results = folder / RESULTS
+        results = folder / night.RESULTS
         if not self._compare or not results.exists() or not results.stat().st_size:
             return None
         formats: list[str] = []
@@ -189,16 +164,16 @@ class _Night:
 
         It is judged here: nobody knows whether another attempt will measure anything.
         """
-        first = self._folder / FIRST_ATTEMPT
+        first = self._folder / night.FIRST_ATTEMPT
         evidence = attempt.evidence(
             job=self._job, host=socket.gethostname(), nodes=list(self._nodes)
         )
         with suppress(OSError):
             first.mkdir(exist_ok=True)
-            for name in (RESULTS, PYTEST_LOG, ITEMS, MACHINE_FAULT):
+            for name in (night.RESULTS, night.PYTEST_LOG, night.ITEMS, night.MACHINE_FAULT):
                 if (self._folder / name).exists():
                     (self._folder / name).replace(first / name)
-        _write_or_say(first / EVIDENCE, evidence)
+        _write_or_say(first / night.EVIDENCE, evidence)
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
             _write_or_say(first / "doctor.json", doctor + "\n")
@@ -212,8 +187,8 @@ class _Night:
         if self._scheduler is None or found is None:
             return None
         command, environment = found
-        night = str(self._folder.absolute())
-        answer = answer_of(command, {**environment, RETRY_OF: night})
+        environment[night.RETRY_OF] = str(self._folder.absolute())
+        answer = answer_of(command, environment)
         if answer is None:
             title = self._scheduler.title
             _say(f"{title} does not take the job once more without these nodes; trying again here")
@@ -229,29 +204,27 @@ class _Night:
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
         if self._first_regressed:
             meaning = f"regressed, and {meaning}"
-        first = self._folder / FIRST_ATTEMPT
+        first = self._folder / night.FIRST_ATTEMPT
         self._record(first, attempt, code, meaning, compare_exit, retried_as=job)
         _say(f"{meaning}; kept in {first}")
         return code
 
     def _try_here(self, first: Attempt, bad: tuple[str, ...]) -> Attempt:
         """Once more in this job: without the bad node where it has others, else going on."""
-        kept = self._folder / FIRST_ATTEMPT / RESULTS
-        if len(bad) < len(self._nodes):
-            _say(f"trying once more, without {', '.join(bad)}")
-            again = self._try("--results", without=bad)
-        elif first.results is not None:
-            _say("trying once more, on the same node")
-            _copy_or_say(kept, self._folder / RESULTS)
+        kept = self._folder / night.FIRST_ATTEMPT / night.RESULTS
+        has_others = len(bad) < len(self._nodes)
+        where = f"without {', '.join(bad)}" if has_others else "on the same node"
+        _say(f"trying once more, {where}")
+        if has_others or first.results is None:
+            again = self._try("--results", without=bad if has_others else ())
+        else:
+            _copy_or_say(kept, self._folder / night.RESULTS)
             # Its runs are compared together with those that follow.
             self._first_regressed = False
             again = self._try("--resume")
-        else:
-            _say("trying once more, on the same node")
-            again = self._try("--results")
         if not again.has_measured and first.has_measured:
             # What had been measured before is still something to judge.
-            _copy_or_say(kept, self._folder / RESULTS)
+            _copy_or_say(kept, self._folder / night.RESULTS)
         return again
 
     def _record(
@@ -264,7 +237,7 @@ class _Night:
         *,
         retried_as: str | None = None,
     ) -> None:
-        again = self._is_retry or (self._folder / FIRST_ATTEMPT).exists()
+        again = self._is_retry or (self._folder / night.FIRST_ATTEMPT).exists()
         facts: list[tuple[str, object]] = [
             ("pytest exit", attempt.exit_code),
             ("compare exit", compare_exit),
@@ -273,7 +246,7 @@ class _Night:
             *(("left out", reason) for reason in attempt.items.left_out),
             *(("not collected", name) for name in attempt.items.uncollected),
             ("attempts", "2, see attempt-1" if again and folder == self._folder else 1),
-            (RETRIED_AS, retried_as),
+            (night.RETRIED_AS, retried_as),
             ("started", self._started.isoformat(timespec="seconds")),
             ("finished", datetime.now().astimezone().isoformat(timespec="seconds")),
             ("host", socket.gethostname()),
@@ -282,7 +255,7 @@ class _Night:
             ("revision", answer_of(["git", "describe", "--always", "--dirty"]) or "unknown"),
             ("baseline", self._compare[0] if self._compare else None),
         ]
-        _write_or_say(folder / RECORD, record_text(meaning, code, facts))
+        _write_or_say(folder / night.RECORD, night.record_text(meaning, code, facts))
 
 
 def _gpuscale(*arguments: str) -> tuple[int, str]:
@@ -299,7 +272,7 @@ def _gpuscale(*arguments: str) -> tuple[int, str]:
 
 
 def _results_in(path: Path) -> Results | None:
-    """What a file holds; None where it is not there or broken, which the comparison will say."""
+    """None where the file is not there or broken, which the comparison will say."""
     try:
         return read_results(path) if path.exists() else None
     except FileError:

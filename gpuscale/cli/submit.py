@@ -33,6 +33,7 @@ from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import write_report
 from gpuscale.units import format_seconds
 
+_WHOLE_NUMBERS = ("--runs", "--gpus-per-node")
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
 """Starting the ranks, loading kernels, joining, warming up, the checks: a guess, on the high side
@@ -47,12 +48,10 @@ _MOST_UNKNOWN = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `gpuscale submit` takes."""
-    programs = _alternatives(one.submit_command[0] for one in SCHEDULERS.values())
-    partition = _alternatives(one.partition_word for one in SCHEDULERS.values())
-    account = _alternatives(one.account_word for one in SCHEDULERS.values())
+    *first, last = dict.fromkeys(one.submit_command[0] for one in SCHEDULERS.values())
     parser.description = (
         "Write the job script of a cluster, say what the job will cost, and hand it to "
-        f"{programs}. Run it from the root of a checkout."
+        f"{', '.join(first)} or {last}. Run it from the root of a checkout."
     )
     parser.epilog = (
         "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that its "
@@ -71,13 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
         ("--runs", "R", "fresh starts of each (default: the profile's)"),
         ("--baseline", "FILE", "what to judge against (default: the profile's)"),
-        ("--partition", "P", f"{partition} (default: the profile's)"),
-        ("--account", "A", f"{account} (default: the profile's)"),
+        ("--partition", "P", "partition or queue (default: the profile's)"),
+        ("--account", "A", "account or project (default: the profile's)"),
         ("--time", "HH:MM:SS", "time limit of the job (default: the profile's)"),
         ("--modules", "'M M …'", "modules to load (default: the profile's)"),
         ("--gpus-per-node", "N", "for profiles that do not know it, such as generic-slurm"),
     ):
-        kind = int if metavar in ("R", "N") else str
+        kind = int if option in _WHOLE_NUMBERS else str
         # Kept under their own names, by which the head of the script has them again.
         add(option, metavar=metavar, type=kind, help=text, dest=option)
     add("--print", action="store_true", help="print the script and submit nothing")
@@ -87,12 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or submit; the exit code is the job's with `--wait`."""
-    environment = os.environ
-    profile = (
-        recognised_profile(environment, socket.getfqdn())
-        if arguments.profile is None
-        else find_profile(arguments.profile, environment)
-    )
+    if arguments.profile is None:
+        profile = recognised_profile(os.environ, socket.getfqdn())
+    else:
+        profile = find_profile(arguments.profile, os.environ)
     request = _request(profile, arguments)
     script = job_script(request)
     if arguments.print:
@@ -103,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
             "checkout of gpuscale"
         )
-    for line in tuple(_announcement(request, environment)):
+    for line in tuple(_announcement(request)):
         print(line)  # noqa: T201 - a command line prints
     if not arguments.yes and not _go_on():
         print("nothing was submitted")  # noqa: T201
@@ -114,24 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
     except SchedulerError:
         path.unlink(missing_ok=True)
         raise
-    log = request.scheduler.log_name(request.demand.job_name, job)
+    log = request.scheduler.log_of(request.demand.job_name, job)
     print(f"submitted {path} as job {job}; its log is {log}", flush=True)  # noqa: T201
     return _wait(request, job) if arguments.wait else ExitCode.OK
 
 
-def _alternatives(words: Iterator[str]) -> str:
-    *first, last = dict.fromkeys(words)
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
-    """The job that is asked for: the profile, and what the command line says otherwise.
-
-    Raises:
-        UsageError: an option means nothing, or nobody said what is needed.
-    """
+    """The job that is asked for: the profile, and what the command line says otherwise."""
     given = {
-        option: value
+        option: str(value)
         for option, value in vars(arguments).items()
         if option.startswith("--") and value is not None
     }
@@ -146,38 +134,32 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
             "add, for example, --gpus 1,2,4"
         )
     judged = gpus if "--baseline" in given else _judged(profile, gpus)
-    modules = given["--modules"].split() if "--modules" in given else profile.job.modules
-    is_open = profile.job.modules_remedy is not None and "--modules" not in given
+    modules = None if profile.job.modules_remedy is not None else profile.job.modules
+    if "--modules" in given:
+        modules = tuple(given["--modules"].split())
     return JobRequest(
         profile=profile,
         named=arguments.profile or profile.name,
-        options={option: str(value) for option, value in given.items()},
-        demand=job_demand(
-            profile,
-            gpus,
-            gpus_per_node=given.get("--gpus-per-node"),
-            partition=given.get("--partition"),
-            account=given.get("--account"),
-            time_limit=given.get("--time"),
-        ),
+        options=given,
+        demand=job_demand(profile, gpus, given),
         gpus=gpus,
-        runs=given.get("--runs", profile.measure.runs),
+        runs=int(given.get("--runs", profile.measure.runs)),
         baseline=given.get("--baseline", profile.judge.baseline),
         judged_gpus=judged,
-        modules=None if is_open else tuple(modules),
+        modules=modules,
     )
 
 
-def _check_options(given: Mapping[str, str | int]) -> None:
+def _check_options(given: Mapping[str, str]) -> None:
     for option, value in given.items():
-        if isinstance(value, int):
-            if value < 1:
+        if option in _WHOLE_NUMBERS:
+            if int(value) < 1:
                 raise UsageError(f"{option}: {value} is not at least 1")
-        elif option == "--time" and not re.match(TIME_LIMIT, value):
-            raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
-        elif option not in ("--time", "--gpus"):
-            words = value.split() if option == "--modules" else [value]
-            for word in words:
+        elif option == "--time":
+            if not re.match(TIME_LIMIT, value):
+                raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
+        elif option != "--gpus":
+            for word in value.split() if option == "--modules" else [value]:
                 if not is_shell_word(word):
                     raise UsageError(
                         f"{option}: '{word}' goes into a shell script, so it may have letters, "
@@ -186,7 +168,7 @@ def _check_options(given: Mapping[str, str | int]) -> None:
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """What the profile's baseline knows of the numbers; all of them where it does not say."""
+    """Those of the numbers that the profile's baseline knows; all where it does not say."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
@@ -198,19 +180,19 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
     return judged
 
 
-def _announcement(request: JobRequest, environment: Mapping[str, str]) -> Iterator[str]:
-    """What the job does and will cost, roughly: nobody knows before it has run.
+def _announcement(request: JobRequest) -> Iterator[str]:
+    """The job's work and its cost, roughly: nobody knows before it has run.
 
     All its nodes are held from the first item to the last: those on few GPUs leave most idle.
     """
     demand, measured = request.demand, request.profile.measure
     runs, baseline = request.runs, request.baseline
     # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
-    most = re.search(r"[1-9]\d*$", environment.get("GPUSCALE_RUNS", ""))
+    most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
     if most is not None and "--runs" not in request.options:
         runs = int(most[0])
     if "--baseline" not in request.options:
-        baseline = environment.get("GPUSCALE_BASELINE") or baseline
+        baseline = os.environ.get("GPUSCALE_BASELINE") or baseline
     gpus, nodes = numbers_text(request.gpus), nodes_text(demand)
     judged = baseline or "nothing: it is only measured, and ends with 4"
     yield (
@@ -236,7 +218,7 @@ def _announcement(request: JobRequest, environment: Mapping[str, str]) -> Iterat
 
 
 def _count_cases(request: JobRequest) -> int:
-    """How many cases there are, taking each file for one."""
+    """The number of cases, taking each file for one."""
     count = 0
     for named in request.profile.measure.cases:
         path = Path(named.partition("::")[0])
@@ -277,7 +259,7 @@ def _wait(request: JobRequest, job: str) -> int:
     first: int = ExitCode.OK
     try:
         while True:
-            log = Path(scheduler.log_name(request.demand.job_name, job))
+            log = scheduler.log_of(request.demand.job_name, job)
             state = _followed(scheduler, job, log)
             again = next_job(nights, job)
             code, meaning = job_exit(state)
@@ -297,17 +279,13 @@ def _wait(request: JobRequest, job: str) -> int:
 
 
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
-    """How a job ended, once it has; what it writes is passed on meanwhile.
+    """The state of a job that has ended; what it writes is passed on meanwhile.
 
     The schedulers' own waiting (sbatch --wait, qsub -sync y, bsub -K) is not used: it cannot wait
     for the job that takes another's place, ends with 1 for jobs that were killed, and on Ctrl-C
     Grid Engine deletes the job.
-
-    Raises:
-        SchedulerError: the scheduler does not know the job any more.
     """
-    written = 0
-    unknown = 0
+    written = unknown = 0
     before: JobState | None = None
     pause_s = _SHORTEST_PAUSE_S
     while unknown <= _MOST_UNKNOWN:
@@ -329,7 +307,7 @@ def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
 
 
 def _pass_on(log: Path, start: int) -> int:
-    """Print what a log holds from some byte on; how many bytes that were."""
+    """Print what a log holds from some byte on; the number of these bytes."""
     try:
         with log.open("rb") as file:
             file.seek(start)

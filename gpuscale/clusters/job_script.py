@@ -39,29 +39,20 @@ class JobRequest:
 
     @property
     def launcher(self) -> Literal["local", "slurm", "mpirun"]:
-        """What starts the ranks: within a node the job's own processes are the ranks."""
+        """Starts the ranks: within a node the job's own processes are the ranks."""
         across = self.scheduler.launcher
         return "local" if self.demand.nodes == 1 or across is None else across
 
 
 def job_demand(
-    profile: ClusterProfile,
-    gpus: tuple[int, ...],
-    *,
-    gpus_per_node: int | None = None,
-    partition: str | None = None,
-    account: str | None = None,
-    time_limit: str | None = None,
+    profile: ClusterProfile, gpus: tuple[int, ...], options: Mapping[str, str]
 ) -> Demand:
     """The smallest job in which the largest of the numbers of GPUs can be measured.
 
     Within a node one task gets all its cores and starts the ranks itself; across nodes there is
-    a task for each GPU. What is None is as the profile says.
-
-    Raises:
-        UsageError: the cluster cannot give that, or nobody said how many GPUs a node has.
+    a task for each GPU. Options such as `--partition` take the place of the profile's values.
     """
-    per_node = gpus_per_node or profile.node.gpus
+    per_node = int(options.get("--gpus-per-node") or 0) or profile.node.gpus
     if per_node is None:
         raise UsageError(
             f"the profile {profile.name} does not know how many GPUs a node has; "
@@ -85,19 +76,19 @@ def job_demand(
         tasks_per_node=tasks,
         cores_per_task=None if cores is None else max(1, cores * on_each // tasks // per_node),
         gpu_option=profile.job.gpu_option,
-        partition=partition or profile.job.partition,
-        account=account or profile.job.account,
-        time_limit=time_limit or profile.job.time_limit,
+        partition=options.get("--partition", profile.job.partition),
+        account=options.get("--account", profile.job.account),
+        time_limit=options.get("--time", profile.job.time_limit),
     )
 
 
 def job_script(request: JobRequest) -> str:
     """The script, complete; the same request gives the same text."""
     scheduler = request.scheduler
-    options = [*scheduler.options(request.demand), *request.profile.job.options]
+    options = [*scheduler.options_of(request.demand), *request.profile.job.options]
     directives = [f"{scheduler.directive} {option}" for option in options]
-    parts = [_head(request), directives, [""], _body(request), [""], _night(request)]
-    return "\n".join(line for part in parts for line in part) + "\n"
+    lines = [*_head(request), *directives, "", *_body(request), "", *_night(request)]
+    return "\n".join(lines) + "\n"
 
 
 def numbers_text(gpus: tuple[int, ...]) -> str:
@@ -189,12 +180,12 @@ def _night(request: JobRequest) -> Iterator[str]:
     yield f"exec ci/nightly.sh {profile.name} {_told_by(scheduler, scheduler.job_variable)} \\"
     yield from _wrapped("measure", words, end=" \\")
     cases = [f"--case {case}" for case in profile.judge.cases]
+    judged = ['"$baseline"', *cases]
     if request.baseline is None:
-        judged = ['"$baseline"', *cases, '${judged_gpus:+--gpus "$judged_gpus"}']
+        judged.append('${judged_gpus:+--gpus "$judged_gpus"}')
         yield f"    ${{baseline:+compare {' '.join(judged)}}}"
     else:
-        judged = ['"$baseline"', *cases, '--gpus "$judged_gpus"']
-        yield from _wrapped("compare", judged, end="")
+        yield from _wrapped("compare", [*judged, '--gpus "$judged_gpus"'], end="")
 
 
 def _wrapped(first: str, words: list[str], *, end: str) -> Iterator[str]:
@@ -203,7 +194,6 @@ def _wrapped(first: str, words: list[str], *, end: str) -> Iterator[str]:
     for word in words:
         if len(line) + 1 + len(word) > _LINE_WIDTH:
             yield f"{line} \\"
-            line = f"    {word}"
-        else:
-            line = f"{line} {word}"
+            line = "   "
+        line = f"{line} {word}"
     yield f"{line}{end}"

@@ -1,4 +1,4 @@
-"""What is known of a cluster: its nodes, its scheduler and what a night measures, as TOML files.
+"""Clusters as TOML files: the nodes, the scheduler and the work of a night.
 
 The shipped profiles lie beside this module; a site adds its own (docs/clusters.md).
 """
@@ -6,7 +6,7 @@ The shipped profiles lie beside this module; a site adds its own (docs/clusters.
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Sec
 
 MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
-"""What a word that goes into a shell script may have besides letters and digits."""
+"""Signs that a word of a shell script may have besides letters and digits."""
 _ENDING = ".toml"
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -31,7 +31,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_shell_word(text: str) -> bool:
-    """Whether a shell takes the text as it is."""
+    """True where a shell takes the text as it is."""
     return _SHELL_WORD.fullmatch(text) is not None
 
 
@@ -39,15 +39,13 @@ def _refuse(place: str, wanted: str, value: str) -> None:
     raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
 
 
-def _check_shell_words(**values: str | None) -> None:
-    for place, value in values.items():
-        if value is not None and not is_shell_word(value):
-            signs = f"letters, digits and {SHELL_WORD_SIGNS}"
-            _refuse(place, f"a word of {signs} (it goes into a shell script)", value)
-
-
-def _numbered(place: str, values: Iterable[str]) -> dict[str, str]:
-    return {f"{place}[{position}]": value for position, value in enumerate(values)}
+def _check_shell_words(**values: str | tuple[str, ...] | None) -> None:
+    for name, value in values.items():
+        words = {f"{name}[{number}]": word for number, word in enumerate(value or ())}
+        for place, word in ({name: value} if isinstance(value, str) else words).items():
+            if not is_shell_word(word):
+                signs = f"letters, digits and {SHELL_WORD_SIGNS}"
+                _refuse(place, f"a word of {signs} (it goes into a shell script)", word)
 
 
 class Node(Record, frozen=True, kw_only=True):
@@ -58,11 +56,11 @@ class Node(Record, frozen=True, kw_only=True):
     cores: PositiveCount | None = None
     """As the scheduler counts them; a job gets them in proportion to its GPUs."""
     whole: bool = False
-    """Whether a job takes whole nodes, however few GPUs it needs."""
+    """True where a job takes whole nodes, however few GPUs it needs."""
 
 
 class Recognition(Record, frozen=True, kw_only=True):
-    """How the machine is told from others, from where jobs are submitted; any one is enough."""
+    """Marks of the machine from which jobs are submitted; any one is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
@@ -72,7 +70,7 @@ class Recognition(Record, frozen=True, kw_only=True):
     """Environment variables and patterns of their values."""
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
-        """Whether a machine of that name and with those variables is the profile's."""
+        """True where a machine of that name and with those variables is the profile's."""
         return (
             any(fnmatchcase(host, pattern) for pattern in self.hosts)
             or any(_holds(Path(path), text) for path, text in self.files.items())
@@ -84,7 +82,7 @@ class Recognition(Record, frozen=True, kw_only=True):
 
 
 class JobSettings(Record, frozen=True, kw_only=True):
-    """What the scheduler is told, and what the job's shell does first."""
+    """Settings for the scheduler, and for the shell of the job."""
 
     time_limit: str
     """As `HH:MM:SS`."""
@@ -98,7 +96,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
     """Further options of the scheduler, as they are."""
     modules: tuple[str, ...] = ()
     modules_remedy: Name | None = None
-    """What to say where modules must be named and are not; None where `modules` will do."""
+    """Said where modules must be named and are not; None where `modules` will do."""
     variables: dict[str, Line] = field(default_factory=dict)
     """Environment variables to set in the job."""
     unset: tuple[str, ...] = ()
@@ -110,8 +108,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
         if self.gpu_option and "{gpus}" not in self.gpu_option:
             wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
             _refuse("gpu_option", wanted, self.gpu_option)
-        _check_shell_words(partition=self.partition, account=self.account)
-        _check_shell_words(**_numbered("modules", self.modules))
+        _check_shell_words(partition=self.partition, account=self.account, modules=self.modules)
         for place, names in (("variables", self.variables), ("unset", self.unset)):
             for name in names:
                 if not _VARIABLE.fullmatch(name):
@@ -119,7 +116,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What a night measures: arguments of pytest."""
+    """The work of a night: arguments of pytest."""
 
     cases: tuple[str, ...] = ("bench_cases",)
     strategies: tuple[str, ...] = ("ddp",)
@@ -134,12 +131,11 @@ class Measured(Record, frozen=True, kw_only=True):
     """Further arguments of pytest."""
 
     def __post_init__(self) -> None:
-        _check_shell_words(size=self.size, **_numbered("cases", self.cases))
-        _check_shell_words(**_numbered("strategies", self.strategies))
+        _check_shell_words(size=self.size, cases=self.cases, strategies=self.strategies)
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """What a night is compared with; without a baseline it is only measured."""
+    """The reference of a night; without a baseline it is only measured."""
 
     baseline: str | None = None
     cases: tuple[str, ...] = ()
@@ -148,7 +144,7 @@ class Judged(Record, frozen=True, kw_only=True):
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
 
     def __post_init__(self) -> None:
-        _check_shell_words(baseline=self.baseline, **_numbered("cases", self.cases))
+        _check_shell_words(baseline=self.baseline, cases=self.cases)
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
@@ -178,16 +174,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of that name, or in that file.
-
-    Args:
-        wanted: A name such as `arc4`, or a path that ends in `.toml` or holds a `/`.
-        environment: Says where the user's own profiles are.
-
-    Raises:
-        UsageError: there is no such profile; the message names those there are.
-        FileError: its file cannot be read or is wrong.
-    """
+    """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`."""
     if wanted.endswith(_ENDING) or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = _files(environment)
@@ -205,11 +192,7 @@ def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
-    """The profile that recognises this machine, by its variables and its name.
-
-    Raises:
-        UsageError: none does, or more than one.
-    """
+    """The only profile that recognises this machine, by its variables and its name."""
     known = known_profiles(environment)
     profiles = (find_profile(name, environment) for name in known)
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
@@ -224,11 +207,7 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """The profile in a file.
-
-    Raises:
-        FileError: it cannot be read, or is wrong: with the line and the field.
-    """
+    """The profile in a file; a `FileError` names the line and the field that are wrong."""
     named = visible(str(path))
     try:
         # Bounded: somebody may name a results file, or a device.
@@ -249,16 +228,7 @@ def read_profile(path: Path) -> ClusterProfile:
 
 
 def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
-    """The profile that the text of a file stands for.
-
-    Args:
-        text: TOML.
-        name: The profile's name.
-        shown_as: The file, as messages name it.
-
-    Raises:
-        FileError: with the line and the field that are wrong.
-    """
+    """The profile that the TOML of a file stands for; messages name the file as `shown_as`."""
     if not _FILE_NAME.fullmatch(name):
         problem = (
             f"'{visible(name)}' cannot be part of a job's name; call the file by letters, digits, "
@@ -288,14 +258,11 @@ def _line_of(text: str, wanted: str) -> int | None:
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):
-        header = _TABLE.fullmatch(line)
-        if header:
+        if header := _TABLE.fullmatch(line):
             table = re.sub(r"[\s\"']", "", header[1])
             if table == wanted or table.startswith(f"{wanted}."):
                 table_line = table_line or number
-            continue
-        assigned = re.match(r"\s*([^=#]+?)\s*=", line)
-        if assigned:
+        elif assigned := re.match(r"\s*([^=#]+?)\s*=", line):
             full = ".".join(filter(None, (table, re.sub(r"[\s\"']", "", assigned[1]))))
             if wanted and (full == wanted or wanted.startswith(f"{full}.")):
                 return number

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Literal
 
+import msgspec
+
 from gpuscale.errors import CANNOT_WRITE, GpuscaleError, MachineError, UsageError
-from gpuscale.records import Results, Run
+from gpuscale.records import Results
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """The variable that names the file in which a session of a night says what the machine lacks."""
@@ -24,13 +26,13 @@ LeftOut = Literal["needless", "GPUs missing", "cannot be measured"]
 
 _LEFT_OUT = "gpuscale left out"
 _NOT_COLLECTED = "collection failure"
-"""How pytest marks a file or a test that it could not make items of."""
+"""Pytest's mark of a file or a test that it could not make items of."""
 _OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that are no exception of the training's own code."""
 _OF_PYTEST_ITSELF = (3, 4)
 """Pytest's exit codes for an internal error and for a wrong use."""
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
+"""Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
 _PATIENCE_S = 2.0
 
 
@@ -64,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What one invocation of pytest left."""
+    """All that one invocation of pytest left."""
 
     exit_code: int
     """Of pytest; negative for the signal that ended it."""
@@ -77,24 +79,24 @@ class Attempt:
 
     @property
     def has_measured(self) -> bool:
-        """Whether at least one run gave a number."""
+        """True where at least one run gave a number."""
         return self.results is not None and any(run.is_valid for run in self.results.runs)
 
     @property
     def could_run(self) -> bool:
-        """Whether pytest understood its arguments, could read all cases, and did not break."""
+        """True where pytest understood its arguments, could read all cases, and did not break."""
         # A case that cannot be imported ends pytest with 2, and so does an interrupt.
         return self.exit_code not in _OF_PYTEST_ITSELF and not self.items.uncollected
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was asked for was measured."""
+        """True where all that was asked for was measured."""
         passed = self.exit_code == 0 and self.items.count > 0 and not self.items.left_out
         return passed and self.stopped_by is None
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What looks like a failure of nodes, network, file system or scheduler.
+        """All that looks like a failure of nodes, network, file system or scheduler.
 
         An exception of the training's own code, ranks that do not agree and steps that are not
         steady are none; nor is what came after a signal that asked for the end.
@@ -102,9 +104,14 @@ class Attempt:
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
     def _faults(self) -> Iterator[Fault]:
-        for run in self._runs_as_they_stand():
+        runs = () if self.results is None else self.results.runs
+        # Those that failed and were made again well are no faults.
+        done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
+        for run in runs:
             failure = run.failure
-            if failure is not None and failure.kind in _OF_THE_INFRASTRUCTURE:
+            if failure is None or (run.key, run.configuration, run.index) in done:
+                continue
+            if failure.kind in _OF_THE_INFRASTRUCTURE:
                 text = f"{run.key.label}, run {run.index}: {failure.message}"
                 yield Fault(text=text, host=failure.host, rank=failure.rank)
         for reason in self.items.gpus_missing:
@@ -116,12 +123,6 @@ class Attempt:
         elif self.exit_code == CANNOT_WRITE:
             yield Fault(text="results could not be written; see the end of pytest.log")
         yield from self.machine
-
-    def _runs_as_they_stand(self) -> Iterator[Run]:
-        """Each run but those that failed and were made again well."""
-        runs = () if self.results is None else self.results.runs
-        done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
-        yield from (run for run in runs if (run.key, run.configuration, run.index) not in done)
 
     def evidence(self, **facts: object) -> str:
         """The text of `evidence.json`: where it ran, on which devices, and what went wrong."""
@@ -153,9 +154,8 @@ def suspects(
 ) -> tuple[str, ...]:
     """The nodes of a job to keep away from, by the scheduler's names.
 
-    Returns:
-        Those that the scheduler has lost, since ranks on the others then fail too; else those
-        that faults name; all of them where none is named.
+    Those that the scheduler has lost, since ranks on the others then fail too; else those that
+    faults name; all of them where none is named.
     """
     if gone := tuple(node for node in nodes if node in lost):
         return gone
@@ -173,7 +173,7 @@ def signal_name(number: int) -> str:
 
 
 def left_out_property(why: LeftOut) -> tuple[str, str]:
-    """What an item without a run is marked with, for `read_items`."""
+    """The mark of an item without a run, for `read_items`."""
     return _LEFT_OUT, why
 
 
@@ -193,30 +193,29 @@ def read_items(path: Path) -> Items:
         count=len(cases),
         left_out=tuple(reasons),
         gpus_missing=tuple(text for text, why in reasons.items() if why == "GPUs missing"),
-        uncollected=tuple(case.get("name", "") for case in cases if _is_uncollected(case)),
+        uncollected=tuple(
+            case.get("name", "")
+            for case in cases
+            if any(error.get("message") == _NOT_COLLECTED for error in case.iter("error"))
+        ),
     )
-
-
-def _is_uncollected(case: ET.Element) -> bool:
-    return any(error.get("message") == _NOT_COLLECTED for error in case.iter("error"))
 
 
 def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
     """Leave for a night why its session cannot start, where that is the machine's fault."""
     path = environment.get(FAULT_FILE)
     if path is not None and isinstance(error, MachineError):
-        text = json.dumps({"message": str(error), "hosts": list(error.hosts)})
+        text = f"nothing could be started: {error}"
+        faults = [Fault(text=text, host=host) for host in error.hosts or (None,)]
         with suppress(OSError):
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(msgspec.json.encode(faults))
 
 
 def read_machine_faults(path: Path) -> tuple[Fault, ...]:
-    """What `tell_night` left; empty where it left nothing."""
+    """The faults that `tell_night` left; empty where it left none."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        text = f"nothing could be started: {told['message']}"
-        return tuple(Fault(text=text, host=host) for host in told["hosts"] or [None])
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Fault, ...])
+    except (OSError, msgspec.DecodeError):
         return ()
 
 
@@ -229,16 +228,11 @@ class StopRequest:
         for number in _ASKED_TO_END:
             signal.signal(number, self._asked)
 
-    def run(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> int:
-        """Run a program, copying what it prints to a log and to standard output.
+    def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
+        """The exit code of a program, negative for the signal that ended it.
 
-        It is ended when this process is asked to end.
-
-        Returns:
-            Its exit code, negative for the signal that ended it.
-
-        Raises:
-            UsageError: there is no such program.
+        Its output is copied to a log and to standard output. It is ended when this process is
+        asked to end.
         """
         try:
             process = subprocess.Popen(
@@ -276,7 +270,7 @@ class StopRequest:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(OSError):
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
 
 
 def _copy(source: IO[bytes], log: Path) -> None:

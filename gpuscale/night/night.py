@@ -6,7 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from gpuscale.clusters.schedulers.base import Ending, JobState
-from gpuscale.errors import FileError, UsageError
+from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.night.attempt import Attempt, signal_name
 from gpuscale.printable import clean, visible
 
@@ -33,11 +33,6 @@ class NightExit(IntEnum):
     INCOMPLETE = 5
     INFRASTRUCTURE = 6
 
-    @property
-    def meaning(self) -> str:
-        """The exit code in words."""
-        return _MEANINGS[self]
-
 
 _MEANINGS = {
     NightExit.OK: "ok",
@@ -48,12 +43,7 @@ _MEANINGS = {
     NightExit.INCOMPLETE: "not everything was measured",
     NightExit.INFRASTRUCTURE: "infrastructure failed",
 }
-_VERDICTS = (
-    NightExit.OK,
-    NightExit.REGRESSED,
-    NightExit.INCONCLUSIVE,
-    NightExit.NOTHING_COMPARABLE,
-)
+_VERDICTS = frozenset(ExitCode) - {ExitCode.USAGE}
 
 
 def night_exit(
@@ -63,13 +53,8 @@ def night_exit(
 
     A regression wins, also beside a failed item; then a comparison that broke, then the
     infrastructure, and then what is missing: a verdict on half of the numbers is not the one that
-    was asked for.
-
-    Args:
-        attempt: The last one.
-        compare_exit: Of the comparison; None where there was nothing to compare it with.
-        first_regressed: Whether a first attempt, with runs of its own, regressed. That stands
-            unless the last one judged all that was asked for.
+    was asked for. That a first attempt, with runs of its own, regressed stands unless the last one
+    judged all that was asked for. `compare_exit` is None where there was nothing to compare with.
     """
     is_broken = compare_exit is not None and compare_exit not in _VERDICTS
     if first_regressed and (is_broken or not attempt.is_complete or not attempt.has_measured):
@@ -90,8 +75,8 @@ def night_exit(
 def night_meaning(
     code: NightExit, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
-    """How a night ended, in words."""
-    meaning = code.meaning
+    """The end of a night, in words."""
+    meaning = _MEANINGS[code]
     if code == NightExit.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
     elif code == NightExit.NOTHING_COMPARABLE and not has_baseline:
@@ -109,7 +94,7 @@ def job_exit(state: JobState) -> tuple[NightExit, str]:
     A signal, or a code that no night ends with, comes from outside of it.
     """
     if state.ending is Ending.RESOURCES_LOST:
-        return NightExit.INFRASTRUCTURE, NightExit.INFRASTRUCTURE.meaning
+        return NightExit.INFRASTRUCTURE, _MEANINGS[NightExit.INFRASTRUCTURE]
     if state.ending is Ending.TIME_UP:
         return NightExit.INCOMPLETE, "its time was up; what had been measured by then is kept"
     if state.remark is not None:
@@ -117,7 +102,7 @@ def job_exit(state: JobState) -> tuple[NightExit, str]:
     if state.exit_code == NightExit.OK and state.ending is not Ending.COMPLETED:
         return NightExit.FAILED, "somebody or something ended it; see its log"
     if state.exit_code in _MEANINGS:
-        return NightExit(state.exit_code), NightExit(state.exit_code).meaning
+        return NightExit(state.exit_code), _MEANINGS[NightExit(state.exit_code)]
     code = "no exit code" if state.exit_code is None else f"exit code {state.exit_code}"
     return NightExit.FAILED, f"{code}, which is none of a night's; see its log"
 
@@ -136,12 +121,7 @@ def nights_folder(environment: Mapping[str, str]) -> Path:
 
 
 def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
-    """Make the folder of a night, named by date and job: two jobs never write to one.
-
-    Raises:
-        UsageError: the name or the job is no part of a path.
-        FileError: it cannot be made, or is there already.
-    """
+    """Make the folder of a night, named by date and job: two jobs never write to one."""
     for what, text in (("NAME", name), ("JOB", job)):
         if not text or "/" in text or text.startswith("."):
             raise UsageError(f"{what}: '{visible(text)}' is no name of a folder; use a word for it")
@@ -160,7 +140,7 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 
 def has_regressed(folder: Path) -> bool:
-    """Whether a night or an attempt has been recorded as regressed."""
+    """True where a night or an attempt has been recorded as regressed."""
     return _facts(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
 
 

@@ -109,9 +109,8 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
     """Checks the items together before anything is measured, or results are marked with a fault.
 
-    Raises:
-        UsageError: two cases share a name, a case lacks the size that was asked for, or a fault
-            has no rank to happen to.
+    Two cases may not share a name, each must have the size that was asked for, and a fault a rank
+    to happen to.
     """
     cases: dict[str, type[TrainingCase]] = {}
     for plan in plans:
@@ -153,11 +152,7 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
-    """The request for an item's run.
-
-    Raises:
-        CaseError: the case has no such size, or its batch cannot be divided.
-    """
+    """The request for an item's run; a `CaseError` says why the case cannot be trained so."""
     case = plan.case()
     configuration = Configuration(
         case=case.name(),

@@ -5,6 +5,8 @@ pytest run in the environment imports this file: what a check needs is imported 
 """
 
 import importlib.util
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,19 +14,111 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from gpuscale.errors import UsageError
 from gpuscale.launch import ACROSS_NODES, LAUNCHERS
-from gpuscale.plugin import option_values
-from gpuscale.plugin.option_values import FEWEST_RUNS
 from gpuscale.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from gpuscale.records.configuration import Precision
+
+FEWEST_RUNS = 3
+"""With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
+
+
+def _whole_number(
+    option: str, text: str, *, at_least: int = 1, at_most: int | None = None, example: str = "1"
+) -> int:
+    try:
+        number = int(text.strip(), 10)
+    except ValueError:
+        raise UsageError(
+            f"{option}: '{text}' is not a whole number; for example {option} {example}"
+        ) from None
+    if number < at_least or (at_most is not None and number > at_most):
+        limit = f"at least {at_least}" if number < at_least else f"at most {at_most}"
+        raise UsageError(f"{option}: {number} is not {limit}; for example {option} {example}")
+    return number
+
+
+def _numbers_of_gpus(option: str, text: str) -> tuple[int, ...]:
+    """Such as `1,2,4`, ascending."""
+    counts = [
+        _whole_number(option, part, at_most=100_000, example="1,2,4") for part in text.split(",")
+    ]
+    if len(set(counts)) != len(counts):
+        raise UsageError(f"{option} {text}: a number is given twice; name each once, e.g. 1,2,4")
+    return tuple(sorted(counts))
+
+
+def _fewest_and_most_runs(option: str, text: str) -> tuple[int | None, int]:
+    """Such as `3:8`; of a single number the fewest are None, as there is no choice."""
+    first, colon, last = text.partition(":")
+    if not colon:
+        return None, _whole_number(option, text)
+    # The whole of it is what a user can copy.
+    fewest, most = (
+        _whole_number(option, part, at_least=FEWEST_RUNS, example=f"{FEWEST_RUNS}:8")
+        for part in (first, last)
+    )
+    if most < fewest:
+        raise UsageError(f"{option}: {text} has its maximum first; write {option} {most}:{fewest}")
+    return fewest, most
+
+
+def _seconds(option: str, text: str) -> float:
+    number = _number(text)
+    if not (math.isfinite(number) and number > 0):
+        raise UsageError(f"{option}: '{text}' is not a number of seconds above 0; try {option} 60")
+    return number
+
+
+def _fraction(option: str, text: str) -> float:
+    """A percentage such as `2.5%` as a share of 1."""
+    number, sign, rest = text.strip().partition("%")
+    found = _number(number) / 100 if sign and not rest else math.nan
+    if not 0 < found < 1:
+        raise UsageError(
+            f"{option}: '{text}' is not a percentage above 0% and below 100%; try {option} 1%"
+        )
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _one_of(option: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise UsageError(f"{option}: there is no '{text}'; choose from {', '.join(known)}")
+    return text
+
+
+def _known_strategies(option: str, text: str) -> tuple[str, ...]:
+    """Such as `dp,ddp`, each once."""
+    names = [_one_of(option, part.strip(), tuple(STRATEGIES)) for part in text.split(",")]
+    return tuple(dict.fromkeys(names))
+
+
+def _absolute_path(option: str, text: str) -> Path:
+    # pytest may go elsewhere from here.
+    return Path(text).expanduser().absolute()
+
+
+def _new_file(option: str, text: str) -> Path:
+    path = _absolute_path(option, text)
+    if os.path.lexists(path):
+        raise UsageError(
+            f"{option}: {text} exists already; name a new file (results are never overwritten)"
+        )
+    return path
 
 
 class Option(NamedTuple):
     """An option, and the attribute of `MeasureOptions` that holds what was asked for."""
 
     usage: str
-    """The option and how its value is called, as `--run-seconds S`; without one it is a switch."""
+    """The option and its value's name, as `--run-seconds S`; without one it is a switch."""
     meaning: str
     read: Callable[[str, str], object] = lambda option, text: text
     """From the option and the text given with it to its value."""
@@ -33,7 +127,7 @@ class Option(NamedTuple):
     otherwise: str = ""
     """The default in words, where the value does not say it."""
     see: str = ""
-    """Where docs/options.md says that more is said."""
+    """The page, in docs/options.md, that says more."""
     heading: str = ""
     """Of the part of docs/options.md that begins with it."""
     several: bool = False
@@ -74,14 +168,7 @@ class Option(NamedTuple):
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def value(self, given: Mapping[str, object]) -> object:
-        """The value that was asked for.
-
-        Args:
-            given: Texts by the options' names with underscores.
-
-        Raises:
-            UsageError: the text means nothing; the message names the remedy.
-        """
+        """The value that was asked for, by texts under the options' names with underscores."""
         value = given.get(self.flag.removeprefix("--").replace("-", "_"))
         # pytest-timeout has 0 for no timeout, which here would be no defence.
         if value is None or (not value and not isinstance(value, str)):
@@ -105,20 +192,20 @@ class MeasureOptions:
         "--gpus N,N,…",
         "the numbers of GPUs, such as `1,2,4`; of CPU ranks, where there is no GPU. An item that "
         "needs more than there are is skipped",
-        read=option_values.numbers_of_gpus,
+        read=_numbers_of_gpus,
         otherwise="nothing is measured",
         heading="what is measured",
     )
     strategies: tuple[str, ...] | None = option(
         "--strategy S,S,…",
         f"only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
-        read=option_values.known_strategies,
+        read=_known_strategies,
         otherwise="the case's",
     )
     device: str = option(
         "--device D",
         "`auto`, `cuda` or `cpu`; `cuda` ends where there is no GPU, and does not measure the CPU",
-        read=partial(option_values.one_of, known=("auto", "cuda", "cpu")),
+        read=partial(_one_of, known=("auto", "cuda", "cpu")),
         default="auto",
         otherwise="`auto`: CUDA where there is a GPU",
     )
@@ -126,7 +213,7 @@ class MeasureOptions:
         "--launcher L",
         "`local` (this node), or "
         f"{' or '.join(f'`{name}`' for name in ACROSS_NODES)}: all nodes of the job",
-        read=partial(option_values.one_of, known=LAUNCHERS),
+        read=partial(_one_of, known=LAUNCHERS),
         default="local",
         see="nodes.md",
     )
@@ -139,7 +226,7 @@ class MeasureOptions:
     precision: "Precision" = option(
         "--precision P",
         "`fp32`, `tf32`, `bf16`, or `fp16` with a loss scaler",
-        read=partial(option_values.one_of, known=("fp32", "tf32", "bf16", "fp16")),
+        read=partial(_one_of, known=("fp32", "tf32", "bf16", "fp16")),
         default="fp32",
     )
     channels_last: bool = option("--channels-last", "images in the channels-last memory format")
@@ -150,7 +237,7 @@ class MeasureOptions:
     data_root: Path | None = option(
         "--data-root DIR",
         "train on the real data below this folder",
-        read=option_values.absolute_path,
+        read=_absolute_path,
         otherwise="synthetic data",
     )
     download: bool = option("--download", "let torchvision download them into `--data-root`")
@@ -158,15 +245,12 @@ class MeasureOptions:
         "--data-workers N",
         "loader processes of each rank, the same for every number of GPUs; 0: the rank loads by "
         "itself",
-        read=partial(option_values.whole_number, at_least=0),
+        read=partial(_whole_number, at_least=0),
         otherwise="0 on CPU ranks; on GPUs one less than the node has cores for each of its GPUs, "
         "at least 1 and at most 8",
     )
     threads_per_rank: int = option(
-        "--threads-per-rank N",
-        "CPU threads of each rank",
-        read=option_values.whole_number,
-        default=1,
+        "--threads-per-rank N", "CPU threads of each rank", read=_whole_number, default=1
     )
     oversubscribe: bool = option(
         "--oversubscribe", "allow more CPU ranks than cores; such items are skipped otherwise"
@@ -175,7 +259,7 @@ class MeasureOptions:
         "--runs R",
         "fresh starts of each item. `MIN:MAX` (`MIN` at least 3) stops earlier: when `--target-ci` "
         "is met, or when `--baseline` is decided",
-        read=option_values.fewest_and_most_runs,
+        read=_fewest_and_most_runs,
         otherwise="3; with `--baseline` `3:8`",
         heading="how long",
     )
@@ -183,13 +267,13 @@ class MeasureOptions:
         "--target-ci P%",
         "how narrow the intervals are to be, half their width relative to the value; needs "
         "`--runs MIN:MAX`",
-        read=option_values.fraction,
+        read=_fraction,
         otherwise="1% with `--runs MIN:MAX`",
     )
     run_seconds: float | None = option(
         "--run-seconds S",
         "time budget for the windows of one run, start and warm-up not counted; 10 to 30 windows",
-        read=option_values.seconds,
+        read=_seconds,
         otherwise="20 on GPUs, 4 on CPU ranks",
         see="measuring.md#warm-up-and-steadiness",
     )
@@ -197,7 +281,7 @@ class MeasureOptions:
         "--timeout S",
         "end a run that takes longer, with the stack of every rank; where pytest-timeout is "
         "installed, the option is its own and means the same here",
-        read=option_values.seconds,
+        read=_seconds,
         default=600.0,
         otherwise="600",
         owner="pytest_timeout",
@@ -205,14 +289,14 @@ class MeasureOptions:
     results: Path | None = option(
         "--results FILE",
         "a new results file",
-        read=option_values.new_file,
+        read=_new_file,
         otherwise="a new one in `.gpuscale/results`",
         heading="what becomes of it",
     )
     resume: Path | None = option(
         "--resume FILE",
         "measure only what this results file lacks, and append it",
-        read=option_values.absolute_path,
+        read=_absolute_path,
         otherwise="a new file",
         see="measuring.md#resuming",
     )
@@ -220,7 +304,7 @@ class MeasureOptions:
         "--baseline FILE",
         "judge while measuring, and end with the verdict's exit code where pytest has none of its "
         "own",
-        read=option_values.absolute_path,
+        read=_absolute_path,
         otherwise="only measured",
         see="comparison.md#exit-codes",
     )
@@ -248,11 +332,7 @@ OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(e
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """The options by their names on pytest's command line, with underscores.
-
-    Raises:
-        UsageError: a value means nothing; the message names the remedy.
-    """
+    """The options by their names on pytest's command line, with underscores."""
     from gpuscale.injections import parse_injections
 
     options = MeasureOptions({entry.flag: entry.value(given) for entry in OPTIONS})

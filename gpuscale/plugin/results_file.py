@@ -1,8 +1,8 @@
 """The results file of a session: where runs go, and whether they may join those it has."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -10,13 +10,11 @@ from msgspec.structs import replace
 from gpuscale import environment_diff
 from gpuscale.errors import UsageError
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.plugin.stopping import point_key
 from gpuscale.records import Environment, Results, Run, RunRequest
 from gpuscale.records.configuration import differences
-from gpuscale.run_directory import NodeSamples
 from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
-from gpuscale.telemetry.summary import RunSampling, TelemetryReport, sampling_beside
+from gpuscale.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
@@ -29,8 +27,7 @@ _REMEDY = (
 class Recorder:
     """Keeps the runs of a session: on disk the moment they end, and for the table.
 
-    The file is created with the first of them. With `resumed`, its runs come first and new ones
-    are appended to its file.
+    The file is created with the first of them, or is the one that is resumed.
     """
 
     def __init__(
@@ -40,7 +37,6 @@ class Recorder:
         *,
         folder: Path,
         resumed: ResumedResults | None = None,
-        samples_on_nodes: Callable[[], Sequence[NodeSamples]],
     ) -> None:
         now = datetime.now(UTC)
         self.environment = environment
@@ -56,7 +52,6 @@ class Recorder:
         )
         if resumed is not None:
             self._before = resumed.results
-        self._samples_on_nodes = samples_on_nodes
         self._writer: ResultsWriter | ResumedResults | None = resumed
 
     @property
@@ -64,22 +59,8 @@ class Recorder:
         """Everything that the results file holds, earlier runs included."""
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
-    @contextmanager
-    def sampling(self, request: RunRequest) -> Iterator[RunSampling | None]:
-        """Sample the devices of a run for as long as the context lasts; None on CPU."""
-        has_gpus = any(gpu.index in request.devices for gpu in self.environment.gpus)
-        if has_gpus and self.environment.nodes:
-            yield RunSampling(self._samples_on_nodes)
-            return
-        with sampling_beside(request, self.environment) as sampling:
-            yield sampling
-
     def append(self, run: Run, sampling: RunSampling | None) -> Run:
-        """Write a run with its telemetry to the disk.
-
-        Raises:
-            FileError: the run is not in the file; the runs before it are.
-        """
+        """Write a run with its telemetry to the disk; where that fails, those before it are."""
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
@@ -105,7 +86,7 @@ class Recorder:
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
     """True where a valid run of that number is among the runs; a failed one is made again."""
     return any(
-        run.is_valid and run.index == request.index and PointKey.of(run) == point_key(request)
+        run.is_valid and run.index == request.index and PointKey.of(run) == PointKey.of(request)
         for run in runs
     )
 
@@ -113,11 +94,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 def refuse_other_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Checks that runs measured now mean the same as those in the file.
-
-    Raises:
-        UsageError: naming every difference.
-    """
+    """Refuses, naming every difference, where runs measured now mean others than the file's."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -144,20 +121,14 @@ def refuse_other_environment(
 def refuse_other_configurations(
     path: Path, runs: Sequence[Run], requests: Iterable[RunRequest]
 ) -> None:
-    """Checks that what is asked for is trained as the same case and strategy in the file was.
-
-    Raises:
-        UsageError: naming the first difference.
-    """
-    for request in requests:
-        for run in runs:
-            if run.configuration.label == request.configuration.label:
-                found = _other_training(run, request)
-                if found:
-                    raise UsageError(
-                        f"--resume: {path} has {run.key.label} measured in another way "
-                        f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
-                    )
+    """Refuses what is asked for where it is not trained as the same case in the file was."""
+    for request, run in product(requests, runs):
+        is_same = run.configuration.label == request.configuration.label
+        if is_same and (found := _other_training(run, request)):
+            raise UsageError(
+                f"--resume: {path} has {run.key.label} measured in another way "
+                f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
+            )
 
 
 def _of_session(version: str, injections: tuple[str, ...]) -> dict[str, object]:

@@ -1,19 +1,18 @@
 """One pytest invocation that measures: from items to runs, results file, table and exit code."""
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from gpuscale.clusters.schedulers.base import answer_of
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LeftOut, left_out_property, tell_night
-from gpuscale.plugin import terminal
+from gpuscale.plugin import results_file, stopping, terminal
 from gpuscale.plugin.items import (
     CLOCK,
     ItemPlan,
@@ -25,31 +24,16 @@ from gpuscale.plugin.items import (
     skip_reason,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.results_file import (
-    Recorder,
-    is_recorded,
-    refuse_other_configurations,
-    refuse_other_environment,
-)
-from gpuscale.plugin.stopping import (
-    BaselineJudge,
-    StoppingRule,
-    status_of_verdict,
-    status_without_verdict,
-)
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
+from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
 
 
 def start_session(config: pytest.Config) -> None:
-    """Check the options and the machine, and register what measures.
-
-    Raises:
-        pytest.UsageError: an option or the machine does not allow what was asked for.
-    """
+    """Check the options and the machine, and register what measures."""
     if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
         raise pytest.UsageError(
             "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
@@ -71,39 +55,30 @@ def start_session(config: pytest.Config) -> None:
     config.pluginmanager.register(session, "gpuscale-session")
 
 
-def _session(config: pytest.Config, options: MeasureOptions) -> "MeasuringSession":
+def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSession":
     file = options.resume or options.results
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
     refuse_unwritable(folder)
     launcher = launcher_by_name(options.launcher, device=options.device, folder=folder)
-    environment = replace(launcher.environment, cases_revision=_cases_revision(config.rootpath))
+    # With `-dirty` behind it for uncommitted changes in the cases' folder.
+    revision = answer_of(
+        ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
+    )
+    environment = replace(launcher.environment, cases_revision=revision or None)
     if options.precision == "tf32" and environment.device == "cpu":
         raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
-        refuse_other_environment(resumed.path, resumed.results, environment, options.injections)
-    recorder = Recorder(
-        environment, options, folder=folder, resumed=resumed, samples_on_nodes=launcher.samples
-    )
-    return MeasuringSession(config, options, launcher, recorder, BaselineJudge.of(options))
-
-
-def _cases_revision(folder: Path) -> str | None:
-    """The git revision of the cases' folder, with `-dirty` for uncommitted changes there."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
+        results_file.refuse_other_environment(
+            resumed.path, resumed.results, environment, options.injections
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
+    return _MeasuringSession(
+        config, options, launcher, recorder, stopping.BaselineJudge.of(options)
+    )
 
 
-class MeasuringSession:
+class _MeasuringSession:
     """The hooks of an invocation with `--gpus`."""
 
     def __init__(
@@ -111,15 +86,15 @@ class MeasuringSession:
         config: pytest.Config,
         options: MeasureOptions,
         launcher: Launcher,
-        recorder: Recorder,
-        judge: BaselineJudge | None,
+        recorder: results_file.Recorder,
+        judge: stopping.BaselineJudge | None,
     ) -> None:
         self._config = config
         self._options = options
         self._launcher = launcher
         self._recorder = recorder
         self._judge = judge
-        self._stopping = StoppingRule.of(options)
+        self._stopping = stopping.StoppingRule.of(options)
         self._terminal = terminal.own_stream()
         self._words: dict[str, str] = {}
         self._skips: Counter[str] = Counter()
@@ -131,24 +106,17 @@ class MeasuringSession:
         self._exit_code = 0
 
     def pytest_report_header(self) -> list[str]:
-        """Say what is measured on, before anything is."""
         recorder = self._recorder
         return list(terminal.header_lines(recorder.environment, self._options, recorder.resumed))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make the items of tests that use `scaling`."""
         if "scaling" in metafunc.fixturenames:
             parametrize(metafunc, self._options)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Give our items their clocks, and order all items run by run.
-
-        Raises:
-            pytest.UsageError: they cannot be measured together, not in the size that was asked
-                for, or not into the resumed file.
-        """
+        """Give our items their clocks, order all items run by run, and refuse what cannot be."""
         prepare_and_order(items)
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
@@ -157,7 +125,9 @@ class MeasuringSession:
         try:
             refuse_unmeasurable(plans, self._options)
             if (resumed := self._recorder.resumed) is not None:
-                refuse_other_configurations(resumed.path, resumed.results.runs, requests)
+                results_file.refuse_other_configurations(
+                    resumed.path, resumed.results.runs, requests
+                )
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
         if self._judge is not None:
@@ -210,7 +180,7 @@ class MeasuringSession:
         request, rule = self._request(plan), self._judge or self._stopping
         if isinstance(request, str):
             return None
-        if resumed is not None and is_recorded(request, resumed.results.runs):
+        if resumed is not None and results_file.is_recorded(request, resumed.results.runs):
             return f"measured before, in {resumed.path.name}", "needless"
         if rule and (reason := rule.reason_to_leave_out(request, self._recorder.measured)):
             return reason, "needless"
@@ -246,12 +216,13 @@ class MeasuringSession:
         return run
 
     def _run(self, request: RunRequest) -> Run:
+        launcher, recorder = self._launcher, self._recorder
         try:
             with (
-                terminal.progress_line(self._terminal, self._launcher),
-                self._recorder.sampling(request) as sampling,
+                terminal.progress_line(self._terminal, launcher),
+                sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
-                return self._recorder.append(self._launcher.run(request), sampling)
+                return recorder.append(launcher.run(request), sampling)
         except RunTerminated as terminated:
             # A scheduler's way to say that time is up: what comes after would be killed.
             pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
@@ -260,52 +231,45 @@ class MeasuringSession:
             pytest.exit(f"{error}; earlier runs are kept", returncode=CANNOT_WRITE)
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Remember that the session was ended before its time, by Ctrl-C or by itself."""
+        # By Ctrl-C, or by the session itself.
         self._interrupted = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember which tests failed, measurements or not, and whether any passed."""
         if report.failed:
             self._failed_tests.add(report.nodeid)
         self._anything_passed |= report.passed and report.when == "call"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember a file that could not be collected: with it some tests were never made."""
+        # Of a file that cannot be collected some tests were never made.
         if report.failed:
             self._failed_tests.add(report.nodeid)
 
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-        """Put the step time beside PASSED."""
         if report.when == "call" and report.passed and report.nodeid in self._words:
             return "passed", ".", (self._words[report.nodeid], {"green": True})
         return None
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the scaling table, where the results are, and the verdict."""
         if self._config.option.collectonly:
             return
         results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
-        for line in terminal.summary_lines(
+        lines = terminal.summary_lines(
             results,
             self._recorder.path,
             self._stopping,
             new_runs=self._recorder.new_runs,
             interrupted=self._interrupted,
-        ):
+        )
+        for line in lines:
             terminalreporter.write_line(line)
         if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
-            verdict = terminal.verdict_lines(
-                self._judge,
-                results,
-                colour=terminalreporter.hasmarkup,
-                exit_code=self._exit_code,
-            )
-            for line in verdict:
+            colour, code = terminalreporter.hasmarkup, self._exit_code
+            for line in terminal.verdict_lines(self._judge, results, colour, code):
                 terminalreporter.write_line(line)
         for reason, count in self._skips.items():
             terminalreporter.write_line(f"{count} skipped: {reason}")
@@ -317,14 +281,14 @@ class MeasuringSession:
             return
         measured = self._recorder.measured
         if self._judge is None:
-            session.exitstatus = status_without_verdict(
+            session.exitstatus = stopping.status_without_verdict(
                 int(session.exitstatus),
                 measured=bool(measured.runs),
                 valid=any(run.is_valid for run in measured.runs),
                 needless=not self._has_items or self._anything_passed,
             )
             return
-        session.exitstatus = self._exit_code = status_of_verdict(
+        session.exitstatus = self._exit_code = stopping.status_of_verdict(
             int(session.exitstatus),
             failed_tests=bool(self._failed_tests - self._failed_runs),
             failed_runs=bool(self._failed_runs),
@@ -332,6 +296,5 @@ class MeasuringSession:
         )
 
     def pytest_unconfigure(self) -> None:
-        """Close what is open."""
         self._recorder.close()
         self._launcher.close()

@@ -21,13 +21,6 @@ _VERDICT_MAY_REPLACE = (
 )
 
 
-def point_key(request: RunRequest) -> PointKey:
-    """The point that the request's run will belong to."""
-    return PointKey(
-        request.configuration, request.gpus, request.batch_per_gpu, request.sample_shape
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
     """Runs go on until their intervals are narrow: `--runs MIN:MAX --target-ci`."""
@@ -50,19 +43,15 @@ class StoppingRule:
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """Why a run would tell nothing more; None where it is needed."""
-        count = self.settled_after(point_key(request), results.runs)
+        count = self.settled_after(PointKey.of(request), results.runs)
         return None if count is None else f"settled after {count} runs"
 
     def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
-        """After how many valid runs a point is known well enough; None where runs must go on.
+        """The valid runs after which a point is known well enough; None where runs must go on.
 
         A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
         S(n) that is taken over it. A speedup without a value, because one of its ends has only
-        failed so far, is not waited for.
-
-        Args:
-            key: The point.
-            runs: All runs so far, of this point and of others.
+        failed so far, is not waited for. The runs are all so far, of other points too.
         """
         points = {point.point_key: point for point in scaling_points(runs)}
         point = points.get(key)
@@ -117,15 +106,11 @@ class BaselineJudge:
     configurations: Collection[Configuration] | None = None
     """In which they are measured, as far as they can be."""
     _judged: tuple[int, Step] | None = None
-    """After how many runs, and what was said then."""
+    """The number of runs, and what was said after them."""
 
     @classmethod
     def of(cls, options: MeasureOptions) -> "BaselineJudge | None":
-        """The judge by the baseline that was asked for; None without one.
-
-        Raises:
-            FileError: the baseline cannot be read.
-        """
+        """The judge by the baseline that was asked for; None without one."""
         fewest, most = options.bounds_of_runs
         if options.baseline is None or fewest is None:
             return None

@@ -22,7 +22,6 @@ from gpuscale.report.progress import can_redraw, progress_text, redrawn
 from gpuscale.report.results import scaling_lines
 from gpuscale.report.terminal import Screen, columns_of, fitted
 from gpuscale.report.view import view_of
-from gpuscale.scaling import ScalingPoint
 from gpuscale.store import ResumedResults
 from gpuscale.validity import with_validity
 from gpuscale.version import __version__
@@ -127,7 +126,7 @@ def summary_lines(
 
 
 def verdict_lines(
-    judge: BaselineJudge, results: Results, *, colour: bool, exit_code: int
+    judge: BaselineJudge, results: Results, colour: bool, exit_code: int
 ) -> Iterator[str]:
     """The verdict against the baseline, with the exit code of the whole session."""
     baseline = judge.baseline
@@ -154,21 +153,17 @@ def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
     # Simulated: docs/measuring.md, "Stopping".
     yield "runs stopped when intervals were narrow: these cover the truth a little less often"
     for point in rule.unsettled_points(results.runs):
-        yield _unsettled_line(point, rule)
-
-
-def _unsettled_line(point: ScalingPoint, rule: StoppingRule) -> str:
-    widths = [
-        f"{name}{spread_text(estimate)}"
-        for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
-        if estimate is not None and estimate.has_interval
-    ]
-    found = f": {', '.join(widths)}" if widths else ""
-    runs = f"{point.valid_runs} run{'' if point.valid_runs == 1 else 's'}"
-    return (
-        f"not settled to ±{rule.target * 100:g} %: {point.key.label} after {runs}{found}; "
-        "go on with --resume and a larger maximum of --runs"
-    )
+        widths = [
+            f"{name}{spread_text(estimate)}"
+            for name, estimate in (("T", point.step_time_s), ("S", point.speedup))
+            if estimate is not None and estimate.has_interval
+        ]
+        found = f": {', '.join(widths)}" if widths else ""
+        runs = f"{point.valid_runs} run{'' if point.valid_runs == 1 else 's'}"
+        yield (
+            f"not settled to ±{rule.target * 100:g} %: {point.key.label} after {runs}{found}; "
+            "go on with --resume and a larger maximum of --runs"
+        )
 
 
 def _relative(path: Path) -> str:

@@ -53,7 +53,8 @@ def measure_overhead(
         for count, its in made.items():
             request = case_request(case, environment, gpus=count, run=run)
             with sampling_beside(request, environment) as sampling:
-                pid = None if sampling is None else sampling.pid
+                sampler = None if sampling is None else sampling.sampler
+                pid = None if sampler is None else sampler.pid
                 plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
                 its.append(compare_with_bare_loop(request, plan))
             after_run()

@@ -50,11 +50,7 @@ class DeviceAbsentError(GpuscaleError):
 
 @contextmanager
 def open_nvml() -> Iterator[str | None]:
-    """Keep NVML started in this process; gives the driver's version, if it tells it.
-
-    Raises:
-        DriverAbsentError: there is no driver, or (`DriverBrokenError`) it cannot be talked to.
-    """
+    """Keep NVML started in this process; gives the driver's version, if it tells it."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -76,9 +72,6 @@ def find_device(uuid: str) -> "NvmlDevice":
 
     NVML counts physical devices while CUDA_VISIBLE_DEVICES renumbers ours, so a device of a
     run is never looked up by its number.
-
-    Raises:
-        DeviceAbsentError: NVML does not know it or cannot reach it.
     """
     reason = f"NVML knows no device with UUID {uuid}"
     prefixes = ("",) if uuid.startswith(("GPU-", "MIG-")) else ("", "GPU-", "MIG-")
@@ -112,8 +105,7 @@ class NvmlDevice:
     def __init__(self, handle: Handle) -> None:
         self.name: str | None = or_none(lambda: pynvml.nvmlDeviceGetName(handle))
         self.uuid: str | None = or_none(lambda: pynvml.nvmlDeviceGetUUID(handle))
-        self._handle = handle
-        self._gpu = handle
+        self._handle = self._gpu = handle
         self._never_offered: dict[str, str] = {}
         self._gone: str | None = None
         if or_none(lambda: pynvml.nvmlDeviceIsMigDeviceHandle(handle)):
@@ -156,38 +148,31 @@ class NvmlDevice:
     def inspect(self, reading: Reading) -> Reading:
         """The reading, and what changes seldom beside it."""
         seldom = self._read([moment for moment in MOMENTS if moment not in _AT_EVERY_TICK])
-        buffered: dict[str, Any] = {}
+        buffered = Reading()
         for moment, forms in self._forms.items():
             field = MOMENTS[moment]
             if buffer := field.queries[forms.number].buffer:
                 # What the driver did not buffer is in the answers: no reason to name.
-                self._ask(buffer, partial(self._samples, field, buffer), buffered, {})
+                self._ask(buffer, partial(self._samples, field, buffer), buffered)
         return Reading(
             answers={**reading.answers, **seldom.answers},
             absent={**reading.absent, **seldom.absent},
-            buffered=buffered,
+            buffered=buffered.answers,
         )
 
     def _read(self, moments: Sequence[str]) -> Reading:
-        answers: dict[str, Any] = {}
-        absent: dict[str, str] = {}
+        reading = Reading()
         for moment in moments:
-            self._ask(moment, self._questions[moment], answers, absent)
-        return Reading(answers=answers, absent=absent)
+            self._ask(moment, self._questions[moment], reading)
+        return reading
 
-    def _ask(
-        self,
-        name: str,
-        question: Callable[[], Any],
-        answers: dict[str, Any],
-        absent: dict[str, str],
-    ) -> None:
+    def _ask(self, name: str, question: Callable[[], Any], into: Reading) -> None:
         # Events are the driver's, not the device's, and the loss of a GPU is one of them.
         gone = None if name == "xids" else self._gone
         reason = gone or self._never_offered.get(name)
         if reason is None:
             try:
-                answers[name] = question()
+                into.answers[name] = question()
                 return
             except pynvml.NVMLError as error:
                 reason = str(error)
@@ -195,7 +180,7 @@ class NvmlDevice:
                     self._gone = reason
                 elif isinstance(error, NEVER_OFFERED):
                     self._never_offered[name] = reason
-        absent[name] = reason
+        into.absent[name] = reason
 
     def _number(self, field: Field, query: Query) -> Any:
         handle = self._asked(field)

@@ -33,23 +33,19 @@ _BLACKWELL_FIELDS = {
 class Forms(Generic[_T]):
     """One question in several forms, the newest first; the first that is answered is kept."""
 
-    def __init__(self, newest: Callable[[], _T], *older: Callable[[], _T]) -> None:
-        self._left = [newest, *older]
-        self._known = len(self._left)
-
-    @property
-    def number(self) -> int:
+    def __init__(self, *forms: Callable[[], _T]) -> None:
+        self._forms = forms
+        self.number = 0
         """Of the form that is asked now; 0 is the newest."""
-        return self._known - len(self._left)
 
     def __call__(self) -> _T:
         """The answer to the newest form that is offered."""
-        while len(self._left) > 1:
+        while self.number < len(self._forms) - 1:
             try:
-                return self._left[0]()
+                return self._forms[self.number]()
             except NEVER_OFFERED:
-                del self._left[0]
-        return self._left[0]()
+                self.number += 1
+        return self._forms[self.number]()
 
 
 def named(name: str) -> Any:

@@ -28,7 +28,6 @@ _PATIENCE_S = 2.0
 
 HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
-
 INSPECTION_S = 1.0
 """Seconds between looks at what changes seldom, such as links and error counters."""
 
@@ -88,13 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     from gpuscale.telemetry.nvml import DriverAbsentError, open_nvml
 
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m gpuscale.telemetry.sampler")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--uuid", action="append", required=True)
+    parser.add_argument("--interval-s", type=float, default=0.1)
+    parser.add_argument("--parent-pid", type=int, default=os.getppid())
+    options = parser.parse_args(arguments)
     with options.output.open("w", encoding="utf-8", buffering=1) as output:
         try:
             with open_nvml() as driver_version:
                 devices, described = _find(dict.fromkeys(options.uuid))
-                header = Header(driver_version=driver_version, devices=described)
-                output.write(line_of(header))
+                output.write(line_of(Header(driver_version=driver_version, devices=described)))
                 if devices:
                     _sample(devices, output, options.interval_s, parent=options.parent_pid)
         except DriverAbsentError as error:
@@ -158,23 +161,6 @@ def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
     left out, not made up for in a burst.
     """
     return max(tick, math.floor(elapsed_s / interval_s)) + 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m gpuscale.telemetry.sampler",
-        description="Sample the state of GPUs into a file.",
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--uuid", action="append", required=True, help="a device")
-    parser.add_argument("--interval-s", type=float, default=0.1)
-    parser.add_argument(
-        "--parent-pid",
-        type=int,
-        default=os.getppid(),
-        help="the process whose end also ends the sampling (the one that started this)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 It is a file between two processes of one run, not one to keep: it has no version.
 """
 
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +57,20 @@ def line_of(record: Header | Tick) -> str:
     return msgspec.json.encode(record).decode() + "\n"
 
 
-def read_samples(path: Path) -> tuple[Header | None, Iterator[Tick]]:
+def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
     """The header and the ticks of a file that may still be growing.
 
     A line that is cut short, as the last one is while the sampler writes it, is left out. A
     file that does not exist or has no whole first line has no header and no ticks.
     """
+    decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
         first, *rest = path.read_bytes().split(b"\n")
         # No prefix of an object's text is itself an object, so what can be read is whole.
-        return msgspec.json.decode(first, type=Header), _ticks(rest)
+        header = msgspec.json.decode(first, type=Header)
     except (FileNotFoundError, msgspec.DecodeError):
-        return None, iter(())
-
-
-def _ticks(lines: list[bytes]) -> Iterator[Tick]:
-    decoder = msgspec.json.Decoder(Tick)
-    for line in lines:
-        try:
-            yield decoder.decode(line)
-        except msgspec.DecodeError:
-            continue
+        return None, []
+    for line in rest:
+        with suppress(msgspec.DecodeError):
+            ticks.append(decoder.decode(line))
+    return header, ticks

@@ -9,14 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.records import (
-    Environment,
-    GpuSummary,
-    GpuWindow,
-    Run,
-    RunRequest,
-    with_measured,
-)
+from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
 from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
 from gpuscale.telemetry.sampler import Sampler
@@ -40,20 +33,14 @@ class TelemetryReport:
         return with_measured(run) if run.failure is None else run
 
 
+@dataclass(frozen=True, slots=True)
 class RunSampling:
     """The samples of one run, taken beside it on this node or by its launcher on several."""
 
-    def __init__(
-        self, samples: Callable[[], Sequence[NodeSamples]], sampler: Sampler | None = None
-    ) -> None:
-        """Takes what there is after the run, and the sampler that is to be stopped then."""
-        self._samples = samples
-        self._sampler = sampler
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the sampling process on this node."""
-        return None if self._sampler is None else self._sampler.pid
+    samples: Callable[[], Sequence[NodeSamples]]
+    """Of each node, after the run."""
+    sampler: Sampler | None = None
+    """On this node, to be stopped then."""
 
     def summarize(self, run: Run) -> TelemetryReport:
         """Telemetry of the run's windows; nodes without samples are named with the reason.
@@ -61,14 +48,14 @@ class RunSampling:
         Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
         cluster agree to some milliseconds, and a window lasts hundreds.
         """
-        if self._sampler is not None:
-            self._sampler.stop()
+        if self.sampler is not None:
+            self.sampler.stop()
         windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
         reports = {
             left.host: summarize(left.path, uuids=left.uuids, intervals=windows)
-            for left in self._samples()
+            for left in self.samples()
         }
-        if self._sampler is not None:
+        if self.sampler is not None:
             (report,) = reports.values()
             return report
         absent = [f"{host}: {report.absent}" for host, report in reports.items() if report.absent]
@@ -81,9 +68,20 @@ class RunSampling:
 
 
 @contextmanager
-def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[RunSampling | None]:
-    """Sample the devices of a run for as long as the context lasts; None on CPU."""
-    uuids = tuple(g.uuid for g in environment.gpus if g.index in request.devices and g.uuid)
+def sampling_beside(
+    request: RunRequest,
+    environment: Environment,
+    samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
+) -> Iterator[RunSampling | None]:
+    """Sample the devices of a run for as long as the context lasts; None on CPU.
+
+    On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
+    """
+    gpus = [gpu for gpu in environment.gpus if gpu.index in request.devices]
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+    if gpus and environment.nodes:
+        yield RunSampling(samples_on_nodes)
+        return
     if not uuids:
         yield None
         return
@@ -101,24 +99,18 @@ def sampling_beside(request: RunRequest, environment: Environment) -> Iterator[R
 def summarize(
     samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
 ) -> TelemetryReport:
-    """Reduces a samples file, whole or cut short at any point, to the times that count.
+    """Telemetry in a samples file, whole or cut short at any point, of the times that count.
 
-    Args:
-        samples: the file that the sampler wrote, or is still writing.
-        uuids: the devices of the run, as the sampler was given them.
-        intervals: (begin, end) of each timed window in unix time, both included, in order.
-
-    Returns:
-        One summary a device, in the order of `uuids`, with one `GpuWindow` an interval; a
-        device that the driver does not offer has one with no samples and the reason. Where
-        no device has a sample, no summaries and one reason.
+    One summary a device, in the order of `uuids`, as the sampler was given them, with one
+    `GpuWindow` an interval; a device that the driver does not offer has one with no samples and
+    the reason. Where no device has a sample, no summaries and one reason. Intervals are (begin,
+    end) of each timed window in Unix time, both included, in order.
     """
-    header, ticks = read_samples(samples)
+    header, taken = read_samples(samples)
     if header is None:
         return TelemetryReport(absent=_sampler_ended(samples))
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    taken = list(ticks)
     seen_of = {uuid: _Seen.of(uuid, header, taken) for uuid in uuids}
     absent = None
     if not any(seen.within(intervals) for seen in seen_of.values()):
@@ -148,11 +140,9 @@ def _no_samples(
 
 
 def _sampler_ended(samples: Path) -> str:
-    try:
-        text = stderr_path(samples).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        text = ""
-    lines = text.strip().splitlines()
+    errors, lines = stderr_path(samples), []
+    if errors.exists():
+        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
     return f"the GPU sampler ended before its first sample: {message}"
 
@@ -209,11 +199,10 @@ class _Seen:
         return fold(counter.name, buffered or numbers)
 
     def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
-        """Increase of a counter in each window.
+        """Increase of a counter in each window, between whose readings it is interpolated.
 
-        It is read every tenth of a second and a window is a few of these, so its value at
-        either end is interpolated between the readings on both sides. None where there is none
-        on one side, or where the counter began anew in between.
+        It is read every tenth of a second and a window is a few of these. None where there is no
+        reading on one side of an end, or where the counter began anew in between.
         """
         points = [
             (time_s, reading.answers[counter.moment])

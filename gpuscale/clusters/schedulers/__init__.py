@@ -9,13 +9,7 @@ from gpuscale.clusters.schedulers.sge import Sge
 from gpuscale.clusters.schedulers.slurm import Slurm
 
 SCHEDULERS: Mapping[str, Scheduler] = {
-    scheduler.name: scheduler
-    for scheduler in (
-        Slurm(),
-        Sge(),
-        Lsf(),
-        Pbs(),
-    )
+    scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
 }
 """By the names that profiles have for them."""
 

@@ -1,12 +1,13 @@
-"""What a scheduler is to gpuscale: how a job is asked for, handed over, looked at and ended."""
+"""A scheduler as gpuscale uses it: how a job is asked for, handed over, looked at and ended."""
 
 import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from string import Formatter
 from textwrap import indent
 from typing import ClassVar, Literal
 
@@ -21,18 +22,18 @@ TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job asks its scheduler for; all of its nodes alike."""
+    """The demands of a job on its scheduler; all of its nodes alike."""
 
     job_name: str
     nodes: int
     whole_nodes: bool
-    """Whether the job is to be alone on them."""
+    """True where the job is to be alone on them."""
     gpus_per_node: int
     tasks_per_node: int
     cores_per_task: int | None
     """None where the profile does not know how many cores a node has."""
     gpu_option: str | None
-    """How the site asks for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
+    """The site's request for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
     partition: str | None
     account: str | None
     time_limit: str
@@ -54,7 +55,7 @@ class Ending(Enum):
     RESOURCES_LOST = "a node failed, memory ran out, or somebody else got the nodes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JobState:
     """Where a job is, as its scheduler said when it was asked."""
 
@@ -65,66 +66,72 @@ class JobState:
     """Of a job that has ended, above 128 for a signal; None where the scheduler does not tell."""
     ending: Ending = Ending.FAILED
     remark: str | None = None
-    """What to say of an end that is none of the job's own."""
+    """Said of an end that is none of the job's own."""
 
 
-UNKNOWN = JobState(stage="unknown")
+UNKNOWN = JobState("unknown")
 
 
 class Scheduler(ABC):
     """One scheduler; there is one object of each, in `SCHEDULERS`."""
 
     name: ClassVar[str]
-    """As profiles name it."""
+    """In profiles."""
     title: ClassVar[str]
     directive: ClassVar[str]
-    """What its lines in a job script begin with."""
+    """Begins its lines in a job script."""
+    options: ClassVar[tuple[str, ...]]
+    """Of a job, in order, with `{…}` for what it demands; left out where that is not known."""
     script_ending: ClassVar[str]
     submit_command: ClassVar[tuple[str, ...]]
     takes_stdin: ClassVar[bool] = False
-    """Whether the script is handed over by standard input, and not by its name."""
+    """True where the script is handed over by standard input, and not by its name."""
+    variables_option: ClassVar[str | None] = None
+    """Gives a job variables; None where it gets all of them anyway."""
+    log_name: ClassVar[str] = "{job_name}-{job}.log"
+    """The job's log, in the folder that it was submitted from."""
     job_number: ClassVar[re.Pattern[str]]
     """The number of a job in what the submit command prints."""
+    questions: ClassVar[tuple[tuple[str, ...], ...]]
+    """The commands that, with a job's number behind them, tell where it is: each where those
+    before do not know it."""
     cancel_program: ClassVar[str]
     tells_by_failing: ClassVar[bool] = False
-    """Whether its questions may be answered and end with an error."""
+    """True where its questions may be answered and end with an error."""
     job_variable: ClassVar[str]
     """The variable that holds a job's number inside of it."""
     folder_variable: ClassVar[str]
     """The variable that holds the folder which the job was submitted from."""
     default_gpu_option: ClassVar[str | None]
-    """How GPUs are asked for where a profile does not say; None where it must."""
-    partition_word: ClassVar[str] = "queue"
-    account_word: ClassVar[str] = "project"
+    """The request for GPUs where a profile has none; None where it must."""
     launcher: ClassVar[Literal["slurm", "mpirun"] | None]
-    """What starts ranks across nodes; None where jobs stay within one."""
-
-    @abstractmethod
-    def options(self, demand: Demand) -> Iterator[str]:
-        """The options of a job, in order, without what its profile adds."""
-
-    @abstractmethod
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """The commands that tell where a job is: each where those before do not know it."""
+    """The launcher of ranks across nodes; None where jobs stay within one."""
 
     @abstractmethod
     def read_state(self, answers: Sequence[str]) -> JobState:
         """Where a job is, out of what the questions so far printed; empty where they failed."""
 
-    def log_name(self, job_name: str, job: str) -> str:
-        """The job's log, in the folder that it was submitted from."""
-        return f"{job_name}-{job}.log"
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        """All that `options` name beside the fields of a demand and the option for GPUs."""
+        return {}
 
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Options that give a job these variables, where it does not get all of them anyway."""
-        return ()
+    def options_of(self, demand: Demand) -> Iterator[str]:
+        """The options of a job, in order, without what its profile adds."""
+        own = demand.gpu_option
+        request = (self.default_gpu_option if own is None else own) or ""
+        gpus = request.replace("{gpus}", str(demand.gpus_per_node))
+        known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
+        for option in self.options:
+            named = (name for _, name, _, _ in Formatter().parse(option) if name)
+            if all(known[name] is not None for name in named):
+                yield option.format_map(known)
 
     def preparation(self, demand: Demand) -> Iterator[str]:
         """Lines of the job's shell that only this scheduler needs."""
         yield from ()
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """Whether this process is in one of its jobs."""
+        """True where this process is in one of its jobs."""
         return self.job_variable in environment
 
     def submit_again(
@@ -144,17 +151,16 @@ class Scheduler(ABC):
         """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
         return ()
 
-    def gpu_request(self, demand: Demand) -> str:
-        """The option for GPUs; empty for a partition without them."""
-        option = demand.gpu_option
-        text = self.default_gpu_option if option is None else option
-        return (text or "").replace("{gpus}", str(demand.gpus_per_node))
+    def log_of(self, job_name: str, job: str) -> Path:
+        """The log of a job, in the folder that it was submitted from."""
+        return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
 
     def state_of(self, job: str) -> JobState:
         """Where a job is now."""
         answers: list[str] = []
-        for question in self.questions(job):
-            answers.append(answer_of(question, also_failed=self.tells_by_failing) or "")
+        for question in self.questions:
+            command = [*question, job]
+            answers.append(answer_of(command, also_failed=self.tells_by_failing) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -163,23 +169,17 @@ class Scheduler(ABC):
     def submit(self, script: Path, environment: Mapping[str, str]) -> str:
         """Submit a script, with the variables of gpuscale that are set; the job's number.
 
-        Raises:
-            SchedulerError: the scheduler is not there or did not take it; with what it said.
+        A `SchedulerError` says why the scheduler did not take it.
         """
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith(_OUR_VARIABLES))
-        named = () if self.takes_stdin else (str(script),)
+        command = [*self.submit_command]
+        if self.variables_option is not None and ours:
+            command += [self.variables_option, ",".join(ours)]
+        if not self.takes_stdin:
+            command.append(str(script))
         try:
-            with script.open(encoding="utf-8") as file:
-                answer = subprocess.run(
-                    [*self.submit_command, *self.handed_on(ours), *named],
-                    stdin=file if self.takes_stdin else subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=_ANSWER_S,
-                    check=False,
-                )
+            answer = _run(command, told=script.read_text("utf-8") if self.takes_stdin else "")
         except FileNotFoundError:
             raise SchedulerError(
                 f"{program} is not here; submit from a login node of the cluster, or keep the "
@@ -200,11 +200,7 @@ class Scheduler(ABC):
         return self.number_in(answer.stdout)
 
     def number_in(self, output: str) -> str:
-        """The number of the job that was submitted, out of what the command printed.
-
-        Raises:
-            SchedulerError: there is none in it.
-        """
+        """The number of the job that was submitted, out of what the command printed."""
         found = self.job_number.search(output)
         if found is None:
             raise SchedulerError(
@@ -220,24 +216,27 @@ def answer_of(
     *,
     also_failed: bool = False,
 ) -> str | None:
-    """What a short command prints; None where it cannot be run, fails or does not answer.
+    """The output of a short command; None where it cannot be run, fails or does not answer.
 
-    Args:
-        command: The program and its arguments.
-        environment: None for this process's own.
-        also_failed: Whether what it printed counts also where it ended with an error.
+    With `also_failed` what it printed counts also where it ended with an error.
     """
     try:
-        answer = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-        )
+        answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if also_failed or answer.returncode == 0 else None
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, told: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        env=environment,
+        input=told,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_ANSWER_S,
+        check=False,
+    )

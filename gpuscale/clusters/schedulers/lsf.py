@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
 
@@ -29,28 +29,26 @@ class Lsf(Scheduler):
     default_gpu_option = '-gpu "num={gpus}:j_exclusive=yes"'
     launcher = "mpirun"
 
-    def options(self, demand: Demand) -> Iterator[str]:
-        """See `Scheduler`."""
-        # A login shell: elsewhere `module` is not defined.
-        yield "-L /bin/bash"
-        yield f"-J {demand.job_name}"
-        if demand.partition is not None:
-            yield f"-q {demand.partition}"
-        if demand.account is not None:
-            yield f"-P {demand.account}"
-        yield f"-n {demand.nodes * demand.tasks_per_node}"
-        yield f'-R "span[ptile={demand.tasks_per_node}]"'
-        if demand.cores_per_task is not None:
-            yield f'-R "affinity[thread*{demand.cores_per_task}]"'
-        if gpus := self.gpu_request(demand):
-            yield gpus
-        yield f"-W {math.ceil(demand.limit_s / 60)}"
-        yield "-rn"
-        yield f"-o {self.log_name(demand.job_name, '%J')}"
+    # A login shell: elsewhere `module` is not defined.
+    options = (
+        "-L /bin/bash",
+        "-J {job_name}",
+        "-q {partition}",
+        "-P {account}",
+        "-n {tasks}",
+        '-R "span[ptile={tasks_per_node}]"',
+        '-R "affinity[thread*{cores_per_task}]"',
+        "{gpus}",
+        "-W {minutes}",
+        "-rn",
+        "-o {job_name}-%J.log",
+    )
+    questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
 
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         """See `Scheduler`."""
-        return (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'", job),)
+        tasks = demand.nodes * demand.tasks_per_node
+        return {"tasks": tasks, "minutes": math.ceil(demand.limit_s / 60)}
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
@@ -59,11 +57,9 @@ class Lsf(Scheduler):
             return UNKNOWN
         word, code = told[1], told[2]
         if word == "DONE":
-            return JobState(stage="ended", word=word, exit_code=0, ending=Ending.COMPLETED)
+            return JobState("ended", word, 0, Ending.COMPLETED)
         if word == "EXIT":
-            return JobState(
-                stage="ended", word=word, exit_code=int(code) if code.isdigit() else None
-            )
+            return JobState("ended", word, int(code) if code.isdigit() else None)
         if word in _WAITS or word in _RUNS:
-            return JobState(stage="running" if word in _RUNS else "waiting", word=word)
+            return JobState("running" if word in _RUNS else "waiting", word)
         return UNKNOWN

@@ -1,13 +1,16 @@
 """OpenPBS and PBS Professional."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
 
-_TIME_UP = -29
-_RESOURCES_LOST = (-4, -5, -6, -14, -20, -26, -27)
-"""PBS's own exit codes: a node's daemon began anew, could not be reached, or memory ran out."""
+_ENDINGS = {
+    -29: Ending.TIME_UP,
+    # A node's daemon began anew, could not be reached, or memory ran out.
+    **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
+}
+"""By PBS's own exit codes."""
 _KILLED = 256
 """From here on an exit code stands for the signal that killed the job's shell."""
 
@@ -26,40 +29,35 @@ class Pbs(Scheduler):
     job_variable = "PBS_JOBID"
     folder_variable = "PBS_O_WORKDIR"
     default_gpu_option = "ngpus={gpus}"
-    account_word = "account"
     launcher = "mpirun"
 
-    def options(self, demand: Demand) -> Iterator[str]:
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-A {account}",
+        "-l select={nodes}:{chunk}:mpiprocs={tasks_per_node}",
+        "-l place={place}",
+        "-l walltime={time_limit}",
+        "-r n",
+        "-j oe",
+        # Written in place, not copied there after the job's end.
+        "-k doe",
+    )
+    variables_option = "-v"
+    # PBS puts no number into a name that one chooses.
+    log_name = "{job_name}.o{job}"
+    # A server that keeps no history refuses -x.
+    questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
         """See `Scheduler`."""
-        yield "-S /bin/bash"
-        yield f"-N {demand.job_name}"
-        if demand.partition is not None:
-            yield f"-q {demand.partition}"
-        if demand.account is not None:
-            yield f"-A {demand.account}"
         # Where nobody knows the cores, one for each GPU: PBS would give one in all.
         cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
-        chunk = [f"ncpus={cores}", self.gpu_request(demand), f"mpiprocs={demand.tasks_per_node}"]
-        yield f"-l select={demand.nodes}:{':'.join(filter(None, chunk))}"
-        yield f"-l place=scatter{':excl' if demand.whole_nodes else ''}"
-        yield f"-l walltime={demand.time_limit}"
-        yield "-r n"
-        yield "-j oe"
-        # Written in place, not copied there after the job's end.
-        yield "-k doe"
-
-    def log_name(self, job_name: str, job: str) -> str:
-        """See `Scheduler`; PBS puts no number into a name that one chooses."""
-        return f"{job_name}.o{job.partition('.')[0]}"
-
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """See `Scheduler`."""
-        return ("-v", ",".join(names)) if names else ()
-
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """See `Scheduler`."""
-        # A server that keeps no history refuses -x.
-        return ("qstat", "-x", "-f", job), ("qstat", "-f", job)
+        return {
+            "chunk": f"ncpus={cores}:{gpus}" if gpus else f"ncpus={cores}",
+            "place": "scatter:excl" if demand.whole_nodes else "scatter",
+        }
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
@@ -68,17 +66,11 @@ class Pbs(Scheduler):
         if told is None:
             return UNKNOWN
         if told[1] != "F":
-            return JobState(stage="running" if told[1] in "RESB" else "waiting", word=told[1])
+            return JobState("running" if told[1] in "RESB" else "waiting", told[1])
         if status is None:
-            return JobState(stage="ended", word="F")
+            return JobState("ended", "F")
         code, word = int(status[1]), f"F, Exit_status {status[1]}"
         if code < 0:
-            lost = Ending.RESOURCES_LOST if code in _RESOURCES_LOST else Ending.FAILED
-            ending = Ending.TIME_UP if code == _TIME_UP else lost
-            return JobState(stage="ended", word=word, ending=ending)
-        return JobState(
-            stage="ended",
-            word=word,
-            exit_code=code if code < _KILLED else code - _KILLED + 128,
-            ending=Ending.FAILED if code else Ending.COMPLETED,
-        )
+            return JobState("ended", word, ending=_ENDINGS.get(code, Ending.FAILED))
+        ending = Ending.FAILED if code else Ending.COMPLETED
+        return JobState("ended", word, code if code < _KILLED else code - _KILLED + 128, ending)

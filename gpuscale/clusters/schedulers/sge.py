@@ -1,9 +1,9 @@
 """SGE and its descendants."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
+from gpuscale.clusters.schedulers.base import UNKNOWN, Ending, JobState, Scheduler
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})
@@ -27,33 +27,24 @@ class Sge(Scheduler):
     default_gpu_option = None
     launcher = None
 
-    def options(self, demand: Demand) -> Iterator[str]:
-        """See `Scheduler`."""
-        yield "-S /bin/bash"
-        yield f"-N {demand.job_name}"
-        if demand.partition is not None:
-            yield f"-q {demand.partition}"
-        if demand.account is not None:
-            yield f"-P {demand.account}"
-        yield "-cwd"
-        yield "-j y"
-        yield f"-o {self.log_name(demand.job_name, '$JOB_ID')}"
-        yield "-r n"
-        yield f"-l h_rt={demand.time_limit}"
-        if gpus := self.gpu_request(demand):
-            yield gpus
-
-    def handed_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """See `Scheduler`."""
-        return ("-v", ",".join(names)) if names else ()
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-P {account}",
+        "-cwd",
+        "-j y",
+        "-o {job_name}-$JOB_ID.log",
+        "-r n",
+        "-l h_rt={time_limit}",
+        "{gpus}",
+    )
+    variables_option = "-v"
+    questions = (("qstat", "-j"), ("qacct", "-j"))
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
         """See `Scheduler`; JOB_ID alone is too common a name to mean SGE."""
         return self.job_variable in environment and "SGE_TASK_ID" in environment
-
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """See `Scheduler`."""
-        return ("qstat", "-j", job), ("qacct", "-j", job)
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
@@ -62,22 +53,17 @@ class Sge(Scheduler):
             runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
             stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
             if stuck is not None and not runs:
-                return JobState(
-                    stage="ended",
-                    word=f"Eqw ({stuck[1].strip()})",
-                    remark="it could not be started and stays in the queue; qdel removes it",
-                )
-            return JobState(stage="running" if runs else "waiting", word="r" if runs else "qw")
+                remark = "it could not be started and stays in the queue; qdel removes it"
+                return JobState("ended", f"Eqw ({stuck[1].strip()})", remark=remark)
+            return JobState("running" if runs else "waiting", "r" if runs else "qw")
         accounted = answers[1] if len(answers) > 1 else ""
         status = re.search(r"^exit_status\s+(\d+)", accounted, re.MULTILINE)
         failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
         if status is None:
             return UNKNOWN
         if failed is None or not int(failed[1]):
-            return JobState(
-                stage="ended", word="done", exit_code=int(status[1]), ending=Ending.COMPLETED
-            )
+            return JobState("ended", "done", int(status[1]), Ending.COMPLETED)
         word = f"failed {failed[1]} {failed[2] or ''}".strip()
         code = int(status[1]) if failed[1] in _RAN else None
         ending = Ending.TIME_UP if failed[1] == _TIME_UP else Ending.FAILED
-        return JobState(stage="ended", word=word, exit_code=code or None, ending=ending)
+        return JobState("ended", word, code or None, ending)

@@ -30,7 +30,7 @@ _RUNS = (
     "EXPEDITING",
 )
 _NOTHING = "(null)"
-"""What Slurm calls a value that is not there."""
+"""Slurm's word for a value that is not there."""
 
 
 class Slurm(Scheduler):
@@ -47,32 +47,37 @@ class Slurm(Scheduler):
     job_variable = "SLURM_JOB_ID"
     folder_variable = "SLURM_SUBMIT_DIR"
     default_gpu_option = "--gres=gpu:{gpus}"
-    partition_word = "partition"
-    account_word = "account"
     launcher = "slurm"
 
-    def options(self, demand: Demand) -> Iterator[str]:
-        """See `Scheduler`."""
-        yield f"--job-name={demand.job_name}"
-        if demand.partition is not None:
-            yield f"--partition={demand.partition}"
-        if demand.account is not None:
-            yield f"--account={demand.account}"
-        yield f"--nodes={demand.nodes}"
-        yield f"--ntasks-per-node={demand.tasks_per_node}"
-        if demand.cores_per_task is not None:
-            yield f"--cpus-per-task={demand.cores_per_task}"
-        if gpus := self.gpu_request(demand):
-            yield gpus
-        yield f"--time={demand.time_limit}"
+    options = (
+        "--job-name={job_name}",
+        "--partition={partition}",
+        "--account={account}",
+        "--nodes={nodes}",
+        "--ntasks-per-node={tasks_per_node}",
+        "--cpus-per-task={cores_per_task}",
+        "{gpus}",
+        "--time={time_limit}",
         # Never begun again under the same job number: each night has a directory of its own.
-        yield "--no-requeue"
-        if demand.nodes > 1:
-            # When one node fails, the night goes on with the others and tries once more.
-            yield "--no-kill"
-        if demand.limit_s >= _SHORTEST_WARNED_S:
-            yield f"--signal=B:TERM@{min(_WARNING_S, demand.limit_s // 10)}"
-        yield f"--output={self.log_name(demand.job_name, '%j')}"
+        "--no-requeue",
+        "{when_a_node_fails}",
+        "--signal=B:TERM@{warning_s}",
+        "--output={job_name}-%j.log",
+    )
+    # sacct needs a database that not every site has; scontrol forgets a job after minutes.
+    questions = (
+        ("scontrol", "--oneliner", "show", "job"),
+        ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j"),
+    )
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        """See `Scheduler`."""
+        warning_s = min(_WARNING_S, demand.limit_s // 10)
+        return {
+            # The night goes on with the other nodes and tries once more.
+            "when_a_node_fails": "--no-kill" if demand.nodes > 1 else None,
+            "warning_s": warning_s if demand.limit_s >= _SHORTEST_WARNED_S else None,
+        }
 
     def preparation(self, demand: Demand) -> Iterator[str]:
         """See `Scheduler`."""
@@ -81,12 +86,6 @@ class Slurm(Scheduler):
             yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
         yield "# What is submitted once more, for other nodes, where one of these fails."
         yield 'export GPUSCALE_JOB_SCRIPT="$0"'
-
-    def questions(self, job: str) -> tuple[tuple[str, ...], ...]:
-        """See `Scheduler`."""
-        # sacct needs a database that not every site has; scontrol forgets a job after minutes.
-        sacct = ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job)
-        return ("scontrol", "--oneliner", "show", "job", job), sacct
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
@@ -99,8 +98,8 @@ class Slurm(Scheduler):
             return UNKNOWN
         word = told[1]
         if word not in _ENDINGS:
-            return JobState(stage="running" if word in _RUNS else "waiting", word=word)
-        ended = JobState(stage="ended", word=word, ending=_ENDINGS[word])
+            return JobState("running" if word in _RUNS else "waiting", word)
+        ended = JobState("ended", word, ending=_ENDINGS[word])
         if word == "REVOKED":
             remark = "another cluster of the federation has started it; see there"
             return replace(ended, remark=remark)
@@ -119,11 +118,9 @@ class Slurm(Scheduler):
         job = environment[self.job_variable]
         shown = answer_of(["scontrol", "--oneliner", "show", "job", job]) or ""
         # What was given on the command line of the first job is not in its script.
-        kept = {
-            "--partition": environment.get("SLURM_JOB_PARTITION"),
-            "--account": environment.get("SLURM_JOB_ACCOUNT"),
-            "--qos": environment.get("SLURM_JOB_QOS"),
-            "--reservation": environment.get("SLURM_JOB_RESERVATION"),
+        words = ("partition", "account", "qos", "reservation")
+        kept = {f"--{word}": environment.get(f"SLURM_JOB_{word.upper()}") for word in words}
+        kept |= {
             "--time": _told(shown, "TimeLimit"),
             "--mail-type": _told(shown, "MailType"),
             "--mail-user": _told(shown, "MailUser"),
