@@ -17,7 +17,7 @@ from scaling_records import CNN
 from gpuscale.records import EntryVerdict, NoteCode, ReasonCode, Verdict
 from gpuscale.report import text
 from gpuscale.report.reason_words import WORDS
-from gpuscale.report.terminal import Screen, wrapped
+from gpuscale.report.screen import Screen, wrapped
 from gpuscale.report.view import explanations
 
 
