@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
+from builders import CNN, environment, gpu_summary, phases, run, with_values
 from changing import replace
 from comparison_records import entry, peak_memory
-from phase_records import phases
-from scaling_records import CNN, environment, gpu_summary, run, with_values
 
 from gpuscale.budget import EfficiencyBudget
 from gpuscale.diagnose.attribution import Rank, Step, changes_of

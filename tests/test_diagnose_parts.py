@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+from builders import gpu_summary, phases, run, with_values
 from changing import replace
 from comparison_records import entry
-from phase_records import phases
-from scaling_records import gpu_summary, run, with_values
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of
 from gpuscale.diagnose.devices import explaining_clocks, symptoms_of

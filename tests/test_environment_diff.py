@@ -1,8 +1,8 @@
 """What is different between environments, for those who ask why and those who refuse."""
 
 import pytest
+from builders import environment
 from changing import replace
-from scaling_records import environment
 
 from gpuscale.environment_diff import (
     FIELDS,

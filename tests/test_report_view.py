@@ -34,7 +34,7 @@ from gpuscale.records import (
 from gpuscale.report import text
 from gpuscale.report.cause_words import next_step
 from gpuscale.report.reason_words import WORDS
-from gpuscale.report.terminal import Screen, wrapped
+from gpuscale.report.screen import Screen, wrapped
 from gpuscale.report.view import explanations
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuscale.errors import FileError, UsageError
 from gpuscale.printable import visible
 from gpuscale.report import FORMATS
-from gpuscale.report.terminal import Screen
+from gpuscale.report.screen import Screen
 from gpuscale.report.view import View
 from gpuscale.store import write_report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
-from gpuscale.report.terminal import columns_of
+from gpuscale.report.screen import columns_of
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 

@@ -18,9 +18,8 @@ from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
 from gpuscale.report import text
 from gpuscale.report.phrases import injection_warning, spread_text
-from gpuscale.report.progress import can_redraw, progress_text, redrawn
 from gpuscale.report.results import scaling_lines
-from gpuscale.report.terminal import Screen, columns_of, fitted
+from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
 from gpuscale.validity import with_validity

@@ -27,10 +27,8 @@ from gpuscale.records.cause import (
 )
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
-from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.phases import Phases
-from gpuscale.records.reason import Finding, NoteCode, QuantityName, ReasonCode, Statement
 from gpuscale.records.request import (
     NodeProbe,
     NodeProbeRequest,
@@ -73,8 +71,15 @@ from gpuscale.records.tolerances import (
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
+    Estimate,
+    Finding,
     MetricVerdict,
+    NoteCode,
+    QuantityName,
+    Rate,
+    ReasonCode,
     SpeedupPair,
+    Statement,
     Verdict,
 )
 

@@ -7,8 +7,8 @@ import msgspec
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.run import Failure
+from gpuscale.records.verdict import Estimate, Rate
 
 Injection = Literal["data", "slow-rank", "compute"]
 """The kind of `--inject`."""

@@ -31,7 +31,7 @@ from gpuscale.report.phrases import (
 )
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.results import software_text
-from gpuscale.report.terminal import fitted, table
+from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_seconds, significant

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, SubElement
 from gpuscale.records import Estimate
 from gpuscale.report import text
 from gpuscale.report.phrases import injection_warning, quantity_text, verdict_word
-from gpuscale.report.terminal import Screen
+from gpuscale.report.screen import Screen
 from gpuscale.report.view import Row, View
 
 # What XML 1.0 cannot hold, not even as a reference.

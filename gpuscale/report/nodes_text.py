@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuscale.nodes import NodeFinding
 from gpuscale.records import NodeProbe
-from gpuscale.report.terminal import table
+from gpuscale.report.screen import table
 from gpuscale.units import format_bytes, format_seconds
 
 

@@ -10,7 +10,7 @@ from gpuscale.budget import RankSkew, rank_skews
 from gpuscale.records import EntryKey, Phases, Results, Run
 from gpuscale.report.phrases import UNKNOWN, configuration_text, set_apart
 from gpuscale.report.results import provenance_lines, skew_text
-from gpuscale.report.terminal import fitted, table
+from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.strategies import STRATEGIES

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuscale.records import EntryVerdict, MetricVerdict, QuantityName, Verdict
-from gpuscale.records.reason import NoteCode, ReasonCode, Statement
+from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
 from gpuscale.report.phrases import amount_text, counted, gpus_text, quantity_text
 from gpuscale.units import format_percent
 

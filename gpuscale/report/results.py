@@ -29,7 +29,7 @@ from gpuscale.report.phrases import (
     time_text,
 )
 from gpuscale.report.reason_words import statement_text
-from gpuscale.report.terminal import fitted, table
+from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import PointKey, ScalingPoint, scaling_points, unit_error_note
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpuscale.records import OverheadReport, Rate, TrialsReport
 from gpuscale.report.phrases import UNKNOWN, interval_text
-from gpuscale.report.terminal import table
+from gpuscale.report.screen import table
 from gpuscale.units import format_percent, format_seconds
 
 

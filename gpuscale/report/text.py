@@ -10,7 +10,7 @@ from gpuscale.report.phrases import (
     judged_text,
     verdict_word,
 )
-from gpuscale.report.terminal import Screen, wrapped
+from gpuscale.report.screen import Screen, wrapped
 from gpuscale.report.view import Row, View, explanations
 
 _GAP = "  "

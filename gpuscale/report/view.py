@@ -27,7 +27,7 @@ from gpuscale.report.phrases import (
     short_reason,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.terminal import Screen
+from gpuscale.report.screen import Screen
 
 _NAMED_SUBJECTS = 3
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpuscale.records.estimate import Estimate
+from gpuscale.records.verdict import Estimate
 from gpuscale.statistics.distributions import t_probability, t_quantile
 
 CONFIDENCE = 0.95

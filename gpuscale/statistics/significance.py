@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from gpuscale.records.estimate import Estimate, Rate
+from gpuscale.records.verdict import Estimate, Rate
 from gpuscale.statistics.distributions import beta_quantile
 from gpuscale.statistics.estimates import (
     CONFIDENCE,

@@ -33,7 +33,7 @@ class Demand:
     cores_per_task: int | None
     """None where the profile does not know how many cores a node has."""
     gpu_option: str | None
-    """The site's request for GPUs, with `{gpus}` for those of a node; None as the scheduler does."""
+    """The site's request for GPUs, `{gpus}` being those of a node; None is the scheduler's."""
     partition: str | None
     account: str | None
     time_limit: str

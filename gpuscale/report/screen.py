@@ -1,0 +1,252 @@
+"""Terminals: colours, lines and tables that fit their columns, and a line that moves."""
+
+import io
+import os
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TextIO
+
+from gpuscale.records import Verdict
+from gpuscale.units import format_seconds
+
+_PLAIN_COLUMNS = 100
+"""Columns of text that goes to a file or a log."""
+_NARROWEST, _WIDEST = 60, 120
+_GAP = "  "
+_RESET, _BOLD = "\033[0m", "\033[1m"
+_GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
+_BAR_CELLS, _SHORTEST_BAR = 20, 4
+_REFRESH_S = 0.2
+_ERASE_LINE = "\r\033[K"
+# The cursor rests behind what stands in the line and goes back there after each text, so that
+# nothing is left behind when the screen scrolls; a text never runs into a second line.
+_ERASE_REST = "\033[K"
+_DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
+
+Stage = tuple[str, int, int]
+"""A name, how many of its steps are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """Where text is shown, such as a terminal; a file or a log by default."""
+
+    columns: int = _PLAIN_COLUMNS
+    colour: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> "Screen":
+        """A terminal in its width, within reason, and in colour unless NO_COLOR is set."""
+        columns = columns_of(stream)
+        if columns is None:
+            return cls()
+        # no-color.org
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return cls(columns=min(max(columns, _NARROWEST), _WIDEST), colour=not plain)
+
+    def of_verdict(self, verdict: Verdict, text: str) -> str:
+        """The text in the verdict's colour."""
+        sign = _BOLD_RED if verdict.is_loss else _GREEN if verdict.is_pass else _YELLOW
+        return f"{sign}{text}{_RESET}" if self.colour else text
+
+    def bold(self, text: str) -> str:
+        """The text in bold."""
+        return f"{_BOLD}{text}{_RESET}" if self.colour else text
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """The columns of a terminal, or what `COLUMNS` says of it; None of anything else."""
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _PLAIN_COLUMNS
+    except (OSError, io.UnsupportedOperation):
+        return _PLAIN_COLUMNS
+
+
+def fitted(lines: Iterable[str], columns: int | None) -> Iterator[str]:
+    """The lines, wrapped where a terminal of so many columns asks for it; None asks for nothing.
+
+    Tables, which have several lines in one text, have found their columns already and stay.
+    """
+    for line in lines:
+        yield from [line] if columns is None or "\n" in line else wrapped(line, columns)
+
+
+def wrapped(text: str, columns: int, *, hanging: int = 4) -> list[str]:
+    """One line, in lines of at most so many columns; a longer word stays whole.
+
+    Its indentation is kept; the further lines are indented by `hanging` more.
+    """
+    indent = len(text) - len(text.lstrip(" "))
+    lines = textwrap.wrap(
+        # A number keeps its unit: textwrap breaks at spaces, and not at these.
+        text[indent:].replace(" %", "\u00a0%"),
+        columns,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hanging),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\u00a0", " ") for line in lines] or [text]
+
+
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    columns: int | None = None,
+    *,
+    keys: int = 2,
+    first: Sequence[str] = (),
+    left: Collection[str] | None = None,
+    spare: Collection[str] = (),
+) -> str:
+    """One table where a terminal of so many columns has room for it, and else several.
+
+    The first `keys` headers name a row and so begin each table. The others are named by `first`,
+    which a narrow terminal shows first, `left`, which are aligned to the left (None is the first
+    header alone), and `spare`, which only one whole table has.
+    """
+    # Not for comparisons, which have no table: importing it takes a sixth of their time.
+    from tabulate import tabulate
+
+    aligned_left = [i == 0 if left is None else name in left for i, name in enumerate(headers)]
+    sides = ["left" if is_left else "right" for is_left in aligned_left]
+    whole = tabulate(rows, headers, disable_numparse=True, colalign=sides)
+    if columns is None or max(map(len, whole.splitlines())) <= columns:
+        return whole
+    names = [*first, *(name for name in headers[keys:] if name not in first)]
+    order = [headers.index(name) for name in names if name not in spare]
+    # A header of several words may stand in several lines, a cell stands in one.
+    widths = [
+        max(map(len, [*name.split(), *(row[i] for row in rows)])) for i, name in enumerate(headers)
+    ]
+    return "\n\n".join(
+        _drawn(headers, rows, widths, aligned_left, [*range(keys), *sorted(group)])
+        for group in _groups(order, widths, columns, keys)
+    )
+
+
+def _groups(
+    order: Sequence[int], widths: Sequence[int], columns: int, keys: int
+) -> Iterator[list[int]]:
+    """The columns of each table: as many as there is room for, and at least one."""
+    start = sum(widths[:keys]) + len(_GAP) * (keys - 1)
+    group: list[int] = []
+    used = start
+    for index in order:
+        needed = len(_GAP) + widths[index]
+        if group and used + needed > columns:
+            yield group
+            group, used = [], start
+        group.append(index)
+        used += needed
+    yield group
+
+
+def _drawn(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    aligned_left: Sequence[bool],
+    shown: Sequence[int],
+) -> str:
+    """The table of those columns that are shown."""
+    heads = {i: textwrap.wrap(headers[i], widths[i]) for i in shown}
+    height = max(map(len, heads.values()))
+    padded = [[""] * (height - len(head)) + head for head in heads.values()]
+    rule = ["-" * widths[i] for i in shown]
+    cells = ([row[i] for i in shown] for row in rows)
+    return "\n".join(
+        _GAP.join(
+            f"{cell:<{widths[i]}}" if aligned_left[i] else f"{cell:>{widths[i]}}"
+            for i, cell in zip(shown, line, strict=True)
+        ).rstrip()
+        for line in (*zip_longest(*padded), rule, *cells)
+    )
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """True for a terminal that can draw a line anew."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def progress_text(what: str, done: int, total: int, room: int | None = None) -> str:
+    """A bar and what it counts: `██████████░░░░░░░░░░ window 5/10`.
+
+    In less room, in columns, the bar is shorter or left out; where not even the words fit, the
+    text is empty.
+    """
+    words = f"{what} {done}/{total}"
+    cells = _BAR_CELLS if room is None else min(_BAR_CELLS, room - len(words) - 1)
+    if cells < _SHORTEST_BAR:
+        return words if room is None or len(words) <= room else ""
+    filled = cells * done // total if total else 0
+    return f"{'█' * filled}{'░' * (cells - filled)} {words}"
+
+
+@contextmanager
+def redrawn(
+    stream: TextIO | None, text: Callable[[], str | None], *, behind: bool = False
+) -> Iterator[None]:
+    """Draw a text over and over while the context lasts, and erase it at the end.
+
+    A thread of its own asks for the text; None or nothing leaves what is there. `behind` keeps
+    what stands in the line already. A stream that is None is never drawn on.
+    """
+    if stream is None:
+        yield
+        return
+    stop = threading.Event()
+    erase, form = (_ERASE_REST, _DRAW_REST) if behind else (_ERASE_LINE, "{}")
+
+    def write(sequence: str) -> None:
+        stream.write(sequence)
+        stream.flush()
+
+    def draw() -> None:
+        is_drawn = False
+        while not stop.wait(_REFRESH_S):
+            if now := text():
+                write(erase + form.format(now))
+                is_drawn = True
+        if is_drawn:
+            write(erase)
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def counted_runs(
+    stream: TextIO, total: int, present: Callable[[], Stage | None]
+) -> Iterator[Callable[[], None]]:
+    """Draw how many runs are made, what the present one does, and the time; yields what counts."""
+    done = 0
+    started = time.monotonic()
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+
+    def text() -> str:
+        stage = present()
+        inside = "" if stage is None else f", {stage[0]} {stage[1]}/{stage[2]}"
+        passed = format_seconds(max(1.0, time.monotonic() - started))
+        return f"{progress_text('run', done, total)}{inside}, {passed}"
+
+    with redrawn(stream if can_redraw(stream) else None, text):
+        yield advance
