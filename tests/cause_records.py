@@ -11,7 +11,7 @@ from scaling_records import CNN, environment, gpu_summary, results, with_values
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
     CauseKind,

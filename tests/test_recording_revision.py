@@ -7,7 +7,7 @@ from changing import replace
 from scaling_records import CNN, measured, run
 
 from gpuscale.errors import UsageError
-from gpuscale.recording import (
+from gpuscale.recording.from_results import (
     Proposal,
     accepted,
     baseline_from_results,

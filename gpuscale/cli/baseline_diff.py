@@ -12,7 +12,7 @@ from gpuscale.compare import compare
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.diagnose.surroundings import environment_changes
 from gpuscale.errors import ExitCode
-from gpuscale.recording import results_of
+from gpuscale.recording.from_results import results_of
 from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.report.baseline import EntryChange, changes_text
 from gpuscale.store import read_baseline

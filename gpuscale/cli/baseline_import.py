@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuscale.cli.baseline import add_output, refuse_existing
 from gpuscale.errors import ExitCode
-from gpuscale.recording import TableDefaults, figures_from_table
+from gpuscale.recording.from_table import TableDefaults, figures_from_table
 from gpuscale.recording.hand_kept_table import tables_in
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline

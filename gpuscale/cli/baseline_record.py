@@ -9,7 +9,12 @@ from gpuscale.cli.baseline import add_expiry, add_output, login_name, refuse_exi
 from gpuscale.cli.inputs import gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.recording import baseline_from_results, entries_of, measured_at, results_of
+from gpuscale.recording.from_results import (
+    baseline_from_results,
+    entries_of,
+    measured_at,
+    results_of,
+)
 from gpuscale.records import Baseline
 from gpuscale.report.baseline import step_time_text
 from gpuscale.store import write_baseline

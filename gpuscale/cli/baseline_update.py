@@ -14,7 +14,7 @@ from gpuscale.compare.machine import machine_mismatch
 from gpuscale.compare.matching import side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording import (
+from gpuscale.recording.from_results import (
     EVERYTHING,
     Proposal,
     accepted,
