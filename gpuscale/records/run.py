@@ -1,4 +1,4 @@
-"""One run: a fresh start of all ranks of one (case, strategy, gpus), and what it measured."""
+"""One run, a fresh start of all ranks of one (case, strategy, gpus), and the runs of one session."""
 
 import math
 import statistics
@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
 from gpuscale.records.phases import Phases
 from gpuscale.records.record import (
@@ -18,6 +19,7 @@ from gpuscale.records.record import (
     Gpus,
     Line,
     Lines,
+    Moment,
     Name,
     Number,
     PositiveCount,
@@ -162,6 +164,27 @@ class Run(Record, frozen=True, kw_only=True):
             for windows in (self.windows, self.unsynced_windows)
         )
         return (with_s - without_s) / self.steps_per_window
+
+
+class Results(Record, frozen=True, kw_only=True):
+    """A results file in memory: its header and its runs, in the order they were measured."""
+
+    created_at: Moment
+    """ISO 8601 with offset."""
+    gpuscale_version: Name
+    environment: Environment
+    injections: tuple[Name, ...] = ()
+    """Faults that were made on purpose: such results never pass for real ones."""
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def allocation(self) -> str:
+        """The job that the file was begun in: its id, or host and time."""
+        return self.environment.job_id or f"{self.environment.host} {self.created_at}"
+
+    def allocation_of(self, run: Run) -> str:
+        """The same of one of the runs, which a resumed file may have from another job."""
+        return run.allocation or self.allocation
 
 
 def with_measured(run: Run) -> Run:

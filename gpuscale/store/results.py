@@ -9,7 +9,6 @@ import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpuscale.errors import DecodeError, FileError
@@ -106,19 +105,15 @@ class _RunAppender:
     so that a kill or a full disk loses the run under way and nothing else.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = -1
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def append(self, run: Run) -> None:
@@ -129,6 +124,7 @@ class _RunAppender:
         """
         if self._descriptor < 0:
             raise ValueError(f"{self.path} is closed")
+        self._make_ready()
         try:
             line = encode_run(run)
         except DecodeError as error:
@@ -141,6 +137,9 @@ class _RunAppender:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _make_ready(self) -> None:
+        """Mends the end of a file that was there before, ahead of the first run."""
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
@@ -182,21 +181,20 @@ class ResultsWriter(_RunAppender):
             FileError: the file exists already or cannot be written.
         """
         super().__init__(path)
+        header = Header(
+            created_at=created_at.isoformat(timespec="milliseconds"),
+            gpuscale_version=__version__,
+            environment=environment,
+            injections=injections,
+        )
         try:
-            header = encode_header(
-                Header(
-                    created_at=created_at.isoformat(timespec="milliseconds"),
-                    gpuscale_version=__version__,
-                    environment=environment,
-                    injections=injections,
-                )
-            )
+            line = encode_header(header)
         except DecodeError as error:
             raise file_error(path, f"cannot record this environment: {error}") from None
         self._descriptor = _create(path)
         try:
             _lock(path, self._descriptor)
-            self._write_line(header)
+            self._write_line(line)
         except FileError:
             self.close()
             with suppress(OSError):
@@ -235,24 +233,16 @@ class ResumedResults(_RunAppender):
             self._kept = _size_without_partial_line(content)
             self._ends_with_break = content[: self._kept].endswith(b"\n")
             self.results = decoded(path, content[: self._kept], decode_results)
-            self.copy = None if self._kept == self._size else _unused_name(path)
+            unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
+            self.copy = None if self._kept == self._size else path.with_name(unused)
         except BaseException:
             self.close()
             raise
         self._is_ready = False
 
-    def append(self, run: Run) -> None:
-        """Writes one run and waits until it is on disk.
-
-        Raises:
-            FileError: the run is not in the file; the runs before it are.
-        """
-        if not self._is_ready and self._descriptor >= 0:
-            self._make_ready()
-            self._is_ready = True
-        super().append(run)
-
     def _make_ready(self) -> None:
+        if self._is_ready:
+            return
         try:
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
@@ -265,6 +255,7 @@ class ResumedResults(_RunAppender):
                 self._write_line("")
         except OSError as error:
             raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
+        self._is_ready = True
 
 
 def _size_without_partial_line(content: bytes) -> int:
@@ -282,28 +273,22 @@ def _size_without_partial_line(content: bytes) -> int:
     return len(content)
 
 
-def _unused_name(path: Path) -> Path:
-    return path.with_name(f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short")
-
-
 def _lock(path: Path, descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        problem = "another session is writing to it; wait until that has ended"
-        raise file_error(path, problem) from None
-    except OSError:
-        # Some network file systems have no locks; two sessions in one file are rare enough.
-        return
+    # Some network file systems have no locks; two sessions in one file are rare enough.
+    with suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another session is writing to it; wait until that has ended"
+            raise file_error(path, problem) from None
 
 
 def _create(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise file_error(path.parent, WRITE_PROBLEMS[errno.ENOTDIR]) from None
     except (OSError, ValueError) as error:
-        raise file_error(path.parent, path_problem(error, WRITE_PROBLEMS)) from None
+        known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
+        raise file_error(path.parent, path_problem(error, known)) from None
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError) as error:
