@@ -3,12 +3,15 @@
 import argparse
 import getpass
 import sys
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.errors import ExitCode, FileError
 from gpuscale.printable import clean
+from gpuscale.recording.from_results import EntryId
+from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.store import read_baseline
 
@@ -91,6 +94,9 @@ def login_name() -> str | None:
     return clean(name).strip()[:NAME_LIMIT] or None
 
 
-def now_text() -> str:
-    """This moment, to the second: ISO 8601 with offset."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
+    """The measured entries of a baseline, in its order."""
+    return {
+        EntryId(entry.point.configuration, entry.point.key.gpus): entry
+        for entry in side_of_baseline(baseline).entries
+    }

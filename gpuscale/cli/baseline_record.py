@@ -10,6 +10,7 @@ from gpuscale.cli.inputs import gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.recording.from_results import (
+    EntryId,
     baseline_from_results,
     entries_of,
     measured_at,
@@ -81,13 +82,13 @@ def _weak_entries(baseline: Baseline) -> list[str]:
 
     The worst come first.
     """
-    times = {tuple(e): step_time_text(runs) for e, runs in entries_of(baseline.runs).items()}
+    runs = entries_of(baseline.runs)
     found = []
     for entry in compare(baseline, results_of(baseline)).entries:
         loss = entry.minimum_detectable_loss
         if entry.configuration is not None and (loss is None or loss > _WEAK):
             named = "none" if loss is None else f"from {whole_percent(loss)}"
-            time = times[entry.configuration, entry.key.gpus]
+            time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
             text = f"{entry.key.label} {named} (step time {time})"
             found.append((math.inf if loss is None else loss, text))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]

@@ -3,15 +3,15 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.baseline import add_expiry, login_name, now_text
+from gpuscale.cli.baseline import add_expiry, login_name, measured_entries
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch
-from gpuscale.compare.matching import side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
 from gpuscale.recording.from_results import (
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen,
         results,
         reason=reason,
-        at=now_text(),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
         by=login_name(),
         expires_on=expires_on,
     )
@@ -132,10 +132,7 @@ def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> Non
 
 def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
-    old, new = (
-        {(entry.point.configuration, entry.point.key.gpus): entry for entry in side.entries}
-        for side in (side_of_baseline(baseline), side_of_baseline(everything))
-    )
+    old, new = measured_entries(baseline), measured_entries(everything)
     changes = [
         EntryChange(old=old.get(each.entry), new=new[each.entry], remark=_remark(each))
         for each in found
@@ -173,15 +170,13 @@ def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def _answer(question: str) -> str:
-    sys.stdout.write(question)
-    sys.stdout.flush()
     # The end of input is the empty text; a bare return key is no answer, so it asks again.
     while True:
+        sys.stdout.write(question)
+        sys.stdout.flush()
         line = sys.stdin.readline()
         if not line or line.strip():
             return line.strip()
-        sys.stdout.write(question)
-        sys.stdout.flush()
 
 
 def _left_references(chosen: Sequence[Proposal], found: Sequence[Proposal]) -> list[str]:

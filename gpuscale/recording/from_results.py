@@ -34,8 +34,8 @@ _IN_HISTORY = (
 _NO_TIME = "1970-01-01T00:00:00+00:00"
 
 
-class Entry(NamedTuple):
-    """The properties that the runs of one entry of a baseline share."""
+class EntryId(NamedTuple):
+    """The properties that the runs of one entry of a baseline share, by which it is told."""
 
     configuration: Configuration
     gpus: int
@@ -46,11 +46,11 @@ class Entry(NamedTuple):
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
 
-def entries_of(runs: Iterable[Run]) -> dict[Entry, list[Run]]:
+def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
     """The runs of each entry, in their order."""
-    entries: dict[Entry, list[Run]] = {}
+    entries: dict[EntryId, list[Run]] = {}
     for run in runs:
-        entries.setdefault(Entry(run.configuration, run.gpus), []).append(run)
+        entries.setdefault(EntryId(run.configuration, run.gpus), []).append(run)
     return entries
 
 
@@ -145,7 +145,7 @@ class Proposal:
 
     label: str
     """Of the row, with what tells it from others of the same name."""
-    entry: Entry
+    entry: EntryId
     old: tuple[Run, ...]
     """Empty where the baseline has no such entry."""
     new: tuple[Run, ...]
@@ -286,8 +286,10 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
 
 
 def _chosen(
-    entries: Mapping[Entry, list[Run]], cases: Collection[str] | None, gpus: Collection[int] | None
-) -> dict[Entry, list[Run]]:
+    entries: Mapping[EntryId, list[Run]],
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> dict[EntryId, list[Run]]:
     chosen = {
         entry: runs
         for entry, runs in entries.items()
@@ -304,11 +306,11 @@ def _chosen(
     return chosen
 
 
-def _held(entries: Iterable[Entry]) -> str:
+def _held(entries: Iterable[EntryId]) -> str:
     return f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
 
 
-def _refuse_short(entries: Mapping[Entry, list[Run]], minimum_runs: int) -> None:
+def _refuse_short(entries: Mapping[EntryId, list[Run]], minimum_runs: int) -> None:
     short = [
         f"{_entry_label(entry, entries)} has {len(runs)}"
         for entry, runs in entries.items()
@@ -337,7 +339,9 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
     ]
 
 
-def _refuse_mixed_workloads(entry: Entry, runs: Sequence[Run], entries: Collection[Entry]) -> None:
+def _refuse_mixed_workloads(
+    entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]
+) -> None:
     workloads = dict.fromkeys((run.batch_per_gpu, run.sample_shape) for run in runs)
     if len(workloads) > 1:
         found = ", ".join(f"batch {batch} of shape {shape}" for batch, shape in workloads)
@@ -347,7 +351,7 @@ def _refuse_mixed_workloads(entry: Entry, runs: Sequence[Run], entries: Collecti
         )
 
 
-def _entry_label(entry: Entry, entries: Iterable[Entry]) -> str:
+def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
     """The entry's name; where other configurations share it, also what tells it apart."""
     configuration, gpus = entry
     label = entry.key.label

@@ -1,4 +1,4 @@
-"""One run, a fresh start of all ranks of one (case, strategy, gpus), and the runs of one session."""
+"""One run, a fresh start of all ranks of one (case, strategy, gpus), and those of one session."""
 
 import math
 import statistics
