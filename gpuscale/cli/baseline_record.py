@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gpuscale.cli.baseline import add_expiry, add_output, login_name, refuse_existing
-from gpuscale.cli.inputs import gpu_counts, read_all_results
+from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.recording.from_results import (
@@ -32,15 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make a baseline of measured results: at least 6 runs of each entry."
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
-    parser.add_argument(
-        "--case",
-        metavar="CASE[/STRATEGY]",
-        action="append",
-        help="take only this case; may be given several times (default: all)",
-    )
-    parser.add_argument(
-        "--gpus", metavar="N,N,…", help="take only these numbers of GPUs (default: all)"
-    )
+    add_selection(parser, "take")
     add_expiry(parser)
 
 

@@ -1,5 +1,6 @@
 """The results files that a command is given, or finds for itself."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -50,8 +51,21 @@ def newest_input(folder: Path) -> Path:
     return path
 
 
+def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add which rows a command takes."""
+    parser.add_argument(
+        "--gpus", metavar="N,N,…", help=f"{verb} only these numbers of GPUs (default: all)"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help=f"{verb} only this case; may be given several times (default: all)",
+    )
+
+
 def gpu_counts(text: str) -> frozenset[int]:
-    """What `--gpus 1,2,4` names.
+    """The numbers that `--gpus 1,2,4` names.
 
     Raises:
         UsageError: it is not such a list.
