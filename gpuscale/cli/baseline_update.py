@@ -109,7 +109,7 @@ def _approved(
     found: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """What is shown first and then approved, and the reason for it; either may be missing."""
+    """The proposals that are approved once all were shown, and why; either may be missing."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -154,7 +154,7 @@ def _how(found: Sequence[Proposal]) -> str:
 
 
 def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """What the user at the terminal approves; the end of input approves nothing."""
+    """The proposals that the user at the terminal approves; the end of input approves nothing."""
     chosen: list[Proposal] = []
     every = False
     for proposal in found:

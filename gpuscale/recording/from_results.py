@@ -113,7 +113,7 @@ def measured_at(results: Sequence[Results]) -> str:
 
 
 def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """What a user does about an entry that has too few valid runs."""
+    """The remedy for an entry that has too few valid runs."""
     return (
         f"give the results of all nights together, or go on with one of them: 'pytest … --runs "
         f"{minimum_runs} --resume FILE' makes what it lacks, runs that were not steady included"
@@ -161,7 +161,7 @@ class Proposal:
 
 
 def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal, ...]:
-    """What would change: those entries of the results that the baseline has not just like that.
+    """The entries of the results that the baseline has not just like that.
 
     The order is that of the baseline, with new entries behind.
 

@@ -38,7 +38,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for every row whose own cell does not say it; None where nothing does."""
+    """Values of every row whose own cell does not say them; None where nothing does."""
 
     case: str | None = None
     strategy: str | None = None

@@ -15,7 +15,6 @@ from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, GpuDevice, Node
 from gpuscale.records.estimate import Estimate, Rate
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
-from gpuscale.records.phases import Phases
 from gpuscale.records.reason import Finding, NoteCode, QuantityName, ReasonCode, Statement
 from gpuscale.records.request import (
     NodeProbe,
@@ -32,6 +31,7 @@ from gpuscale.records.request import (
 from gpuscale.records.run import (
     Failure,
     FailureKind,
+    Phases,
     RankReport,
     Results,
     Run,

@@ -74,7 +74,7 @@ class Trials:
     def report(
         self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
     ) -> TrialsReport:
-        """What all blocks so far say, beside the overhead."""
+        """The rates over all blocks so far, beside the overhead."""
         clean = [rows for fault, rows in self._judged if fault is None]
         return TrialsReport(
             configuration=self._runs[0].configuration,

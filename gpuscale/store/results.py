@@ -36,12 +36,7 @@ _MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """A new file name in the folder, dated in UTC: in the order of names, later is newer.
-
-    Args:
-        folder: Usually `.gpuscale/results`.
-        now: With its time zone.
-    """
+    """A new file name in the folder, dated in UTC: in the order of names, later is newer."""
     if now.tzinfo is None:
         raise ValueError("now has no time zone; use datetime.now(timezone.utc)")
     dated = now.astimezone(UTC)
@@ -170,12 +165,6 @@ class ResultsWriter(_RunAppender):
         injections: tuple[str, ...] = (),
     ) -> None:
         """Creates the file, and its folders where they are missing.
-
-        Args:
-            path: A file that does not exist yet.
-            environment: Where the runs are measured.
-            created_at: With its time zone.
-            injections: Faults that are made on purpose in all of them.
 
         Raises:
             FileError: the file exists already or cannot be written.
