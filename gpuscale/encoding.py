@@ -66,11 +66,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def converted(kind: type[T], value: object) -> T:
-    """The record that a parsed document, such as one of TOML, stands for.
-
-    Raises:
-        DecodeError: with a place such as `job.modules[1]`.
-    """
+    """The record that a parsed document, such as one of TOML, stands for."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

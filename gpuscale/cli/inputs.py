@@ -36,11 +36,7 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
 
 
 def newest_input(folder: Path) -> Path:
-    """The newest results, named on standard error: they were not the user's own choice.
-
-    Raises:
-        FileError: there are none, or they cannot be read.
-    """
+    """The newest results, named on standard error: they were not the user's own choice."""
     path = newest_results(folder)
     results = read_results(path)
     age = age_text(results, datetime.now(UTC))
@@ -65,11 +61,7 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def gpu_counts(text: str) -> frozenset[int]:
-    """The numbers that `--gpus 1,2,4` names.
-
-    Raises:
-        UsageError: it is not such a list.
-    """
+    """The numbers that `--gpus 1,2,4` names."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:

@@ -187,9 +187,6 @@ def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Pro
     """The proposals that the selectors name: `all`, or each `CASE[/STRATEGY][@GPUS]`.
 
     `all` takes what can be accepted; a selector that names a row asks for just that.
-
-    Raises:
-        UsageError: a selector names nothing, or something that cannot be accepted.
     """
     chosen = []
     for selector in selectors:

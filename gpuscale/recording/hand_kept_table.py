@@ -148,11 +148,7 @@ def _checked(head: TableRow, rows: Sequence[TableRow]) -> Table:
 
 
 def column_of(position: int, header: str) -> Column | None:
-    """The column under a header; None where the header is not known.
-
-    Raises:
-        DecodeError: a unit that the quantity is not measured in.
-    """
+    """The column under a header; None where the header is not known."""
     name = re.sub(r"[\s_]+", " ", header.strip().lower())
     if name in _MEANINGS:
         return Column(position, header, _MEANINGS[name], _SECONDS.get(name, 1.0))
@@ -172,22 +168,14 @@ def column_of(position: int, header: str) -> Column | None:
 
 
 def whole(text: str, bounds: Any) -> int:
-    """The whole number in a cell, within the bounds of an annotated type.
-
-    Raises:
-        DecodeError: it is none, or out of bounds.
-    """
+    """The whole number in a cell, within the bounds of an annotated type."""
     if _WHOLE.fullmatch(text) is None:
         raise DecodeError("", f"expected a whole number, found {shown(text)}")
     return int(converted(bounds, int(text)))
 
 
 def rate(text: str) -> float:
-    """The throughput in a cell, in samples per second.
-
-    Raises:
-        DecodeError: it is no number, or out of bounds.
-    """
+    """The throughput in a cell, in samples per second."""
     if _PLAIN.fullmatch(text.lower()) is None:
         raise DecodeError("", f"expected a number such as 1520.5, found {shown(text)}")
     return float(converted(SamplesPerSecond, float(text)))
@@ -199,9 +187,6 @@ def times_s(text: str, seconds: float) -> tuple[float, ...]:
     Args:
         text: Each as `145`, `2:25`, `5:42:11.9` or `2 min 25 s`.
         seconds: How many one unit of a plain number is.
-
-    Raises:
-        DecodeError: something else, or a time out of bounds.
     """
     found = tuple(_time_s(part.strip().lower(), seconds) for part in _SEVERAL.split(text))
     return converted(tuple[Seconds, ...], found)

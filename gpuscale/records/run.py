@@ -170,11 +170,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per step.
-
-        Raises:
-            ValueError: the run is not valid and has no step time.
-        """
+        """Seconds per step of a valid run; any other has none, which is a ValueError."""
         if not self.is_valid:
             raise ValueError(f"{self.key.label}, run {self.index} has no step time")
         return self.measured[STEP_TIME]

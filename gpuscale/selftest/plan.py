@@ -36,11 +36,7 @@ def expected_s(device: str, *, blocks: int, overhead_runs: int, gpus: int) -> fl
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
-    """The case that `FILE::Class` names, or the default one of the device.
-
-    Raises:
-        UsageError: there is no such file, it cannot be imported, or it has no such case.
-    """
+    """The case that `FILE::Class` names, or the default one of the device."""
     file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
     path = Path(file).absolute()
     if text is None and not path.is_file():
@@ -77,11 +73,7 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
 
 
 def numbers_of_gpus(asked: Collection[int] | None, environment: Environment) -> tuple[int, ...]:
-    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two.
-
-    Raises:
-        UsageError: the machine has fewer than were asked for.
-    """
+    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two."""
     on_cpu = environment.device == "cpu"
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:
@@ -103,11 +95,7 @@ def case_request(
     run: int,
     injections: tuple[str, ...] = (),
 ) -> RunRequest:
-    """The request for one run of a case as gpuscale measures it by default.
-
-    Raises:
-        CaseError: the case has no default size, or its batch cannot be divided.
-    """
+    """The request for one run of a case as gpuscale measures it by default."""
     built = case()
     size = built.named_size(SIZES[environment.device])
     return RunRequest(

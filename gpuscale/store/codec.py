@@ -43,12 +43,7 @@ class Header(Record, frozen=True, kw_only=True):
 
 
 def encode_header(header: Header) -> str:
-    """The first line of a results file, without its line break.
-
-    Raises:
-        DecodeError: a value breaks the format's rules, so that nobody could read it back; also
-            below.
-    """
+    """The first line of a results file, without its line break, where it can be read back."""
     return _with_envelope(to_json(header), RESULTS_FORMAT)
 
 

@@ -156,11 +156,7 @@ def _too_large(path: Path, size: int) -> FileError:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes a baseline file whole or not at all, in place of an earlier one.
-
-    Raises:
-        FileError: the file cannot be written, or the baseline breaks the format's rules.
-    """
+    """Writes a baseline file whole or not at all, in place of an earlier one."""
     try:
         text = encode_baseline(baseline)
     except DecodeError as error:

@@ -164,11 +164,7 @@ class ResultsWriter(_RunAppender):
         created_at: datetime,
         injections: tuple[str, ...] = (),
     ) -> None:
-        """Creates the file, and its folders where they are missing.
-
-        Raises:
-            FileError: the file exists already or cannot be written.
-        """
+        """Creates the file, and its folders where they are missing."""
         super().__init__(path)
         header = Header(
             created_at=created_at.isoformat(timespec="milliseconds"),
@@ -203,11 +199,7 @@ class ResumedResults(_RunAppender):
     """Where a file whose last line is cut short will be copied to; None for a whole file."""
 
     def __init__(self, path: Path) -> None:
-        """Opens and reads the file, and keeps other sessions from writing to it.
-
-        Raises:
-            FileError: it cannot be read or written, or is no results file with a header.
-        """
+        """Opens and reads the file, and keeps other sessions from writing to it."""
         super().__init__(path)
         try:
             refuse_unreadable(path, path.stat())
