@@ -7,7 +7,7 @@ E(n) lacks to 1, since E(n) is the ideal time over T(n).
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import Configuration, EntryKey, RankReport, Run
@@ -84,22 +84,23 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     Times are means over the valid runs, since a part that only some runs had has lost its share
     of the efficiency that `scaling_points` gives; the parts add up to that loss.
     """
+    valid = _valid_by_point(runs)
+    references = References(valid)
+    budgets = []
+    for point in scaling_points(runs):
+        reference = references.of(point.point_key)
+        if point.key.gpus > 1 and reference is not None and point.efficiency is not None:
+            efficiency, its = point.efficiency.value, valid[point.point_key]
+            budgets.append(_budget(point, efficiency, its, valid[reference]))
+    return tuple(budgets)
+
+
+def _valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
     valid: dict[PointKey, list[Run]] = {}
     for run in runs:
         if run.is_valid:
             valid.setdefault(PointKey.of(run), []).append(run)
-    return tuple(_budgets(scaling_points(runs), valid))
-
-
-def _budgets(
-    points: Iterable[ScalingPoint], valid: Mapping[PointKey, Sequence[Run]]
-) -> Iterator[EfficiencyBudget]:
-    references = References(valid)
-    for point in points:
-        reference = references.of(point.point_key)
-        if point.key.gpus == 1 or reference is None or point.efficiency is None:
-            continue
-        yield _budget(point, point.efficiency.value, valid[point.point_key], valid[reference])
+    return valid
 
 
 def _budget(
@@ -113,13 +114,14 @@ def _budget(
     exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
     # DDP handles gradients on one rank too, and so does the ideal step.
     alone_s = _mean(run.synchronization_s for run in reference) or 0.0
-    communication = None if exposed_s is None else (exposed_s - ideal * alone_s) / step_time_s
-    data = (
-        None
-        if data_s is None or reference_data_s is None
-        else (data_s - ideal * reference_data_s) / step_time_s
-    )
-    skew = _share(_mean(skew.skew_s for skew in rank_skews(runs)), step_time_s)
+    skew_s = _mean(skew.skew_s for skew in rank_skews(runs))
+    communication = data = skew = None
+    if exposed_s is not None:
+        communication = (exposed_s - ideal * alone_s) / step_time_s
+    if data_s is not None and reference_data_s is not None:
+        data = (data_s - ideal * reference_data_s) / step_time_s
+    if skew_s is not None:
+        skew = skew_s / step_time_s
     known = sum(part for part in (communication, data, skew) if part is not None)
     return EfficiencyBudget(
         key=point.key,
@@ -134,16 +136,13 @@ def _budget(
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
     """The slowest rank of every valid run of several ranks whose paces are known."""
-    return tuple(_skews(runs))
-
-
-def _skews(runs: Iterable[Run]) -> Iterator[RankSkew]:
+    skews = []
     for run in runs:
         paced = _by_pace(run.ranks)
         if not run.is_valid or len(paced) < 2:
             continue
         (median_pace_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
-        yield RankSkew(
+        skew = RankSkew(
             key=run.key,
             run=run.index,
             rank=slowest.rank,
@@ -152,6 +151,8 @@ def _skews(runs: Iterable[Run]) -> Iterator[RankSkew]:
             pace_s=pace_s,
             median_pace_s=median_pace_s,
         )
+        skews.append(skew)
+    return tuple(skews)
 
 
 def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
@@ -176,37 +177,28 @@ def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
     Runs on the same devices, on any number of GPUs, tell the noise together with a declared
     deviation; an analysis of variance must find the devices different with p < 0.01.
     """
-    spreads = []
-    by_configuration: dict[Configuration, list[Run]] = {}
-    for run in runs:
-        if run.is_valid:
-            by_configuration.setdefault(run.configuration, []).append(run)
-    for configured in by_configuration.values():
-        singles = [run for run in configured if run.gpus == 1]
-        for point in dict.fromkeys(map(PointKey.of, singles)):
-            on_point = [run for run in singles if PointKey.of(run) == point]
-            if (spread := _device_spread(on_point, configured)) is not None:
-                spreads.append(spread)
-    return tuple(spreads)
+    valid = _valid_by_point(runs)
+    spreads = (_device_spread(point, valid) for point in valid if point.gpus == 1)
+    return tuple(spread for spread in spreads if spread is not None)
 
 
-def _device_spread(singles: Sequence[Run], configured: Iterable[Run]) -> DeviceSpread | None:
+def _device_spread(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> DeviceSpread | None:
     repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
-    for run in configured:
-        if uuids := _uuids(run):
-            repeated.setdefault((PointKey.of(run), uuids), []).append(run.log_step_time)
     devices: dict[str, list[float]] = {}
-    for run in singles:
-        for uuid in _uuids(run):
-            devices.setdefault(uuid, []).append(run.log_step_time)
+    for key, runs in valid.items():
+        for run in runs if key.configuration == point.configuration else ():
+            if uuids := frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids):
+                repeated.setdefault((key, uuids), []).append(run.log_step_time)
+            for uuid in uuids if key == point else ():
+                devices.setdefault(uuid, []).append(run.log_step_time)
     if len(devices) < 2:
         return None
     if not _differ(devices.values(), *_noise(repeated.values())):
         return None
     means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
     return DeviceSpread(
-        key=singles[0].key,
-        configuration=singles[0].configuration,
+        key=valid[point][0].key,
+        configuration=point.configuration,
         fastest=means[0][1],
         fastest_step_time_s=exponential(means[0][0]),
         slowest=means[-1][1],
@@ -231,10 +223,6 @@ def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
     return (_DECLARED_DF * declared + sample.df * sample.variance) / df, df
 
 
-def _uuids(run: Run) -> frozenset[str]:
-    return frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids)
-
-
 def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
     """Whether the means of groups lie further apart than that variance of a value explains."""
     filled = list(groups)
@@ -247,7 +235,3 @@ def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bo
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _share(seconds: float | None, step_time_s: float) -> float | None:
-    return None if seconds is None else seconds / step_time_s

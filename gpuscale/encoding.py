@@ -56,7 +56,9 @@ def from_json(kind: type[T], text: str) -> T:
     except msgspec.ValidationError as error:
         _refuse_value(kind, _parsed(text), str(error))
     except msgspec.DecodeError as error:
-        _refuse_json(text, str(error))
+        _parsed(text)
+        problem = str(error).removeprefix("JSON is malformed: ")
+        raise DecodeError("", f"this is not JSON: {problem}") from None
     except RecursionError:
         raise DecodeError("", "nested too deeply; no gpuscale file is") from None
     except UnicodeEncodeError:
@@ -64,11 +66,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def converted(kind: type[T], value: object) -> T:
-    """The record that a parsed document, such as one of TOML, stands for.
-
-    Raises:
-        DecodeError: with a place such as `job.modules[1]`.
-    """
+    """The record that a parsed document, such as one of TOML, stands for."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -135,7 +133,7 @@ def _refusal(problem: str, value: object, wanted_type: Any) -> str:
     if problem.startswith("Number out"):
         return f"expected a smaller number, found {shown(value)}"
     wanted = problem.removeprefix("Expected ").partition(", got")[0]
-    words = re.sub(r"`([^`]*)`", lambda match: _type_words(match[1]), wanted)
+    words = re.sub(r"`([^`]*)`", lambda types: _type_words(types[1]), wanted)
     return f"expected {words.replace('>=', 'from').replace('<=', 'up to')}, found {shown(value)}"
 
 
@@ -185,9 +183,3 @@ def _value_at(document: Any, place: str) -> object:
     except (LookupError, TypeError):
         return None
     return document
-
-
-def _refuse_json(text: str, message: str) -> NoReturn:
-    problem = message.removeprefix("JSON is malformed: ")
-    _parsed(text)
-    raise DecodeError("", f"this is not JSON: {problem}")

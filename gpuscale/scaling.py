@@ -121,14 +121,6 @@ def log_speedup(
     return reference.mean - sample.mean + math.log(global_batch / reference_batch)
 
 
-def speedup_estimate(
-    sample: Sample, global_batch: int, reference: Sample, reference_batch: int
-) -> Estimate:
-    """Throughput over that of the reference, with its Welch interval."""
-    value = log_speedup(sample, global_batch, reference, reference_batch)
-    return difference(value, [sample.term(), reference.term()]).exponential()
-
-
 class References:
     """The 1-GPU points of a set of points, for the speedups of the others."""
 
@@ -158,9 +150,9 @@ def _speedup(
         return Estimate(value=1.0)
     if reference is None:
         return None
-    return speedup_estimate(
-        samples[key], key.global_batch, samples[reference], reference.global_batch
-    )
+    sample, alone = samples[key], samples[reference]
+    value = log_speedup(sample, key.global_batch, alone, reference.global_batch)
+    return difference(value, [sample.term(), alone.term()]).exponential()
 
 
 def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:

@@ -10,7 +10,7 @@ from changing import replace
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
     CauseKind,

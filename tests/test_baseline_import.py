@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuscale.errors import DecodeError
-from gpuscale.recording import TableDefaults, figures_from_table
-from gpuscale.recording.columns import HEADERS, column_of
-from gpuscale.recording.hand_kept_table import tables_in
+from gpuscale.recording.from_table import TableDefaults, figures_from_table
+from gpuscale.recording.hand_kept_table import HEADERS, column_of, tables_in
 from gpuscale.records import Hardware, PublishedFigure
 
 PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"

@@ -45,10 +45,7 @@ def example() -> str:
         ("a[0].b", 3),
         ("a[1]", 4),
         ("a[1].b.c", 5),
-        ("a[1].b.d.e", 6),
-        ("a[1].b.d.e[1]", 7),
-        ("map['job 4711'].host", 11),
-        ("map['job']", 13),
+        ("map.host", 10),
         ("map", 10),
         # Of what is not there, the line of what should hold it.
         ("a[1].b.missing", 5),

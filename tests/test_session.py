@@ -13,7 +13,7 @@ from changing import replace
 from measuring import Session, pytest_command, run_pytest, write_case
 
 from gpuscale.errors import ExitCode
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import ResultsWriter, read_results, write_baseline
 

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         # Here already modules are imported, which may be broken.
-        code = _dispatch(_parser().parse_args(arguments))
+        parsed = _parser().parse_args(arguments)
+        code: int = import_module(parsed.run).run(parsed)
         sys.stdout.flush()
         return code
     except GpuscaleError as error:
@@ -66,11 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _silence(stream: TextIO) -> None:
     """Let what is still buffered go nowhere; Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _dispatch(parsed: argparse.Namespace) -> int:
-    run: Callable[[argparse.Namespace], int] = import_module(parsed.run).run
-    return run(parsed)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,25 +3,24 @@
 import argparse
 import getpass
 import sys
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.errors import ExitCode, FileError
 from gpuscale.printable import clean
+from gpuscale.recording.from_results import EntryId
+from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.store import read_baseline
 
 _ACTIONS = (
-    ("record", "make a baseline of measured results", "gpuscale.cli.baseline_record"),
+    ("record", "make a baseline of measured results", "baseline_record"),
     ("show", "print what a baseline holds, and where it comes from", None),
-    ("diff", "print what differs between two baselines", "gpuscale.cli.baseline_diff"),
-    (
-        "update",
-        "put new results in place of old ones, each change approved",
-        "gpuscale.cli.baseline_update",
-    ),
-    ("import", "make a baseline of a table kept by hand", "gpuscale.cli.baseline_import"),
+    ("diff", "print what differs between two baselines", "baseline_diff"),
+    ("update", "put new results in place of old ones, each change approved", "baseline_update"),
+    ("import", "make a baseline of a table kept by hand", "baseline_import"),
 )
 
 
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, summary, module in _ACTIONS:
         action = actions.add_parser(name, help=summary)
-        action.module = module
+        action.module = None if module is None else f"gpuscale.cli.{module}"
         if module is None:
             action.description = "Print what a baseline holds, and where it comes from."
             action.add_argument("file", metavar="FILE", help="such as baselines/arc4.json")
@@ -73,11 +72,7 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Checks that a baseline is written to a new file.
-
-    Raises:
-        FileError: there is one of that name.
-    """
+    """Refuses to write a new baseline over a file that is there."""
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
 
@@ -91,6 +86,9 @@ def login_name() -> str | None:
     return clean(name).strip()[:NAME_LIMIT] or None
 
 
-def now_text() -> str:
-    """This moment, to the second: ISO 8601 with offset."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
+    """The measured entries of a baseline, in its order."""
+    return {
+        EntryId(entry.point.configuration, entry.point.key.gpus): entry
+        for entry in side_of_baseline(baseline).entries
+    }

@@ -2,24 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 import msgspec
 
+from gpuscale.cli.baseline import measured_entries
 from gpuscale.compare import compare
-from gpuscale.compare.matching import Entry, side_of_baseline
+from gpuscale.compare.matching import Entry
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.environment_diff import changes as environment_changes
 from gpuscale.errors import ExitCode
-from gpuscale.recording import results_of
+from gpuscale.recording.from_results import results_of
 from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.report.baseline import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
 _HEAD = ("name", "cluster", "hardware", "source", "tolerances", "recorded_at", "expires_on")
-_NOTHING = "not set"
 _LONGEST_SHOWN = 70
 
 
@@ -47,33 +47,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _changes(before: Baseline, after: Baseline, first: str, second: str) -> list[EntryChange]:
-    old: dict[object, Entry | PublishedFigure] = {_identity(e): e for e in _entries(before)}
-    new: dict[object, Entry | PublishedFigure] = {_identity(e): e for e in _entries(after)}
+    old, new = _entries(before), _entries(after)
     return [
         EntryChange(
             old=old.get(identity),
             new=new.get(identity),
-            remark=_remark(identity in old, identity in new, first, second),
+            remark=""
+            if identity in old and identity in new
+            else f"only in {first if identity in old else second}",
         )
         for identity in dict.fromkeys((*old, *new))
         if old.get(identity) != new.get(identity)
     ]
 
 
-def _entries(baseline: Baseline) -> Sequence[Entry | PublishedFigure]:
-    return (*side_of_baseline(baseline).entries, *baseline.published)
-
-
-def _identity(entry: Entry | PublishedFigure) -> object:
-    if isinstance(entry, Entry):
-        return entry.point.configuration, entry.point.key.gpus
-    return entry.key
-
-
-def _remark(in_first: bool, in_second: bool, first: str, second: str) -> str:
-    if in_first and in_second:
-        return ""
-    return f"only in {first if in_first else second}"
+def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFigure]:
+    published = ((figure.key, figure) for figure in baseline.published)
+    return dict([*measured_entries(baseline).items(), *published])
 
 
 def _head(before: Baseline, after: Baseline) -> Iterator[str]:
@@ -93,7 +83,7 @@ def _field_changes(name: str, old: object, new: object) -> Iterator[str]:
 
 def _shown(value: object) -> str:
     if value is None or value == ():
-        return _NOTHING
+        return "not set"
     if isinstance(value, tuple):
         return "; ".join(map(_shown, value))
     if isinstance(value, msgspec.Struct):

@@ -3,13 +3,18 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from gpuscale.cli.baseline import add_output, refuse_existing
 from gpuscale.errors import ExitCode
-from gpuscale.recording import TableDefaults, figures_from_table
+from gpuscale.recording.from_table import TableDefaults, figures_from_table
 from gpuscale.recording.hand_kept_table import tables_in
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline
+
+_R = TypeVar("_R", bound=msgspec.Struct)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help="a .csv or .md file")
     add_output(parser)
     parser.add_argument(
-        "--source", metavar="TEXT", required=True, help="where the figures come from"
+        "--source",
+        dest="title",
+        metavar="TEXT",
+        required=True,
+        help="where the figures come from",
     )
     parser.add_argument("--url", help="where that can be read")
     parser.add_argument("--published", metavar="DATE", help="when it was published")
@@ -53,20 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output = Path(arguments.output)
     refuse_existing(output)
-    hardware = Hardware(
-        device=arguments.device,
-        gpu_name=arguments.gpu_name,
-        gpus_per_node=arguments.gpus_per_node,
-        cpu_model=arguments.cpu_model,
-    )
-    defaults = TableDefaults(
-        case=arguments.case,
-        strategy=arguments.strategy,
-        batch_per_gpu=arguments.batch_per_gpu,
-        nodes=arguments.nodes,
-        timed=arguments.timed,
-        discard_first=arguments.discard_first,
-    )
+    hardware = _asked_for(Hardware, arguments)
+    defaults = _asked_for(TableDefaults, arguments)
     read = read_with(
         Path(arguments.table),
         lambda text: figures_from_table(tables_in(text), defaults, hardware),
@@ -76,12 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster=arguments.cluster,
         hardware=hardware,
         published=read.figures,
-        source=Source(
-            title=arguments.source,
-            url=arguments.url,
-            published=arguments.published,
-            note=arguments.note,
-        ),
+        source=_asked_for(Source, arguments),
     )
     write_baseline(output, baseline)
     count = len(read.figures)
@@ -90,3 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = ", ".join(f"'{header}'" for header in read.left_out)
         sys.stdout.write(f"note: left out, since it follows from the figures: {names}\n")
     return ExitCode.OK
+
+
+def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:
+    """The record whose every field is an option of its name."""
+    return record(**{name: getattr(arguments, name) for name in record.__struct_fields__})

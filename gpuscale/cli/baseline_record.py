@@ -6,10 +6,16 @@ import sys
 from pathlib import Path
 
 from gpuscale.cli.baseline import add_expiry, add_output, login_name, refuse_existing
-from gpuscale.cli.inputs import gpu_counts, read_all_results
+from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.recording import baseline_from_results, entries_of, measured_at, results_of
+from gpuscale.recording.from_results import (
+    EntryId,
+    baseline_from_results,
+    entries_of,
+    measured_at,
+    results_of,
+)
 from gpuscale.records import Baseline
 from gpuscale.report.baseline import step_time_text
 from gpuscale.store import write_baseline
@@ -26,15 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make a baseline of measured results: at least 6 runs of each entry."
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
-    parser.add_argument(
-        "--case",
-        metavar="CASE[/STRATEGY]",
-        action="append",
-        help="take only this case; may be given several times (default: all)",
-    )
-    parser.add_argument(
-        "--gpus", metavar="N,N,…", help="take only these numbers of GPUs (default: all)"
-    )
+    add_selection(parser, "take")
     add_expiry(parser)
 
 
@@ -76,13 +74,13 @@ def _weak_entries(baseline: Baseline) -> list[str]:
 
     The worst come first.
     """
-    times = {tuple(e): step_time_text(runs) for e, runs in entries_of(baseline.runs).items()}
+    runs = entries_of(baseline.runs)
     found = []
     for entry in compare(baseline, results_of(baseline)).entries:
         loss = entry.minimum_detectable_loss
         if entry.configuration is not None and (loss is None or loss > _WEAK):
             named = "none" if loss is None else f"from {whole_percent(loss)}"
-            time = times[entry.configuration, entry.key.gpus]
+            time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
             text = f"{entry.key.label} {named} (step time {time})"
             found.append((math.inf if loss is None else loss, text))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]

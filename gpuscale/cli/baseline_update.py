@@ -3,18 +3,18 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.baseline import add_expiry, login_name, now_text
+from gpuscale.cli.baseline import add_expiry, login_name, measured_entries
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch
-from gpuscale.compare.matching import side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording import (
+from gpuscale.recording.from_results import (
     EVERYTHING,
     Proposal,
     accepted,
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen,
         results,
         reason=reason,
-        at=now_text(),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
         by=login_name(),
         expires_on=expires_on,
     )
@@ -109,7 +109,7 @@ def _approved(
     found: Sequence[Proposal],
     results: Sequence[Results],
 ) -> tuple[tuple[Proposal, ...], str]:
-    """What is shown first and then approved, and the reason for it; either may be missing."""
+    """The proposals that are approved once all were shown, and why; either may be missing."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
@@ -132,10 +132,7 @@ def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> Non
 
 def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
-    old, new = (
-        {(entry.point.configuration, entry.point.key.gpus): entry for entry in side.entries}
-        for side in (side_of_baseline(baseline), side_of_baseline(everything))
-    )
+    old, new = measured_entries(baseline), measured_entries(everything)
     changes = [
         EntryChange(old=old.get(each.entry), new=new[each.entry], remark=_remark(each))
         for each in found
@@ -157,7 +154,7 @@ def _how(found: Sequence[Proposal]) -> str:
 
 
 def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """What the user at the terminal approves; the end of input approves nothing."""
+    """The proposals that the user at the terminal approves; the end of input approves nothing."""
     chosen: list[Proposal] = []
     every = False
     for proposal in found:
@@ -173,15 +170,13 @@ def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def _answer(question: str) -> str:
-    sys.stdout.write(question)
-    sys.stdout.flush()
     # The end of input is the empty text; a bare return key is no answer, so it asks again.
     while True:
+        sys.stdout.write(question)
+        sys.stdout.flush()
         line = sys.stdin.readline()
         if not line or line.strip():
             return line.strip()
-        sys.stdout.write(question)
-        sys.stdout.flush()
 
 
 def _left_references(chosen: Sequence[Proposal], found: Sequence[Proposal]) -> list[str]:

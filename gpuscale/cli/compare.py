@@ -4,7 +4,7 @@ import argparse
 from datetime import date
 from pathlib import Path
 
-from gpuscale.cli.inputs import gpu_counts, newest_input, read_all_results
+from gpuscale.cli.inputs import add_selection, gpu_counts, newest_input, read_all_results
 from gpuscale.cli.outputs import outputs_of, spare_inputs, write_outputs
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -31,15 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="results files of one machine (default: the newest in .gpuscale/results)",
     )
-    parser.add_argument(
-        "--gpus", metavar="N,N,…", help="judge only these numbers of GPUs (default: all)"
-    )
-    parser.add_argument(
-        "--case",
-        metavar="CASE[/STRATEGY]",
-        action="append",
-        help="judge only this case; may be given several times (default: all)",
-    )
+    add_selection(parser, "judge")
     *names, last = FORMATS
     parser.add_argument(
         "--format",

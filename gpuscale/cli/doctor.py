@@ -3,13 +3,20 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpuscale.launch import ACROSS_NODES
+from gpuscale.launch import ACROSS_NODES, launcher_across_nodes
+from gpuscale.nodes import find_slow
+from gpuscale.records import NodeProbeRequest
+from gpuscale.store import RESULTS_FOLDER
 from gpuscale.telemetry.doctor import Machine, examine, find_problems
 from gpuscale.telemetry.fields import MOMENTS
+
+_ON_GPU = NodeProbeRequest(device="cuda", message_bytes=32 * 1024**2, repeats=10, timeout_s=300.0)
+_ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeout_s=300.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,22 +53,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look at the machine and print it; 1 where a problem was found, 0 also without a GPU."""
-    if arguments.nodes:
-        from gpuscale.cli.doctor_nodes import run_doctor_nodes
+    look = _look_at_nodes if arguments.nodes else _look_at_machine
+    text, has_problems = look(arguments)
+    sys.stdout.write(f"{text}\n")
+    return 1 if has_problems else 0
 
-        return run_doctor_nodes(arguments)
+
+def _look_at_machine(arguments: argparse.Namespace) -> tuple[str, bool]:
     machine = examine()
     problems = find_problems(machine)
     if arguments.format == "json":
-        head = {"format": "gpuscale-doctor", "version": 1}
-        document = {**head, **_document(machine), "problems": list(problems)}
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    else:
-        from gpuscale.report.doctor_text import doctor_text
+        document = {**_document(machine), "problems": list(problems)}
+        return _json("gpuscale-doctor", document), bool(problems)
+    from gpuscale.report.doctor_text import doctor_text
 
-        text = doctor_text(machine, problems)
-    sys.stdout.write(f"{text}\n")
-    return 1 if problems else 0
+    return doctor_text(machine, problems), bool(problems)
+
+
+def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, bool]:
+    launcher = launcher_across_nodes(
+        arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
+    )
+    request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
+    probes = launcher.probe(request)
+    findings = find_slow(probes)
+    if arguments.format == "json":
+        document = {
+            "message_bytes": request.message_bytes,
+            "nodes": msgspec.to_builtins(probes),
+            "findings": msgspec.to_builtins(findings),
+        }
+        return _json("gpuscale-doctor-nodes", document), bool(findings)
+    from gpuscale.report.nodes_text import nodes_text
+
+    return nodes_text(probes, findings, message_bytes=request.message_bytes), bool(findings)
+
+
+def _json(name: str, document: dict[str, Any]) -> str:
+    head = {"format": name, "version": 1}
+    return json.dumps({**head, **document}, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _document(machine: Machine) -> dict[str, Any]:

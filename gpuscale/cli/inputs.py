@@ -1,5 +1,6 @@
 """The results files that a command is given, or finds for itself."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,11 +36,7 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
 
 
 def newest_input(folder: Path) -> Path:
-    """The newest results, named on standard error: they were not the user's own choice.
-
-    Raises:
-        FileError: there are none, or they cannot be read.
-    """
+    """The newest results, named on standard error: they were not the user's own choice."""
     path = newest_results(folder)
     results = read_results(path)
     age = age_text(results, datetime.now(UTC))
@@ -50,12 +47,21 @@ def newest_input(folder: Path) -> Path:
     return path
 
 
-def gpu_counts(text: str) -> frozenset[int]:
-    """What `--gpus 1,2,4` names.
+def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add which rows a command takes."""
+    parser.add_argument(
+        "--gpus", metavar="N,N,…", help=f"{verb} only these numbers of GPUs (default: all)"
+    )
+    parser.add_argument(
+        "--case",
+        metavar="CASE[/STRATEGY]",
+        action="append",
+        help=f"{verb} only this case; may be given several times (default: all)",
+    )
 
-    Raises:
-        UsageError: it is not such a list.
-    """
+
+def gpu_counts(text: str) -> frozenset[int]:
+    """The numbers that `--gpus 1,2,4` names."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:

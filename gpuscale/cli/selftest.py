@@ -87,7 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Try false alarms and faults, unless only the overhead is asked for, and the overhead."""
-    _refuse_too_few(arguments)
+    fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
+    for option, least in fewest.items():
+        if (number := getattr(arguments, option)) < least:
+            raise UsageError(f"--{option}: {number} is too few; give at least {least}")
     launcher = LocalLauncher(device=arguments.device)
     here, runs = launcher.environment, arguments.runs
     gpus = numbers_of_gpus(None if arguments.gpus is None else gpu_counts(arguments.gpus), here)
@@ -120,14 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
     report = tried.report(faults, not_tried, measured)
     _write(arguments.format, "trials", report, trials_text(report))
     return _trials_code(report)
-
-
-def _refuse_too_few(arguments: argparse.Namespace) -> None:
-    fewest = {"runs": 2} if arguments.overhead else {"pairs": 1, "trials": 1, "runs": 2}
-    for option, least in fewest.items():
-        number = getattr(arguments, option)
-        if number < least:
-            raise UsageError(f"--{option}: {number} is too few; give at least {least}")
 
 
 def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:

@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the file.
-
-    Raises:
-        UsageError: the phases of a baseline, which has none, were asked for.
-    """
+    """Print the file."""
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
     content = read_any(path)
     columns, now = columns_of(sys.stdout), datetime.now(UTC)

@@ -1,7 +1,8 @@
-"""Baselines from measured runs: what runs of one entry share, and what a baseline keeps."""
+"""Baselines of measured runs: made of results, and changed by later ones that were approved."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,
+    BaselineChange,
     Configuration,
     EntryKey,
     Environment,
@@ -22,19 +24,21 @@ from gpuscale.records import (
 
 MINIMUM_RUNS = 6
 """Valid runs that an entry needs to be judged against."""
+EVERYTHING = "all"
+"""The selector of every proposal that can be accepted."""
+_IN_HISTORY = (
+    *("configuration", "gpus", "index", "batch_per_gpu", "sample_shape", "allocation"),
+    "measured",
+)
+"""All of a run but its evidence."""
 _NO_TIME = "1970-01-01T00:00:00+00:00"
 
 
-class Entry(NamedTuple):
-    """The properties that the runs of one entry of a baseline share."""
+class EntryId(NamedTuple):
+    """The properties that the runs of one entry of a baseline share, by which it is told."""
 
     configuration: Configuration
     gpus: int
-
-    @classmethod
-    def of(cls, run: Run) -> "Entry":
-        """The entry that a run belongs to."""
-        return cls(run.configuration, run.gpus)
 
     @property
     def key(self) -> EntryKey:
@@ -42,22 +46,12 @@ class Entry(NamedTuple):
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
 
-def entries_of(runs: Iterable[Run]) -> dict[Entry, list[Run]]:
+def entries_of(runs: Iterable[Run]) -> dict[EntryId, list[Run]]:
     """The runs of each entry, in their order."""
-    entries: dict[Entry, list[Run]] = {}
+    entries: dict[EntryId, list[Run]] = {}
     for run in runs:
-        entries.setdefault(Entry.of(run), []).append(run)
+        entries.setdefault(EntryId(run.configuration, run.gpus), []).append(run)
     return entries
-
-
-def valid_runs(results: Sequence[Results]) -> list[Run]:
-    """The valid runs of all results as a baseline keeps them, each with its allocation."""
-    return [
-        replace(without_windows(run), allocation=result.allocation_of(run))
-        for result in results
-        for run in result.runs
-        if run.is_valid
-    ]
 
 
 def baseline_from_results(
@@ -90,54 +84,26 @@ def baseline_from_results(
         UsageError: faults made on purpose, no valid runs, too few for some entry, different
             hardware, or runs of one entry with different batch sizes or sample shapes.
     """
-    refuse_injections(results)
-    if not any(run.is_valid for result in results for run in result.runs):
+    valid = entries_of(_valid_runs(results))
+    if not valid:
         raise UsageError("the results hold no valid run, so there is nothing to make a baseline of")
     hardware = _common_hardware([result.environment for result in results])
-    entries: dict[Entry, list[Run]] = {
-        Entry.of(run): [] for result in results for run in result.runs
-    } | entries_of(valid_runs(results))
-    entries = _chosen(entries, cases, gpus)
+    measured = entries_of(run for result in results for run in result.runs)
+    entries = _chosen({entry: valid.get(entry, []) for entry in measured}, cases, gpus)
     _refuse_short(entries, minimum_runs)
     for entry, runs in entries.items():
-        refuse_mixed_workloads(entry, runs, entries)
-    used = {run.allocation for runs in entries.values() for run in runs}
+        _refuse_mixed_workloads(entry, runs, entries)
+    taken = tuple(run for runs in entries.values() for run in runs)
     return Baseline(
         name=name,
         cluster=cluster,
         hardware=hardware,
-        runs=tuple(run for runs in entries.values() for run in runs),
-        environments={
-            allocation: environment
-            for allocation, environment in environments_of(results).items()
-            if allocation in used
-        },
+        runs=taken,
+        environments=_environments(results, _allocations(taken)),
         recorded_at=measured_at(results),
         recorded_by=recorded_by,
-        gpuscale_version=versions_of(results),
+        gpuscale_version=_versions(results),
         expires_on=expires_on,
-    )
-
-
-def refuse_injections(results: Sequence[Results]) -> None:
-    """Checks that the results are real ones.
-
-    Raises:
-        UsageError: faults were made on purpose in them.
-    """
-    injections = dict.fromkeys(text for result in results for text in result.injections)
-    if injections:
-        raise UsageError(
-            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
-            "made of real ones, measured without --inject"
-        )
-
-
-def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
-    """What a user does about an entry that has too few valid runs."""
-    return (
-        f"give the results of all nights together, or go on with one of them: 'pytest … --runs "
-        f"{minimum_runs} --resume FILE' makes what it lacks, runs that were not steady included"
     )
 
 
@@ -146,52 +112,12 @@ def measured_at(results: Sequence[Results]) -> str:
     return max((result.created_at for result in results), key=datetime.fromisoformat)
 
 
-def versions_of(results: Sequence[Results]) -> str:
-    """The gpuscale that measured the results, or several of them."""
-    return ", ".join(dict.fromkeys(result.gpuscale_version for result in results))
-
-
-def environments_of(results: Sequence[Results]) -> dict[str, Environment]:
-    """Of each allocation; a job that resumed a file found all in it the same but job and host."""
-    found = {result.allocation: result.environment for result in results}
-    for result in results:
-        for run in result.runs:
-            host = run.ranks[0].host if run.ranks else result.environment.host
-            resumed = replace(result.environment, job_id=run.allocation, host=host)
-            found.setdefault(result.allocation_of(run), resumed)
-    return found
-
-
-def refuse_mixed_workloads(entry: Entry, runs: Sequence[Run], entries: Collection[Entry]) -> None:
-    """Checks that the runs of an entry have one batch size and sample shape.
-
-    Raises:
-        UsageError: they differ.
-    """
-    workloads = Counter((run.batch_per_gpu, run.sample_shape) for run in runs)
-    if len(workloads) > 1:
-        found = ", ".join(f"batch {batch} of shape {shape}" for batch, shape in workloads)
-        raise UsageError(
-            f"{entry_label(entry, entries)} was measured with different samples ({found}); "
-            "make one baseline for each"
-        )
-
-
-def entry_label(entry: Entry, entries: Iterable[Entry]) -> str:
-    """The entry's name; where other configurations share it, also what tells it apart."""
-    configuration, gpus = entry
-    label = entry.key.label
-    namesakes = [
-        other.configuration
-        for other in entries
-        if other.gpus == gpus and other.configuration.label == configuration.label
-    ]
-    apart = [
-        f"{name} {getattr(configuration, name)}"
-        for name in Configuration.__struct_fields__
-        if len({getattr(namesake, name) for namesake in namesakes}) > 1
-    ]
-    return f"{label} ({', '.join(apart)})" if apart else label
+def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
+    """The remedy for an entry that has too few valid runs."""
+    return (
+        f"give the results of all nights together, or go on with one of them: 'pytest … --runs "
+        f"{minimum_runs} --resume FILE' makes what it lacks, runs that were not steady included"
+    )
 
 
 def results_of(baseline: Baseline) -> tuple[Results, ...]:
@@ -210,6 +136,121 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
             runs=tuple(its),
         )
         for allocation, its in runs.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The runs that would take the place of those of one entry."""
+
+    label: str
+    """Of the row, with what tells it from others of the same name."""
+    entry: EntryId
+    old: tuple[Run, ...]
+    """Empty where the baseline has no such entry."""
+    new: tuple[Run, ...]
+    obstacle: str = ""
+    """Why it cannot be accepted; empty where it can."""
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """The names that a user may give it, the shortest that names its row first."""
+        (configuration, gpus), case = self.entry, self.entry.configuration.case
+        label = configuration.label
+        return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
+
+
+def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal, ...]:
+    """The entries of the results that the baseline has not just like that.
+
+    The order is that of the baseline, with new entries behind.
+
+    Raises:
+        UsageError: faults made on purpose, or runs of one entry that differ in batch or shape.
+    """
+    entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
+    ordered = [*(e for e in known if e in entries), *(e for e in entries if e not in known)]
+    found = []
+    for entry in ordered:
+        old, new = tuple(known.get(entry, ())), tuple(entries[entry])
+        _refuse_mixed_workloads(entry, new, entries)
+        if _identities(old) != _identities(new):
+            label, obstacle = _entry_label(entry, {**entries, **known}), ""
+            if len(new) < MINIMUM_RUNS:
+                made = f"{len(new)} valid run{'' if len(new) == 1 else 's'}"
+                obstacle = f"has {made}, and an entry needs {MINIMUM_RUNS}"
+            found.append(Proposal(label=label, entry=entry, old=old, new=new, obstacle=obstacle))
+    return tuple(found)
+
+
+def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
+    """The proposals that the selectors name: `all`, or each `CASE[/STRATEGY][@GPUS]`.
+
+    `all` takes what can be accepted; a selector that names a row asks for just that.
+    """
+    chosen = []
+    for selector in selectors:
+        named = [p for p in found if selector == EVERYTHING or selector in p.selectors]
+        refused = [proposal for proposal in named if proposal.obstacle]
+        if selector != EVERYTHING and not named:
+            choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
+            raise UsageError(f"--accept {selector}: no such change; there is {choice}")
+        if selector != EVERYTHING and refused:
+            why = f"{refused[0].label} {refused[0].obstacle}"
+            raise UsageError(f"--accept {selector}: {why}; nothing was written")
+        chosen += [proposal for proposal in named if not proposal.obstacle]
+    return tuple(proposal for proposal in found if proposal in chosen)
+
+
+def revised(
+    baseline: Baseline,
+    changes: Sequence[Proposal],
+    results: Sequence[Results],
+    *,
+    reason: str,
+    at: str,
+    by: str | None = None,
+    expires_on: str | None = None,
+) -> Baseline:
+    """The baseline with the changes made, and its history with what was there before.
+
+    Args:
+        baseline: As it is.
+        changes: Proposals that were approved, at least one.
+        results: What the proposals were made of.
+        reason: Why, in the words of whoever approved it.
+        at: Now: ISO 8601 with offset.
+        by: Login name.
+        expires_on: A new last day of validity; None keeps the one that there is.
+    """
+    new = {change.entry: change.new for change in changes}
+    kept = entries_of(baseline.runs)
+    runs = tuple(run for entry in {**kept, **new} for run in new.get(entry) or kept[entry])
+    replaced = tuple(run for change in changes for run in change.old)
+    used = _allocations(runs)
+    unused = _allocations(replaced) - used
+    gone = {name: its for name, its in baseline.environments.items() if name in unused}
+    change = BaselineChange(
+        at=at,
+        reason=reason,
+        by=by,
+        replaced=tuple(
+            Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced
+        ),
+        added=tuple(change.label for change in changes if not change.old),
+        environments=gone,
+    )
+    left = {name: its for name, its in baseline.environments.items() if name not in gone}
+    versions = dict.fromkeys([*(baseline.gpuscale_version or "").split(", "), _versions(results)])
+    moments = filter(None, [baseline.recorded_at, measured_at(results)])
+    return replace(
+        baseline,
+        runs=runs,
+        environments={**left, **_environments(results, used)},
+        gpuscale_version=", ".join(filter(None, versions)),
+        recorded_at=max(moments, key=datetime.fromisoformat),
+        expires_on=expires_on or baseline.expires_on,
+        history=(*baseline.history, change),
     )
 
 
@@ -233,24 +274,19 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
                 "make one baseline for each"
             )
     (device,) = devices
-    return Hardware(
-        device=device,
-        gpu_name=next(iter(gpu_names)) if device == "cuda" and gpu_names else None,
-        gpus_per_node=_gpus_per_node(environments) if device == "cuda" else None,
-        cpu_model=next(iter(cpu_models), None),
-    )
-
-
-def _gpus_per_node(environments: Sequence[Environment]) -> int | None:
+    hardware = Hardware(device=device, cpu_model=next(iter(cpu_models), None))
+    if device != "cuda":
+        return hardware
     # A job may see fewer GPUs than its node has, never more.
-    return max(len(environment.gpus) for environment in environments) or None
+    most = max(len(environment.gpus) for environment in environments)
+    return replace(hardware, gpu_name=next(iter(gpu_names), None), gpus_per_node=most or None)
 
 
 def _chosen(
-    entries: dict[Entry, list[Run]],
+    entries: Mapping[EntryId, list[Run]],
     cases: Collection[str] | None,
     gpus: Collection[int] | None,
-) -> dict[Entry, list[Run]]:
+) -> dict[EntryId, list[Run]]:
     chosen = {
         entry: runs
         for entry, runs in entries.items()
@@ -267,13 +303,13 @@ def _chosen(
     return chosen
 
 
-def _held(entries: Iterable[Entry]) -> str:
+def _held(entries: Iterable[EntryId]) -> str:
     return f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
 
 
-def _refuse_short(entries: dict[Entry, list[Run]], minimum_runs: int) -> None:
+def _refuse_short(entries: Mapping[EntryId, list[Run]], minimum_runs: int) -> None:
     short = [
-        f"{entry_label(entry, entries)} has {len(runs)}"
+        f"{_entry_label(entry, entries)} has {len(runs)}"
         for entry, runs in entries.items()
         if len(runs) < minimum_runs
     ]
@@ -282,3 +318,73 @@ def _refuse_short(entries: dict[Entry, list[Run]], minimum_runs: int) -> None:
             f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
             f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
         )
+
+
+def _valid_runs(results: Sequence[Results]) -> list[Run]:
+    """The valid runs as a baseline keeps them, each with its allocation; refuses injected ones."""
+    injections = dict.fromkeys(text for result in results for text in result.injections)
+    if injections:
+        raise UsageError(
+            f"the results have faults made on purpose ({', '.join(injections)}); a baseline is "
+            "made of real ones, measured without --inject"
+        )
+    return [
+        replace(without_windows(run), allocation=result.allocation_of(run))
+        for result in results
+        for run in result.runs
+        if run.is_valid
+    ]
+
+
+def _refuse_mixed_workloads(
+    entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]
+) -> None:
+    workloads = dict.fromkeys((run.batch_per_gpu, run.sample_shape) for run in runs)
+    if len(workloads) > 1:
+        found = ", ".join(f"batch {batch} of shape {shape}" for batch, shape in workloads)
+        raise UsageError(
+            f"{_entry_label(entry, entries)} was measured with different samples ({found}); "
+            "make one baseline for each"
+        )
+
+
+def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
+    """The entry's name; where other configurations share it, also what tells it apart."""
+    configuration, gpus = entry
+    label = entry.key.label
+    namesakes = [
+        other.configuration
+        for other in entries
+        if other.gpus == gpus and other.configuration.label == configuration.label
+    ]
+    apart = [
+        f"{name} {getattr(configuration, name)}"
+        for name in Configuration.__struct_fields__
+        if len({getattr(namesake, name) for namesake in namesakes}) > 1
+    ]
+    return f"{label} ({', '.join(apart)})" if apart else label
+
+
+def _versions(results: Sequence[Results]) -> str:
+    return ", ".join(dict.fromkeys(result.gpuscale_version for result in results))
+
+
+def _allocations(runs: Sequence[Run]) -> set[str | None]:
+    return {run.allocation for run in runs}
+
+
+def _environments(
+    results: Sequence[Results], used: Collection[str | None]
+) -> dict[str, Environment]:
+    """Of each allocation in use; a job that resumed a file found all in it but job and host."""
+    found = {result.allocation: result.environment for result in results}
+    for result in results:
+        for run in result.runs:
+            host = run.ranks[0].host if run.ranks else result.environment.host
+            resumed = replace(result.environment, job_id=run.allocation, host=host)
+            found.setdefault(result.allocation_of(run), resumed)
+    return {allocation: its for allocation, its in found.items() if allocation in used}
+
+
+def _identities(runs: Sequence[Run]) -> Counter[object]:
+    return Counter((r.step_time_s, r.allocation, r.batch_per_gpu, r.sample_shape) for r in runs)

@@ -61,17 +61,17 @@ class Environment(Record, frozen=True, kw_only=True):
 
     @property
     def node_count(self) -> int:
-        """How many nodes a run can have."""
+        """Nodes that a run can have."""
         return max(1, len(self.nodes))
 
     @property
     def gpus_per_node(self) -> int:
-        """How many GPUs a run can have on each node: as many as every node has."""
+        """GPUs that a run can have on each node: as many as every node has."""
         return min((len(node.gpus) for node in self.nodes), default=len(self.gpus))
 
     @property
     def cores_per_node(self) -> int:
-        """How many CPU cores a run can have on each node, 1 where that is not known."""
+        """CPU cores that a run can have on each node, 1 where that is not known."""
         return min((node.cpu_count or 1 for node in self.nodes), default=self.cpu_count or 1)
 
     @property

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuscale.records.configuration import Configuration, EntryKey
-from gpuscale.records.phases import Phases
-from gpuscale.records.run import Failure, RankReport
+from gpuscale.records.run import Failure, Phases, RankReport
 from gpuscale.strategies import STRATEGIES
 
 _WITH_UNSYNCED = 4 / 3

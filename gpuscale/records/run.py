@@ -1,4 +1,4 @@
-"""One run: a fresh start of all ranks of one (case, strategy, gpus), and what it measured."""
+"""One run, a fresh start of all ranks of one (case, strategy, gpus), and those of one session."""
 
 import math
 import statistics
@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
-from gpuscale.records.phases import Phases
 from gpuscale.records.record import (
     Bytes,
     Count,
@@ -18,6 +18,7 @@ from gpuscale.records.record import (
     Gpus,
     Line,
     Lines,
+    Moment,
     Name,
     Number,
     PositiveCount,
@@ -30,6 +31,41 @@ from gpuscale.records.telemetry import GpuSummary
 
 FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
 """`system` is an exception that a GPU, the network or a file system caused."""
+
+
+class Phases(Record, frozen=True, kw_only=True):
+    """Seconds by phase: of one rank's window, or of its step, as the field that holds it says.
+
+    They follow each other without a gap, so together they are the time itself. On CUDA a phase
+    is the time between events on the stream: what the device waited for the host is in the
+    phase that made it wait. `backward_s` contains the exposed communication of synchronised
+    steps, which no event can tell from it.
+    """
+
+    data_s: Duration
+    """Waiting for the next batch."""
+    h2d_s: Duration
+    """Copying the batch to the device."""
+    forward_s: Duration
+    """The model's output and the loss."""
+    backward_s: Duration
+    optimizer_s: Duration
+    """Clearing gradients, the optimiser's step, and the loss scaler's."""
+
+    @property
+    def total_s(self) -> float:
+        """All phases together."""
+        return self.data_s + self.h2d_s + self.forward_s + self.backward_s + self.optimizer_s
+
+    def scaled(self, factor: float) -> "Phases":
+        """All phases times a factor: a window's become a step's."""
+        return Phases(
+            data_s=self.data_s * factor,
+            h2d_s=self.h2d_s * factor,
+            forward_s=self.forward_s * factor,
+            backward_s=self.backward_s * factor,
+            optimizer_s=self.optimizer_s * factor,
+        )
 
 
 class Window(Record, frozen=True, kw_only=True):
@@ -134,11 +170,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per step.
-
-        Raises:
-            ValueError: the run is not valid and has no step time.
-        """
+        """Seconds per step of a valid run; any other has none, which is a ValueError."""
         if not self.is_valid:
             raise ValueError(f"{self.key.label}, run {self.index} has no step time")
         return self.measured[STEP_TIME]
@@ -162,6 +194,27 @@ class Run(Record, frozen=True, kw_only=True):
             for windows in (self.windows, self.unsynced_windows)
         )
         return (with_s - without_s) / self.steps_per_window
+
+
+class Results(Record, frozen=True, kw_only=True):
+    """A results file in memory: its header and its runs, in the order they were measured."""
+
+    created_at: Moment
+    """ISO 8601 with offset."""
+    gpuscale_version: Name
+    environment: Environment
+    injections: tuple[Name, ...] = ()
+    """Faults that were made on purpose: such results never pass for real ones."""
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def allocation(self) -> str:
+        """The job that the file was begun in: its id, or host and time."""
+        return self.environment.job_id or f"{self.environment.host} {self.created_at}"
+
+    def allocation_of(self, run: Run) -> str:
+        """The same of one of the runs, which a resumed file may have from another job."""
+        return run.allocation or self.allocation
 
 
 def with_measured(run: Run) -> Run:

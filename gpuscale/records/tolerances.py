@@ -44,20 +44,10 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
         """The properties that a row must have for the override to hold, in order of weight."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
-    @property
-    def specificity(self) -> tuple[int, ...]:
-        """Larger wins: more conditions first, then those that come first in `conditions`."""
-        given = [int(condition is not None) for condition in self.conditions]
-        return (sum(given), *given)
-
     def fits(self, key: EntryKey) -> bool:
         """True for a row that is meant, whatever the metric."""
         wanted = (self.case, self.strategy, self.gpus)
         return all(want in (None, has) for want, has in zip(wanted, key, strict=True))
-
-    def fits_metric(self, metric: str) -> bool:
-        """True for a metric that is meant."""
-        return metric == self.metric or (self.metric is None and metric in (THROUGHPUT, SPEEDUP))
 
 
 class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -86,13 +76,20 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
 
     def limits(self, key: EntryKey, metric: str) -> Limits:
         """The limits of one metric of one row, with all overrides that fit."""
-        given = self._defaults(metric)
+        spec = METRICS_BY_NAME.get(metric)
+        declared = (
+            self.allocation_deviation_time
+            if metric == THROUGHPUT
+            else self.allocation_deviation_speedup
+        )
+        given = (spec and spec.limits) or Limits(
+            margin=self.margin, ok_bound=self.ok_bound, allocation_deviation=declared
+        )
+        deviation = given.allocation_deviation
         return Limits(
             margin=self._overridden(key, metric, "margin", given.margin),
             ok_bound=self._overridden(key, metric, "ok_bound", given.ok_bound),
-            allocation_deviation=self._overridden(
-                key, metric, "allocation_deviation", given.allocation_deviation
-            ),
+            allocation_deviation=self._overridden(key, metric, "allocation_deviation", deviation),
         )
 
     def published_margin(self, key: EntryKey, *, nodes: int) -> float:
@@ -100,25 +97,15 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, THROUGHPUT if key.gpus == 1 else SPEEDUP, "margin", default)
 
-    def _defaults(self, metric: str) -> Limits:
-        metric_limits = METRICS_BY_NAME[metric].limits if metric in METRICS_BY_NAME else None
-        if metric_limits is not None:
-            return metric_limits
-        return Limits(
-            margin=self.margin,
-            ok_bound=self.ok_bound,
-            allocation_deviation=self.allocation_deviation_time
-            if metric == THROUGHPUT
-            else self.allocation_deviation_speedup,
-        )
-
     def _overridden(self, key: EntryKey, metric: str, name: str, default: float) -> float:
-        fitting = [
-            each
-            for each in self.overrides
-            if each.fits(key) and each.fits_metric(metric) and getattr(each, name) is not None
-        ]
-        if not fitting:
-            return default
-        value: float = getattr(max(fitting, key=lambda each: each.specificity), name)
-        return value
+        found: float = default
+        most: list[int] = []
+        for each in self.overrides:
+            value = getattr(each, name)
+            metrics = (each.metric,) if each.metric else (THROUGHPUT, SPEEDUP)
+            # More conditions weigh more; of as many, those that come first.
+            given = [condition is not None for condition in each.conditions]
+            weight = [sum(given), *given]
+            if each.fits(key) and metric in metrics and value is not None and weight > most:
+                found, most = value, weight
+        return found

@@ -7,7 +7,7 @@ from datetime import date
 from gpuscale.compare.machine import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.published import Figures, published_speedup
-from gpuscale.recording import entries_of
+from gpuscale.recording.from_results import entries_of
 from gpuscale.records import (
     Baseline,
     BaselineChange,

@@ -39,13 +39,7 @@ def measure_overhead(
 ) -> OverheadReport:
     """The overhead by so many runs on each number of GPUs, made in turn.
 
-    Args:
-        compare_with_bare_loop: Makes one run of gpuscale's windows in turn with a bare loop's.
-        case: What is trained.
-        environment: Of the machine.
-        gpus: On how many GPUs.
-        runs: Fresh starts on each number of GPUs.
-        after_run: Called when a run has ended.
+    `compare_with_bare_loop` makes one run of gpuscale's windows in turn with a bare loop's.
     """
     started = time.monotonic()
     made: dict[int, list[OverheadRun]] = {count: [] for count in gpus}

@@ -1,8 +1,8 @@
 """What is tried on this machine: the case, the requests for its runs, the faults, their order."""
 
-import importlib.util
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from gpuscale.cases import TrainingCase
@@ -36,29 +36,23 @@ def expected_s(device: str, *, blocks: int, overhead_runs: int, gpus: int) -> fl
 
 
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
-    """The case that `FILE::Class` names, or the default one of the device.
-
-    Raises:
-        UsageError: there is no such file, it cannot be imported, or it has no such case.
-    """
+    """The case that `FILE::Class` names, or the default one of the device."""
     file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
     path = Path(file).absolute()
+    if text is None and not path.is_file():
+        raise UsageError(
+            f"there is no {file} here; go to the folder that has bench_cases, or name a case "
+            "of your own with --case FILE::Class"
+        )
     if not path.is_file():
-        if text is None:
-            raise UsageError(
-                f"there is no {file} here; go to the folder that has bench_cases, or name a case "
-                "of your own with --case FILE::Class"
-            )
         raise UsageError(f"--case: there is no file {file}; give FILE::Class")
+    if path.suffix != ".py":
+        raise UsageError(f"--case: {file} is not a Python file; give FILE::Class")
     # As pytest does it, so that a case finds what lies beside it.
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--case: {file} is not a Python file; give FILE::Class")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules.pop(path.stem, None)
     try:
-        spec.loader.exec_module(module)
+        module = import_module(path.stem)
     except Exception as error:
         # Any line of the user's file may raise anything; it is the file that is to be mended.
         raise UsageError(
@@ -79,11 +73,7 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
 
 
 def numbers_of_gpus(asked: Collection[int] | None, environment: Environment) -> tuple[int, ...]:
-    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two.
-
-    Raises:
-        UsageError: the machine has fewer than were asked for.
-    """
+    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two."""
     on_cpu = environment.device == "cpu"
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:
@@ -105,11 +95,7 @@ def case_request(
     run: int,
     injections: tuple[str, ...] = (),
 ) -> RunRequest:
-    """The request for one run of a case as gpuscale measures it by default.
-
-    Raises:
-        CaseError: the case has no default size, or its batch cannot be divided.
-    """
+    """The request for one run of a case as gpuscale measures it by default."""
     built = case()
     size = built.named_size(SIZES[environment.device])
     return RunRequest(
@@ -147,19 +133,18 @@ def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
-    has_slow_rank = (ranks_of(configuration.strategy, max(gpus)) or 1) > 1
     not_tried = ["slow link: needs two hosts, and a link between them that can be limited"]
-    if not has_slow_rank:
+    kinds: list[tuple[str, Injection, CauseKind]] = [
+        ("data stall", "data", CauseKind.DATA),
+        ("slow rank", "slow-rank", CauseKind.SLOW_RANK),
+        ("slower compute", "compute", CauseKind.COMPUTE),
+    ]
+    if (ranks_of(configuration.strategy, max(gpus)) or 1) == 1:
+        del kinds[1]
         not_tried.insert(0, "slow rank: needs ddp on 2 GPUs or more")
-    kinds: dict[CauseKind, tuple[str, Injection]] = {
-        CauseKind.DATA: ("data stall", "data"),
-        CauseKind.SLOW_RANK: ("slow rank", "slow-rank"),
-        CauseKind.COMPUTE: ("slower compute", "compute"),
-    }
     return tuple(
         Fault(name=name, size=size, injection=injection, kind=kind)
-        for kind, (name, injection) in kinds.items()
-        if has_slow_rank or kind is not CauseKind.SLOW_RANK
+        for name, injection, kind in kinds
         for size in _FAULT_SIZES
     ), tuple(not_tried)
 

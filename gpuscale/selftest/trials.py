@@ -4,14 +4,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import GpuscaleError
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     DetectableLoss,
     EntryKey,
@@ -41,34 +41,20 @@ _FEWEST_BASELINE_RUNS = 2
 """Runs that are not steady leave fewer than were made; a baseline of such few is a wide one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    """A block's fault, and its rows beside the clean blocks before it."""
-
-    fault: Fault | None
-    rows: tuple[EntryVerdict, ...]
-
-
+@dataclass(slots=True)
 class Trials:
     """Makes blocks of runs on this machine, one after the other, and judges them."""
 
-    def __init__(
-        self,
-        make_run: Callable[[RunRequest], Run],
-        case: type[TrainingCase],
-        environment: Environment,
-        gpus: Sequence[int],
-        after_run: Callable[[], None],
-    ) -> None:
-        self._make_run = make_run
-        self._case = case
-        self._environment = environment
-        self._gpus = gpus
-        self._after_run = after_run
-        self._clean: list[Results] = []
-        self._started = time.monotonic()
-        self._runs: list[Run] = []
-        self._judged: list[_Judged] = []
+    make_run: Callable[[RunRequest], Run]
+    case: type[TrainingCase]
+    environment: Environment
+    gpus: Sequence[int]
+    after_run: Callable[[], None]
+    _clean: list[Results] = field(default_factory=list)
+    _runs: list[Run] = field(default_factory=list)
+    _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
+    """Each block's fault, and its rows beside the clean blocks before it."""
+    _started: float = field(default_factory=time.monotonic)
 
     def make(self, fault: Fault | None) -> None:
         """Measure a block, and hold it against the clean ones before it, if there are enough."""
@@ -81,19 +67,19 @@ class Trials:
                     before, name="before", cluster="here", minimum_runs=_FEWEST_BASELINE_RUNS
                 )
                 judged = diagnose(baseline, [results], compare(baseline, [results]))
-                self._judged.append(_Judged(fault=fault, rows=judged.entries))
+                self._judged.append((fault, judged.entries))
         if fault is None:
             self._clean.append(results)
 
     def report(
         self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
     ) -> TrialsReport:
-        """What all blocks so far say, beside the overhead."""
-        clean = [judged.rows for judged in self._judged if judged.fault is None]
+        """The rates over all blocks so far, beside the overhead."""
+        clean = [rows for fault, rows in self._judged if fault is None]
         return TrialsReport(
             configuration=self._runs[0].configuration,
-            environment=self._environment,
-            gpus=tuple(self._gpus),
+            environment=self.environment,
+            gpus=tuple(self.gpus),
             runs_per_block=RUNS_PER_BLOCK,
             comparisons=len(clean),
             false_alarms=_rate(_alarms(rows) for rows in clean),
@@ -110,29 +96,29 @@ class Trials:
         created_at = datetime.now(UTC)
         injections: tuple[str, ...] = ()
         if fault is not None:
-            injections = (injection_text(fault, step_time_s=self._step_time_s(), gpus=self._gpus),)
+            injections = (injection_text(fault, step_time_s=self._step_time_s(), gpus=self.gpus),)
         runs = [
             self._run(run, gpus, injections)
             for run in range(1, RUNS_PER_BLOCK + 1)
-            for gpus in self._gpus
+            for gpus in self.gpus
         ]
         self._runs += runs
         return Results(
             created_at=created_at.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
-            environment=self._environment,
+            environment=self.environment,
             injections=injections,
             runs=tuple(runs),
         )
 
     def _run(self, run: int, gpus: int, injections: tuple[str, ...]) -> Run:
-        where = self._environment
-        request = case_request(self._case, where, gpus=gpus, run=run, injections=injections)
+        where = self.environment
+        request = case_request(self.case, where, gpus=gpus, run=run, injections=injections)
         with sampling_beside(request, where) as sampling:
-            made = self._make_run(request)
+            made = self.make_run(request)
             if sampling is not None:
                 made = sampling.summarize(made).added_to(made)
-        self._after_run()
+        self.after_run()
         return made
 
     def _step_time_s(self) -> float:
@@ -141,28 +127,31 @@ class Trials:
             run.step_time_s
             for results in self._clean
             for run in results.runs
-            if run.is_valid and run.gpus == min(self._gpus)
+            if run.is_valid and run.gpus == min(self.gpus)
         ]
         if not times_s:
             raise GpuscaleError(
-                f"no run of {self._case.name()} gave a number, so there is nothing to slow down; "
+                f"no run of {self.case.name()} gave a number, so there is nothing to slow down; "
                 "see 'gpuscale doctor' and whether other work runs on this machine"
             )
         return statistics.median(times_s)
 
     def _fault_result(self, fault: Fault) -> FaultResult:
         """Over the blocks whose row on the most GPUs, which every fault strikes, was judged."""
-        most = max(self._gpus)
+        most = max(self.gpus)
+        judged = [
+            rows
+            for made, rows in self._judged
+            if made == fault and any(row.key.gpus == most and row.verdict.is_judged for row in rows)
+        ]
         regressed = [
             [
                 row
-                for row in judged.rows
+                for row in rows
                 if row.verdict is Verdict.REGRESSED
                 and (row.key.gpus == most or fault.injection != "slow-rank")
             ]
-            for judged in self._judged
-            if judged.fault == fault
-            and any(row.key.gpus == most and row.verdict.is_judged for row in judged.rows)
+            for rows in judged
         ]
         first = [max(rows, key=lambda row: row.key.gpus).causes[:1] for rows in regressed if rows]
         return FaultResult(

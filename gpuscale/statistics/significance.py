@@ -61,9 +61,6 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
 
     Args:
         counts: for each cluster (a comparison) how many events among how many trials (rows).
-
-    Raises:
-        ValueError: there is no trial.
     """
     clusters = [(events, trials) for events, trials in counts if trials]
     if not clusters:

@@ -21,19 +21,3 @@ from gpuscale.store.results import (
     newest_results,
     refuse_unwritable,
 )
-
-__all__ = [
-    "MOST_BYTES",
-    "RESULTS_FOLDER",
-    "ResultsWriter",
-    "ResumedResults",
-    "default_results_path",
-    "newest_results",
-    "read_any",
-    "read_baseline",
-    "read_results",
-    "read_with",
-    "refuse_unwritable",
-    "write_baseline",
-    "write_report",
-]

@@ -43,16 +43,12 @@ class Header(Record, frozen=True, kw_only=True):
 
 
 def encode_header(header: Header) -> str:
-    """The first line of a results file, without its line break.
-
-    Raises:
-        DecodeError: a value breaks the format's rules, so that nobody could read it back.
-    """
+    """The first line of a results file, without its line break, where it can be read back."""
     return _with_envelope(to_json(header), RESULTS_FORMAT)
 
 
 def encode_run(run: Run) -> str:
-    """The line of one run, without its line break; raises `DecodeError` as above."""
+    """The line of one run, without its line break."""
     line = to_json(run)
     if len(line) > LONGEST_LINE:
         raise DecodeError("", f"a line of {len(line)} characters; at most {LONGEST_LINE} are read")
@@ -60,11 +56,7 @@ def encode_run(run: Run) -> str:
 
 
 def encode_baseline(baseline: Baseline) -> str:
-    """The text of a baseline file, indented for people, with a line for each run.
-
-    Raises:
-        DecodeError: a value breaks the format's rules, so that nobody could read it back.
-    """
+    """The text of a baseline file, indented for people, with a line for each run."""
     head = to_json(msgspec.structs.replace(baseline, runs=()))
     text = msgspec.json.format(_with_envelope(head, BASELINE_FORMAT), indent=2)
     if baseline.runs:
@@ -98,13 +90,7 @@ def decode_results(text: str) -> Results:
             )
             raise DecodeError("configuration.device", problem, line=number)
         runs.append(run)
-    return Results(
-        created_at=header.created_at,
-        gpuscale_version=header.gpuscale_version,
-        environment=header.environment,
-        injections=header.injections,
-        runs=tuple(runs),
-    )
+    return Results(**msgspec.structs.asdict(header), runs=tuple(runs))
 
 
 def decode_baseline(text: str) -> Baseline:
@@ -221,7 +207,12 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         run = from_json(Run, line)
     except DecodeError as error:
         if cut_short and not _is_json(line):
-            raise _cut_short(number) from None
+            problem = "the line is cut short (was the job killed while writing it?)"
+            remedy = "it was the first run, so measure again"
+            if number > 2:
+                runs = f"{number - 2} run{'s' if number > 3 else ''}"
+                remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
+            raise DecodeError("", f"{problem}; {remedy}", line=number) from None
         if error.key == "format":
             problem = "a second header; a file holds one invocation, so split it before this line"
             raise DecodeError("", problem, line=number) from None
@@ -230,17 +221,6 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         problem = "a run without failure has a step_time_s; give it, or say in 'failure' why not"
         raise DecodeError("measured", problem, line=number)
     return run
-
-
-def _cut_short(number: int) -> DecodeError:
-    problem = "the line is cut short (was the job killed while writing it?)"
-    before = number - 2
-    if before == 0:
-        remedy = "it was the first run, so measure again"
-    else:
-        runs = f"{before} run{'s' if before > 1 else ''}"
-        remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
-    return DecodeError("", f"{problem}; {remedy}", line=number)
 
 
 def _is_json(line: str) -> bool:

@@ -71,38 +71,22 @@ def file_error(
 
 
 def read_results(path: Path) -> Results:
-    """The results in a file.
-
-    Raises:
-        FileError: it cannot be read, or is not a results file that this gpuscale understands.
-    """
+    """The results in a file; `FileError` where it is no results file that can be read."""
     return decoded(path, _read(path), decode_results)
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The baseline in a file.
-
-    Raises:
-        FileError: it cannot be read, or is not a baseline that this gpuscale understands.
-    """
+    """The baseline in a file; `FileError` where it is no baseline that can be read."""
     return decoded(path, _read(path), decode_baseline)
 
 
 def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
-    """The value that `decode` makes of a text file of another format.
-
-    Raises:
-        FileError: it cannot be read, or `decode` refuses it.
-    """
+    """The value that `decode` makes of a text file; `FileError` also where it refuses it."""
     return decoded(path, _read(path), decode)
 
 
 def read_any(path: Path) -> Results | Baseline:
-    """The results or the baseline in a file, told by its content and not by its name.
-
-    Raises:
-        FileError: it cannot be read, or is neither of the two formats.
-    """
+    """The results or the baseline in a file, told by its content and not by its name."""
     return decoded(path, _read(path), _decode_either)
 
 
@@ -113,11 +97,7 @@ def _decode_either(text: str) -> Results | Baseline:
 
 
 def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
-    """The value that the content of a file stands for.
-
-    Raises:
-        FileError: it is not text, or not what `decode` reads.
-    """
+    """The value that the content of a file stands for; `FileError` where it is none."""
     try:
         return decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -142,11 +122,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
-    """All of an open file, from where it stands.
-
-    Raises:
-        FileError: it is no regular file, or too large.
-    """
+    """All of an open file, from where it stands."""
     refuse_unreadable(path, os.fstat(descriptor))
     content = read_at_most(descriptor, MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -164,11 +140,7 @@ def read_at_most(descriptor: int, count: int) -> bytes:
 
 
 def refuse_unreadable(path: Path, status: os.stat_result) -> None:
-    """Checks that it is a regular file that is not too large.
-
-    Raises:
-        FileError: it is not.
-    """
+    """Refuses what is no regular file, or too large."""
     if stat.S_ISDIR(status.st_mode):
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
@@ -184,70 +156,57 @@ def _too_large(path: Path, size: int) -> FileError:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes a baseline file whole or not at all, in place of an earlier one.
-
-    A symbolic link stays one: the file that it leads to is replaced.
-
-    Raises:
-        FileError: the file cannot be written, or the baseline breaks the format's rules.
-    """
+    """Writes a baseline file whole or not at all, in place of an earlier one."""
     try:
         text = encode_baseline(baseline)
     except DecodeError as error:
         raise file_error(path, f"cannot record this baseline: {error}") from None
     try:
-        target = Path(os.path.realpath(path))
-        _refuse_special_target(path)
-        replace_file(target, text.encode())
+        mode = _mode(path)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise file_error(path, "is a folder; give the name of a file in it")
+        # Replacing a device such as /dev/null by a file would break the machine.
+        if mode is not None and not stat.S_ISREG(mode):
+            raise file_error(path, "is not a regular file; choose another path")
+        replace_file(path, text.encode())
     except (OSError, ValueError) as error:
         raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
-
-
-def _refuse_special_target(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
-        raise file_error(path, "is a folder; give the name of a file in it")
-    # Replacing a device such as /dev/null by a file would break the machine.
-    if not stat.S_ISREG(mode):
-        raise file_error(path, "is not a regular file; choose another path")
 
 
 def write_report(path: Path, text: str) -> None:
     """Writes a report, in place of an earlier one; a reader never sees half of it.
 
-    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is; of a
-    symbolic link, the file that it leads to is replaced.
+    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is.
 
     Raises:
         FileError: it could not be written; an earlier file is as it was.
     """
     content = text.encode("utf-8", errors="replace")
     try:
-        if _is_stream(path):
+        mode = _mode(path)
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             with path.open("wb") as stream:
                 stream.write(content)
         else:
-            replace_file(Path(os.path.realpath(path)), content)
+            replace_file(path, content)
     except (OSError, ValueError) as error:
         raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
 
 
-def _is_stream(path: Path) -> bool:
+def _mode(path: Path) -> int | None:
     try:
-        mode = path.stat().st_mode
+        return path.stat().st_mode
     except FileNotFoundError:
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+        return None
 
 
-def replace_file(target: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all; raises OSError.
 
-    An earlier one is replaced, and who may read and write it stays as it was.
+    An earlier one is replaced, and who may read and write it stays as it was. A symbolic link
+    stays one: the file that it leads to is replaced.
     """
+    target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -9,7 +9,6 @@ import secrets
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpuscale.errors import DecodeError, FileError
@@ -37,12 +36,7 @@ _MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
-    """A new file name in the folder, dated in UTC: in the order of names, later is newer.
-
-    Args:
-        folder: Usually `.gpuscale/results`.
-        now: With its time zone.
-    """
+    """A new file name in the folder, dated in UTC: in the order of names, later is newer."""
     if now.tzinfo is None:
         raise ValueError("now has no time zone; use datetime.now(timezone.utc)")
     dated = now.astimezone(UTC)
@@ -106,19 +100,15 @@ class _RunAppender:
     so that a kill or a full disk loses the run under way and nothing else.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = -1
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def append(self, run: Run) -> None:
@@ -129,6 +119,7 @@ class _RunAppender:
         """
         if self._descriptor < 0:
             raise ValueError(f"{self.path} is closed")
+        self._make_ready()
         try:
             line = encode_run(run)
         except DecodeError as error:
@@ -141,6 +132,9 @@ class _RunAppender:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _make_ready(self) -> None:
+        """Mends the end of a file that was there before, ahead of the first run."""
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
@@ -170,33 +164,22 @@ class ResultsWriter(_RunAppender):
         created_at: datetime,
         injections: tuple[str, ...] = (),
     ) -> None:
-        """Creates the file, and its folders where they are missing.
-
-        Args:
-            path: A file that does not exist yet.
-            environment: Where the runs are measured.
-            created_at: With its time zone.
-            injections: Faults that are made on purpose in all of them.
-
-        Raises:
-            FileError: the file exists already or cannot be written.
-        """
+        """Creates the file, and its folders where they are missing."""
         super().__init__(path)
+        header = Header(
+            created_at=created_at.isoformat(timespec="milliseconds"),
+            gpuscale_version=__version__,
+            environment=environment,
+            injections=injections,
+        )
         try:
-            header = encode_header(
-                Header(
-                    created_at=created_at.isoformat(timespec="milliseconds"),
-                    gpuscale_version=__version__,
-                    environment=environment,
-                    injections=injections,
-                )
-            )
+            line = encode_header(header)
         except DecodeError as error:
             raise file_error(path, f"cannot record this environment: {error}") from None
         self._descriptor = _create(path)
         try:
             _lock(path, self._descriptor)
-            self._write_line(header)
+            self._write_line(line)
         except FileError:
             self.close()
             with suppress(OSError):
@@ -216,11 +199,7 @@ class ResumedResults(_RunAppender):
     """Where a file whose last line is cut short will be copied to; None for a whole file."""
 
     def __init__(self, path: Path) -> None:
-        """Opens and reads the file, and keeps other sessions from writing to it.
-
-        Raises:
-            FileError: it cannot be read or written, or is no results file with a header.
-        """
+        """Opens and reads the file, and keeps other sessions from writing to it."""
         super().__init__(path)
         try:
             refuse_unreadable(path, path.stat())
@@ -235,24 +214,16 @@ class ResumedResults(_RunAppender):
             self._kept = _size_without_partial_line(content)
             self._ends_with_break = content[: self._kept].endswith(b"\n")
             self.results = decoded(path, content[: self._kept], decode_results)
-            self.copy = None if self._kept == self._size else _unused_name(path)
+            unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
+            self.copy = None if self._kept == self._size else path.with_name(unused)
         except BaseException:
             self.close()
             raise
         self._is_ready = False
 
-    def append(self, run: Run) -> None:
-        """Writes one run and waits until it is on disk.
-
-        Raises:
-            FileError: the run is not in the file; the runs before it are.
-        """
-        if not self._is_ready and self._descriptor >= 0:
-            self._make_ready()
-            self._is_ready = True
-        super().append(run)
-
     def _make_ready(self) -> None:
+        if self._is_ready:
+            return
         try:
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
@@ -265,6 +236,7 @@ class ResumedResults(_RunAppender):
                 self._write_line("")
         except OSError as error:
             raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
+        self._is_ready = True
 
 
 def _size_without_partial_line(content: bytes) -> int:
@@ -282,28 +254,22 @@ def _size_without_partial_line(content: bytes) -> int:
     return len(content)
 
 
-def _unused_name(path: Path) -> Path:
-    return path.with_name(f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short")
-
-
 def _lock(path: Path, descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        problem = "another session is writing to it; wait until that has ended"
-        raise file_error(path, problem) from None
-    except OSError:
-        # Some network file systems have no locks; two sessions in one file are rare enough.
-        return
+    # Some network file systems have no locks; two sessions in one file are rare enough.
+    with suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another session is writing to it; wait until that has ended"
+            raise file_error(path, problem) from None
 
 
 def _create(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise file_error(path.parent, WRITE_PROBLEMS[errno.ENOTDIR]) from None
     except (OSError, ValueError) as error:
-        raise file_error(path.parent, path_problem(error, WRITE_PROBLEMS)) from None
+        known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
+        raise file_error(path.parent, path_problem(error, known)) from None
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from changing import replace
 
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Configuration,

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscale.recording import baseline_from_results
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Configuration,
