@@ -59,27 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto (default: CUDA where there is one), cuda or cpu",
     )
-    parser.add_argument(
-        "--runs",
-        metavar="N",
-        type=int,
-        default=8,
-        help="of the overhead: fresh starts on each number of GPUs (default: 8)",
-    )
-    parser.add_argument(
-        "--pairs",
-        metavar="N",
-        type=int,
-        default=10,
-        help="identical measurements that are compared with those before them (default: 10)",
-    )
-    parser.add_argument(
-        "--trials",
-        metavar="N",
-        type=int,
-        default=5,
-        help="of each fault at each size (default: 5)",
-    )
+    for option, default, what in (
+        ("--runs", 8, "of the overhead: fresh starts on each number of GPUs"),
+        ("--pairs", 10, "identical measurements that are compared with those before them"),
+        ("--trials", 5, "of each fault at each size"),
+    ):
+        words = f"{what} (default: {default})"
+        parser.add_argument(option, metavar="N", type=int, default=default, help=words)
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default) or json"
     )
