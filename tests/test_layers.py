@@ -26,7 +26,6 @@ LAYERS = {
     "environment_diff": 2,
     "encoding": 1,
     "nodes": 2,
-    "validity": 2,
     "cases": 2,
     "injections": 2,
     "run_directory": 2,

@@ -6,7 +6,10 @@ import pytest
 from builders import baseline, environment, results
 from changing import replace
 
+from gpuscale.cli.baseline import last_valid_day
 from gpuscale.compare import compare
+from gpuscale.compare.machine import foreign_note
+from gpuscale.compare.notes import expiry_note, with_validity
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Environment,
@@ -15,7 +18,6 @@ from gpuscale.records import (
     NoteCode,
     Statement,
 )
-from gpuscale.validity import expiry_note, foreign_note, last_valid_day, with_validity
 
 THEN = baseline({1: [1.0] * 6})
 MEASURED_AT = "2026-11-21T23:30:00-05:00"

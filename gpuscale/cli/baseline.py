@@ -2,13 +2,14 @@
 
 import argparse
 import getpass
+import re
 import sys
-from datetime import date
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from gpuscale.compare.matching import Entry, side_of_baseline
-from gpuscale.errors import ExitCode, FileError
+from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
 from gpuscale.recording.from_results import EntryId
 from gpuscale.records import Baseline
@@ -22,6 +23,10 @@ _ACTIONS = (
     ("update", "put new results in place of old ones, each change approved", "baseline_update"),
     ("import", "make a baseline of a table kept by hand", "baseline_import"),
 )
+
+
+_PERIOD = re.compile(r"(\d{1,6})([dw])")
+_DAYS = {"d": 1, "w": 7}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +89,40 @@ def login_name() -> str | None:
     except (OSError, KeyError, ImportError):
         return None
     return clean(name).strip()[:NAME_LIMIT] or None
+
+
+def last_valid_day(on: str | None, after: str | None, *, measured_at: str) -> str | None:
+    """The expiry that was asked for, as `2027-05-01`; None where none was.
+
+    Args:
+        on: A date.
+        after: A period such as `180d` or `26w`, counted from `measured_at`.
+        measured_at: When the latest of the results were measured: ISO 8601 with offset.
+
+    Raises:
+        UsageError: neither a date nor a period, or both, or a day that is past any calendar.
+    """
+    if on is not None and after is not None:
+        raise UsageError("--expires and --expires-after say the same thing; give one of them")
+    if on is not None:
+        return _day(on)
+    if after is None:
+        return None
+    period = _PERIOD.fullmatch(after)
+    if period is None:
+        raise UsageError(f"--expires-after: '{after}' is not a period such as 180d or 26w")
+    try:
+        days = timedelta(days=int(period[1]) * _DAYS[period[2]])
+        return (datetime.fromisoformat(measured_at).date() + days).isoformat()
+    except OverflowError:
+        raise UsageError(f"--expires-after: {after} ends after the year 9999") from None
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise UsageError(f"--expires: '{text}' is not a date such as 2027-05-01") from None
 
 
 def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:

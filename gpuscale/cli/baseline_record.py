@@ -5,7 +5,13 @@ import math
 import sys
 from pathlib import Path
 
-from gpuscale.cli.baseline import add_expiry, add_output, login_name, refuse_existing
+from gpuscale.cli.baseline import (
+    add_expiry,
+    add_output,
+    last_valid_day,
+    login_name,
+    refuse_existing,
+)
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
@@ -20,7 +26,6 @@ from gpuscale.records import Baseline
 from gpuscale.report.baseline import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
-from gpuscale.validity import last_valid_day
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""

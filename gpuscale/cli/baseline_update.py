@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.baseline import add_expiry, login_name, measured_entries
+from gpuscale.cli.baseline import add_expiry, last_valid_day, login_name, measured_entries
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch
@@ -27,7 +27,6 @@ from gpuscale.records import Baseline, Results
 from gpuscale.report.baseline import EntryChange, changes_text
 from gpuscale.report.reason_words import statement_text
 from gpuscale.store import read_baseline, write_baseline
-from gpuscale.validity import last_valid_day
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 

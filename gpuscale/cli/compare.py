@@ -7,11 +7,11 @@ from pathlib import Path
 from gpuscale.cli.inputs import add_selection, gpu_counts, newest_input, read_all_results
 from gpuscale.cli.outputs import outputs_of, spare_inputs, write_outputs
 from gpuscale.compare import compare
+from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
 from gpuscale.report import FORMATS
 from gpuscale.report.view import view_of
 from gpuscale.store import RESULTS_FOLDER, read_baseline
-from gpuscale.validity import with_validity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gpuscale.records import Environment, Hardware, ReasonCode, Statement
+from gpuscale.records import Baseline, Environment, Hardware, NoteCode, ReasonCode, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
@@ -103,3 +103,31 @@ def hardware_label(cluster: str, hardware: Hardware) -> str:
     else:
         machine = f"{hardware.gpus_per_node}× {hardware.gpu_name} per node"
     return f"{cluster}, {machine}"
+
+
+def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Statement | None:
+    """The note on results of another machine than the baseline's, with the same GPUs.
+
+    Results on other GPUs are not compared at all; a host of another kind still feeds the same
+    GPUs differently. None where nothing speaks against one machine.
+    """
+    hardware, found = baseline.hardware, []
+    # Ranks on the CPU are compared on the same CPU only; that is not for a note.
+    on_gpus = [environment for environment in environments if environment.device != "cpu"]
+    others = on_gpus if hardware.device != "cpu" else []
+    for model in dict.fromkeys(environment.cpu_model for environment in others):
+        then = hardware.cpu_model
+        if then is not None and model is not None and not _may_be_same(then, model):
+            found.append(Statement.of(NoteCode.HOST_HAS_OTHER_CPU, before=then, now=model))
+    for here in dict.fromkeys(len(environment.gpus) for environment in others):
+        per_node = hardware.gpus_per_node
+        # A job may see fewer GPUs than its node has, never more.
+        if per_node is not None and here > per_node:
+            found.append(Statement.of(NoteCode.HOST_HAS_MORE_GPUS, before=per_node, now=here))
+    return Statement.of(NoteCode.OTHER_HOST, differences=found) if found else None
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    """True where one name of a CPU says less than the other: `POWER9`, `POWER9, altivec`."""
+    words = [frozenset(re.findall(r"[a-z0-9]+", name.casefold())) for name in (one, other)]
+    return words[0] <= words[1] or words[1] <= words[0]

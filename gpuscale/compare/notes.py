@@ -3,10 +3,13 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 
+from gpuscale.compare.machine import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
-from gpuscale.records import Baseline, EntryVerdict, NoteCode, Statement
+from gpuscale.records import Baseline, Comparison, EntryVerdict, NoteCode, Results, Statement
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential
 
@@ -35,6 +38,26 @@ def notes_of(
         *_left_out(rows, after),
         *_unit_errors(entries),
     )
+
+
+def with_validity(
+    comparison: Comparison, baseline: Baseline, results: Sequence[Results], *, today: date
+) -> Comparison:
+    """The comparison with a note where its baseline does not quite hold; verdicts stay."""
+    environments = [result.environment for result in results]
+    notes = (expiry_note(baseline, today), foreign_note(baseline, environments))
+    return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
+
+
+def expiry_note(baseline: Baseline, today: date) -> Statement | None:
+    """The note on a baseline that has expired; None of one that has not."""
+    if baseline.expires_on is None:
+        return None
+    days = (today - date.fromisoformat(baseline.expires_on)).days
+    if days <= 0:
+        return None
+    code = NoteCode.EXPIRED_YESTERDAY if days == 1 else NoteCode.EXPIRED
+    return Statement.of(code, on=baseline.expires_on, days=days)
 
 
 def _emptiness(

@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import TextIO
 
+from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
 from gpuscale.launch import Launcher
 from gpuscale.plugin.options import MeasureOptions
@@ -22,7 +23,6 @@ from gpuscale.report.results import scaling_lines
 from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
-from gpuscale.validity import with_validity
 from gpuscale.version import __version__
 
 

@@ -6,6 +6,7 @@ from datetime import date
 
 from gpuscale.compare.machine import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
+from gpuscale.compare.notes import expiry_note
 from gpuscale.compare.published import Figures, published_speedup
 from gpuscale.recording.from_results import entries_of
 from gpuscale.records import (
@@ -35,7 +36,6 @@ from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_seconds, significant
-from gpuscale.validity import expiry_note
 
 _PAIR_HEADERS = ("speedup", "efficiency")
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
