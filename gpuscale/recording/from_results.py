@@ -31,7 +31,6 @@ _IN_HISTORY = (
     "measured",
 )
 """All of a run but its evidence."""
-_NO_TIME = "1970-01-01T00:00:00+00:00"
 
 
 class EntryId(NamedTuple):
@@ -125,14 +124,13 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
     runs: dict[str, list[Run]] = {}
     for run in baseline.runs:
         runs.setdefault(run.allocation or baseline.name, []).append(run)
+    unknown = _bare_environment(baseline.hardware)
+    environments = {name: baseline.environments.get(name, unknown) for name in runs}
     return tuple(
         Results(
-            created_at=baseline.recorded_at or _NO_TIME,
+            created_at=baseline.recorded_at or "1970-01-01T00:00:00+00:00",
             gpuscale_version=baseline.gpuscale_version or "unknown",
-            environment=replace(
-                baseline.environments.get(allocation) or _bare_environment(baseline.hardware),
-                job_id=allocation,
-            ),
+            environment=replace(environments[allocation], job_id=allocation),
             runs=tuple(its),
         )
         for allocation, its in runs.items()
@@ -294,17 +292,14 @@ def _chosen(
         and (cases is None or {entry.configuration.case, entry.configuration.label} & {*cases})
     }
     where = "" if gpus is None else " on those GPUs"
+    held = f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
     for case in cases or ():
         if not any(case in (e.configuration.case, e.configuration.label) for e in chosen):
-            raise UsageError(f"the results hold no '{case}'{where}; {_held(entries)}")
+            raise UsageError(f"the results hold no '{case}'{where}; {held}")
     for count in sorted(gpus or ()):
         if not any(entry.gpus == count for entry in chosen):
-            raise UsageError(f"the results hold nothing on {count} GPUs; {_held(entries)}")
+            raise UsageError(f"the results hold nothing on {count} GPUs; {held}")
     return chosen
-
-
-def _held(entries: Iterable[EntryId]) -> str:
-    return f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
 
 
 def _refuse_short(entries: Mapping[EntryId, list[Run]], minimum_runs: int) -> None:
