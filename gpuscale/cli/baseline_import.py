@@ -27,11 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help="a .csv or .md file")
     add_output(parser)
     parser.add_argument(
-        "--source",
-        dest="title",
-        metavar="TEXT",
-        required=True,
-        help="where the figures come from",
+        "--source", dest="title", metavar="TEXT", required=True, help="where the figures come from"
     )
     parser.add_argument("--url", help="where that can be read")
     parser.add_argument("--published", metavar="DATE", help="when it was published")
@@ -65,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _asked_for(Hardware, arguments)
     defaults = _asked_for(TableDefaults, arguments)
     read = read_with(
-        Path(arguments.table),
-        lambda text: figures_from_table(tables_in(text), defaults, hardware),
+        Path(arguments.table), lambda text: figures_from_table(tables_in(text), defaults, hardware)
     )
     baseline = Baseline(
         name=output.stem if arguments.name is None else arguments.name,

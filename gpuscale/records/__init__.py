@@ -3,13 +3,7 @@
 Unknown is `None`, never 0. Units are in the names. Nothing here measures or reads a file.
 """
 
-from gpuscale.records.baseline import (
-    Baseline,
-    BaselineChange,
-    Hardware,
-    PublishedFigure,
-    Source,
-)
+from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source
 from gpuscale.records.cause import (
     Beside,
     Cause,
@@ -64,10 +58,7 @@ from gpuscale.records.selftest import (
     TrialsReport,
 )
 from gpuscale.records.telemetry import GpuSummary, GpuWindow
-from gpuscale.records.tolerances import (
-    ToleranceOverride,
-    Tolerances,
-)
+from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,

@@ -27,12 +27,7 @@ from gpuscale.records import (
     TrialsReport,
     Verdict,
 )
-from gpuscale.selftest.plan import (
-    BASELINE_BLOCKS,
-    RUNS_PER_BLOCK,
-    case_request,
-    injection_text,
-)
+from gpuscale.selftest.plan import BASELINE_BLOCKS, RUNS_PER_BLOCK, case_request, injection_text
 from gpuscale.statistics.significance import rate_of
 from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.version import __version__
