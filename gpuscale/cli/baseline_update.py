@@ -132,17 +132,14 @@ def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> Non
 def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
-    changes = [
-        EntryChange(old=old.get(each.entry), new=new[each.entry], remark=_remark(each))
-        for each in found
-    ]
+    changes = []
+    for each in found:
+        remark = "" if each.old else "new"
+        if each.obstacle:
+            remark = f"cannot be accepted, it {each.obstacle}"
+        change = EntryChange(old=old.get(each.entry), new=new[each.entry], remark=remark)
+        changes.append(change)
     return changes_text(changes, baseline, everything, compare(baseline, results))
-
-
-def _remark(proposal: Proposal) -> str:
-    if proposal.obstacle:
-        return f"cannot be accepted, it {proposal.obstacle}"
-    return "" if proposal.old else "new"
 
 
 def _how(found: Sequence[Proposal]) -> str:

@@ -212,14 +212,8 @@ def revised(
 ) -> Baseline:
     """The baseline with the changes made, and its history with what was there before.
 
-    Args:
-        baseline: As it is.
-        changes: Proposals that were approved, at least one.
-        results: What the proposals were made of.
-        reason: Why, in the words of whoever approved it.
-        at: Now: ISO 8601 with offset.
-        by: Login name.
-        expires_on: A new last day of validity; None keeps the one that there is.
+    The changes, at least one, were proposed of the `results`; `at` is now, as ISO 8601 with
+    offset. Without `expires_on` the last day of validity stays as it is.
     """
     new = {change.entry: change.new for change in changes}
     kept = entries_of(baseline.runs)
