@@ -11,7 +11,7 @@ import pytest
 from nvml.library import compile_driver
 
 from gpuscale.telemetry.doctor import ExaminedGpu
-from gpuscale.telemetry.samples import Reading
+from gpuscale.telemetry.fields import Reading
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from gpuscale.records import GpuWindow
 from gpuscale.run_directory import stderr_path
-from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, line_of
+from gpuscale.telemetry.fields import Reading
+from gpuscale.telemetry.sampler import Header, SampledDevice, Tick, line_of
 from gpuscale.telemetry.summary import TelemetryReport, summarize
 
 A, B = "aaaa", "bbbb"

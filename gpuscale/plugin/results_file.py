@@ -1,6 +1,6 @@
 """The results file of a session: where runs go, and whether they may join those it has."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -99,19 +99,16 @@ def refuse_other_environment(
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
     now = replace(environment, driver_version=driver)
-    found = [
-        *_differences(
-            _of_session(recorded.gpuscale_version, recorded.injections),
-            _of_session(__version__, injections),
-        ),
-        *(
-            f"{change.name}: {change.before[0]} → {change.after[0]}"
-            for change in (
-                *environment_diff.differences(then, now, environment_diff.IN_SESSION),
-                *environment_diff.variable_changes([then], [now]),
-            )
-        ),
-    ]
+    changes = (
+        *environment_diff.differences(then, now, environment_diff.IN_SESSION),
+        *environment_diff.variable_changes([then], [now]),
+    )
+    faults, now_faults = (", ".join(i) or "none" for i in (recorded.injections, injections))
+    found = _changes(
+        ("gpuscale", recorded.gpuscale_version, __version__),
+        ("injections", faults, now_faults),
+        *((change.name, change.before[0], change.after[0]) for change in changes),
+    )
     if found:
         raise UsageError(
             f"--resume: {path} was measured in another environment ({'; '.join(found)}); {_REMEDY}"
@@ -131,16 +128,8 @@ def refuse_other_configurations(
             )
 
 
-def _of_session(version: str, injections: tuple[str, ...]) -> dict[str, object]:
-    return {"gpuscale": version, "injections": ", ".join(injections) or "none"}
-
-
-def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    return [
-        f"{name}: {then.get(name, 'not set')} → {now.get(name, 'not set')}"
-        for name in {**then, **now}
-        if then.get(name) != now.get(name)
-    ]
+def _changes(*values: tuple[str, object, object]) -> list[str]:
+    return [f"{name}: {then} → {now}" for name, then, now in values if then != now]
 
 
 def _loaded_driver() -> str | None:
@@ -154,9 +143,8 @@ def _loaded_driver() -> str | None:
 def _other_training(run: Run, request: RunRequest) -> list[str]:
     found = [*differences(run.configuration, request.configuration)]
     if run.gpus == request.gpus:
-        shapes = (
-            {"batch_per_gpu": each.batch_per_gpu, "sample_shape": each.sample_shape}
-            for each in (run, request)
+        found += _changes(
+            ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
+            ("sample_shape", run.sample_shape, request.sample_shape),
         )
-        found += _differences(*shapes)
     return found

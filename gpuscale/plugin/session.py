@@ -3,7 +3,8 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Generator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TextIO
 
 import pytest
 from msgspec.structs import replace
@@ -73,37 +74,30 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
             resumed.path, resumed.results, environment, options.injections
         )
     recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
-    return _MeasuringSession(
-        config, options, launcher, recorder, stopping.BaselineJudge.of(options)
-    )
+    judge, rule = stopping.BaselineJudge.of(options), stopping.StoppingRule.of(options)
+    stream = terminal.own_stream()
+    return _MeasuringSession(config, options, launcher, recorder, judge, rule, stream)
 
 
+@dataclass(eq=False)
 class _MeasuringSession:
     """The hooks of an invocation with `--gpus`."""
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        options: MeasureOptions,
-        launcher: Launcher,
-        recorder: results_file.Recorder,
-        judge: stopping.BaselineJudge | None,
-    ) -> None:
-        self._config = config
-        self._options = options
-        self._launcher = launcher
-        self._recorder = recorder
-        self._judge = judge
-        self._stopping = stopping.StoppingRule.of(options)
-        self._terminal = terminal.own_stream()
-        self._words: dict[str, str] = {}
-        self._skips: Counter[str] = Counter()
-        self._failed_tests: set[str] = set()
-        self._failed_runs: set[str] = set()
-        self._has_items = False
-        self._anything_passed = False
-        self._interrupted = False
-        self._exit_code = 0
+    _config: pytest.Config
+    _options: MeasureOptions
+    _launcher: Launcher
+    _recorder: results_file.Recorder
+    _judge: stopping.BaselineJudge | None
+    _stopping: stopping.StoppingRule | None
+    _terminal: TextIO | None
+    _words: dict[str, str] = field(default_factory=dict)
+    _skips: Counter[str] = field(default_factory=Counter)
+    _failed_tests: set[str] = field(default_factory=set)
+    _failed_runs: set[str] = field(default_factory=set)
+    _has_items: bool = False
+    _anything_passed: bool = False
+    _interrupted: bool = False
+    _exit_code: int = 0
 
     def pytest_report_header(self) -> list[str]:
         recorder = self._recorder

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscale.host import cpu_model
+from gpuscale.telemetry.fields import Reading
 from gpuscale.telemetry.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -18,7 +19,6 @@ from gpuscale.telemetry.nvml import (
     all_devices,
     open_nvml,
 )
-from gpuscale.telemetry.samples import Reading
 
 _BUSY_UTILIZATION = 0.5
 """From here on a GPU counts as busy, so that its PCIe link should run at full speed."""

@@ -1,6 +1,6 @@
 """The counters of a GPU, one row each: asked, reduced, checked and shown as it says.
 
-Their meaning is in docs/format.md. This module imports the standard library alone.
+Their meaning is in docs/format.md. Beside it the record of what is read at one moment.
 """
 
 import math
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Literal
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,21 @@ class Field:
     def number(self, answer: Any) -> float | None:
         """The number in what was read at one moment."""
         return None if answer is None else self.take(answer)
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """A device at one moment, by the `moment` of what was asked."""
+
+    answers: dict[str, Any] = {}
+    """Numbers; the names of clock events that hold; of each NVLink whether it is active; NVLink's
+    error counters by kind; the XIDs since the last time, of which the first only starts them."""
+    absent: dict[str, str] = {}
+    """The driver's reason for each question without an answer."""
+    buffered: dict[str, list[tuple[float, float]]] = {}
+    """Unix times and numbers that the driver itself sampled since the last time, by buffer."""
+
+    def __contains__(self, moment: str) -> bool:
+        return moment in self.answers or moment in self.absent
 
 
 # A table is read by its rows, which the formatter would break up.

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped]
 
 from gpuscale.errors import GpuscaleError
-from gpuscale.telemetry.fields import MOMENTS, Field, Query, clock_events
+from gpuscale.telemetry.fields import MOMENTS, Field, Query, Reading, clock_events
 from gpuscale.telemetry.nvml_binding import (
     NEVER_OFFERED,
     Forms,
@@ -21,7 +21,6 @@ from gpuscale.telemetry.nvml_binding import (
     named,
     or_none,
 )
-from gpuscale.telemetry.samples import Reading
 
 _DEVICE_GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired)
 """Answers after which nothing is asked of the device: calls to a lost GPU can take seconds."""

@@ -1,7 +1,8 @@
 """The sampling process: `python -m gpuscale.telemetry.sampler --output FILE --uuid U …`.
 
 It appends a line to FILE at each tick until SIGTERM or the end of its parent, however that
-comes about. It ends at once, with the reason in FILE, where there is nothing to sample.
+comes about. It ends at once, with the reason in FILE, where there is nothing to sample. FILE is
+JSON Lines between two processes of one run, not one to keep: it has no version.
 """
 
 import argparse
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
+import msgspec
+
 import gpuscale
 from gpuscale.run_directory import stderr_path
-from gpuscale.telemetry.samples import Header, SampledDevice, Tick, line_of
+from gpuscale.telemetry.fields import Reading
 
 if TYPE_CHECKING:
     # Only the process itself loads the binding, not whoever starts it.
@@ -30,6 +34,57 @@ HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
 INSPECTION_S = 1.0
 """Seconds between looks at what changes seldom, such as links and error counters."""
+
+
+class SampledDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that the sampler was asked for."""
+
+    name: str | None = None
+    absent: str | None = None
+    """Why it is not sampled; None where it is."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line: what the sampler found."""
+
+    driver_version: str | None = None
+    absent: str | None = None
+    """Why nothing is sampled: there is no driver; None where there is one."""
+    devices: dict[str, SampledDevice] = {}
+    """By UUID, as asked for."""
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """Every later line: all sampled devices at one moment."""
+
+    time_s: float
+    """Unix time at which the reading began."""
+    readings: dict[str, Reading]
+    """By UUID, as asked for."""
+
+
+def line_of(record: Header | Tick) -> str:
+    """A header or tick as a line of the file."""
+    return msgspec.json.encode(record).decode() + "\n"
+
+
+def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
+    """The header and the ticks of a file that may still be growing.
+
+    A line that is cut short, as the last one is while the sampler writes it, is left out. A
+    file that does not exist or has no whole first line has no header and no ticks.
+    """
+    decoder, ticks = msgspec.json.Decoder(Tick), []
+    try:
+        first, *rest = path.read_bytes().split(b"\n")
+        # No prefix of an object's text is itself an object, so what can be read is whole.
+        header = msgspec.json.decode(first, type=Header)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None, []
+    for line in rest:
+        with suppress(msgspec.DecodeError):
+            ticks.append(decoder.decode(line))
+    return header, ticks
 
 
 class Sampler:

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
 from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
-from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, fold, values_problem
-from gpuscale.telemetry.sampler import Sampler
-from gpuscale.telemetry.samples import Header, Reading, SampledDevice, Tick, read_samples
+from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, Reading, fold, values_problem
+from gpuscale.telemetry.sampler import Header, SampledDevice, Sampler, Tick, read_samples
 
 Interval = tuple[float, float]
 

@@ -235,7 +235,7 @@ def _run(
         env=environment,
         input=told,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         timeout=_ANSWER_S,
         check=False,
