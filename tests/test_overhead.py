@@ -21,12 +21,11 @@ from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest.overhead import judge_overhead
 from gpuscale.selftest.plan import load_case_class
-from gpuscale.worker.checks import parameter_digest
 from gpuscale.worker.data import training_batches
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.overhead import BareLoop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
-from gpuscale.worker.training import Training, build_parts
+from gpuscale.worker.training import Training, build_parts, parameter_digest
 
 pytestmark = pytest.mark.alone
 
@@ -103,7 +102,7 @@ def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
             case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
         )
         parts = build_parts(case, request, strategy, batches)
-        training = Training(parts, "fp32", strategy, Faults([], rank=0, device=torch.device("cpu")))
+        training = Training(parts, Faults([], rank=0, device=torch.device("cpu")))
         train(training, BareLoop(parts))
         return parameter_digest(parts.model)
 

@@ -1,10 +1,14 @@
-"""The measuring loop: warm-up, then windows of steps between barriers."""
+"""The measuring loop: warm-up, then windows of steps between barriers, and their phases."""
 
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
+
+import torch
 
 from gpuscale.records import Phases, RankWindow, TimingPlan
 
@@ -13,6 +17,9 @@ _PACE_STEPS = 7
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
 """Of a division that is meant to come out even."""
+
+Report = Callable[[str, int, int], None]
+"""Takes note of a stage, how much of it is done, and of how much."""
 
 
 class Stepper(Protocol):
@@ -55,14 +62,6 @@ class Peers(Protocol):
         ...
 
 
-class Progress(Protocol):
-    """Somebody who wants to know how far the run is."""
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Take note of a stage and how much of it is done."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """The windows of one rank by its own clock."""
@@ -94,7 +93,7 @@ class Measurement:
 
 
 def measure(
-    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress, *, pausing: bool
+    training: Stepper, peers: Peers, timing: TimingPlan, report: Report, *, pausing: bool
 ) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
@@ -102,12 +101,12 @@ def measure(
     Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
     """
     started = time.perf_counter()
-    step_time_s, warmup_steps = warm_up(training, peers, timing, progress)
+    step_time_s, warmup_steps = warm_up(training, peers, timing, report)
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, timing, pausing=pausing)
     measured = []
     for number in range(windows):
-        progress.report("window", number, windows)
+        report("window", number, windows)
         # In turn, so that both see the same machine; the last one is synchronised training,
         # which is what the checks after the windows look at.
         if number % _SYNCED_PER_UNSYNCED == 1 and pausing:
@@ -115,7 +114,7 @@ def measure(
             measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
         measured.append(timed_window(training, peers, steps, synchronized=True))
-    progress.report("window", windows, windows)
+    report("window", windows, windows)
     return Measurement(
         warmup_steps=warmup_steps,
         warmup_s=warmup_s,
@@ -162,20 +161,20 @@ def _all_windows(synced: int, *, pausing: bool) -> int:
 
 
 def warm_up(
-    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress
+    training: Stepper, peers: Peers, timing: TimingPlan, report: Report
 ) -> tuple[float, int]:
     """Step until both limits have passed.
 
     Returns:
         The pace of the last stretch, in seconds per step, the same on every rank; and the steps.
     """
-    progress.report("first step", 0, 1)
+    report("first step", 0, 1)
     # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
     # warm-up's count, or a cold start would be all the warm-up there is.
     _timed_steps(training, peers, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
-        progress.report("warm-up", done, done + stretch)
+        report("warm-up", done, done + stretch)
         stretch_s = peers.largest(_timed_steps(training, peers, stretch))
         done += stretch
         elapsed_s += stretch_s
@@ -221,3 +220,86 @@ def _busy_s(training: Stepper, steps: int, *, synchronized: bool) -> float:
         training.step(synchronized=synchronized)
     training.synchronize()
     return time.perf_counter() - opened
+
+
+class Phase(IntEnum):
+    """What a rank does between two marks."""
+
+    DATA = 0
+    H2D = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+
+
+class HostPhaseClock:
+    """For the CPU, where work is done when a call returns."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._seconds = [0.0] * len(Phase)
+        self._last_s = time.perf_counter()
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        now_s = time.perf_counter()
+        self._seconds[phase] += now_s - self._last_s
+        self._last_s = now_s
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds."""
+        return _phases(self._seconds)
+
+
+class CudaPhaseClock:
+    """For CUDA: events on the current stream, read after the window.
+
+    An event is passed when the device has done what was asked before it. Where the host is
+    late, as with slow data, the device waits, and the wait lies between the same two events.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: list[torch.cuda.Event] = []
+        self._marks: list[Phase] = []
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._marks = []
+        self._record(0)
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        self._marks.append(phase)
+        self._record(len(self._marks))
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds; to be asked after the device is done."""
+        seconds = [0.0] * len(Phase)
+        for number, phase in enumerate(self._marks):
+            elapsed_ms = self._pool[number].elapsed_time(self._pool[number + 1])
+            seconds[phase] += elapsed_ms / 1000
+        return _phases(seconds)
+
+    def _record(self, number: int) -> None:
+        if number == len(self._pool):
+            self._pool.append(torch.cuda.Event(enable_timing=True))
+        self._pool[number].record(torch.cuda.current_stream(self._device))
+
+
+def phase_clock(device: torch.device) -> HostPhaseClock | CudaPhaseClock:
+    """The clock for a device."""
+    return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()
+
+
+def _phases(seconds: list[float]) -> Phases:
+    return Phases(
+        data_s=seconds[Phase.DATA],
+        h2d_s=seconds[Phase.H2D],
+        forward_s=seconds[Phase.FORWARD],
+        backward_s=seconds[Phase.BACKWARD],
+        optimizer_s=seconds[Phase.OPTIMIZER],
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.clusters.schedulers import scheduler_of_job
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
@@ -25,7 +26,6 @@ _GPU_MATRIX = 4096
 _CPU_MATRIX = 512
 _COMPUTATIONS = 15
 _BYTES_OF_A_FLOAT = 4
-_JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 
 
 def describe_to(path: str, device: str) -> None:
@@ -39,7 +39,7 @@ def describe(device: str) -> Environment:
     """The environment that ranks on this machine measure in."""
     gpus = () if device == "cpu" else _gpus()
     on_gpu = device == "cuda" or bool(gpus)
-    scheduler, job_id = _job()
+    scheduler = scheduler_of_job(os.environ)
     return Environment(
         device="cuda" if on_gpu else "cpu",
         host=socket.gethostname(),
@@ -58,8 +58,8 @@ def describe(device: str) -> Environment:
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLE_FAMILIES)
         },
-        scheduler=scheduler,
-        job_id=job_id,
+        scheduler=None if scheduler is None else scheduler.name,
+        job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
 
 
@@ -87,16 +87,6 @@ def _gpus() -> tuple[GpuDevice, ...]:
             )
         )
     return tuple(found)
-
-
-def _job() -> tuple[str | None, str | None]:
-    for variable, scheduler in _JOB_VARIABLES.items():
-        if job := os.environ.get(variable):
-            return scheduler, job
-    # SGE's JOB_ID alone is too common a name to mean SGE.
-    if "SGE_TASK_ID" in os.environ and (job := os.environ.get("JOB_ID")):
-        return "sge", job
-    return None, None
 
 
 def _torchvision_version() -> str | None:

@@ -11,7 +11,7 @@ import torch
 from gpuscale.records import OverheadOutcome, OverheadPair, OverheadPlan, RunRequest
 from gpuscale.worker.entry import RankFiles, be_rank, keep_to_the_end, prepare
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import Progress, timed_window, warm_up, window_plan
+from gpuscale.worker.loop import Report, timed_window, warm_up, window_plan
 from gpuscale.worker.strategies import Strategy
 from gpuscale.worker.training import Parts, Training
 
@@ -23,7 +23,7 @@ def main(directory: str) -> None:
 
 def _measure(request: RunRequest, files: RankFiles) -> None:
     plan = files.directory.overhead_plan.read()
-    files.leave(files.directory.overhead(files.rank), _compare(request, plan, files))
+    files.leave(files.directory.overhead(files.rank), _compare(request, plan, files.report))
 
 
 class BareLoop:
@@ -36,7 +36,7 @@ class BareLoop:
         """Make so many steps and return when the device has done them."""
         parts = self._parts
         case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
-        device, memory_format = parts.device, parts.memory_format
+        device, memory_format = parts.strategy.device, parts.memory_format
         for _ in range(steps):
             inputs, targets = next(parts.batches)
             inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
@@ -49,20 +49,25 @@ class BareLoop:
             torch.cuda.synchronize(device)
 
 
-def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> OverheadOutcome:
-    prepared = prepare(request)
-    strategy = prepared.strategy
-    faults = Faults([], rank=strategy.rank, device=strategy.device)
-    training = Training(prepared.parts, request.configuration.precision, strategy, faults)
-    bare = BareLoop(prepared.parts)
-    step_time_s, _ = warm_up(training, strategy, request.timing, progress)
+def _compare(request: RunRequest, plan: OverheadPlan, report: Report) -> OverheadOutcome:
+    parts, _ = prepare(request)
+    strategy = parts.strategy
+    training = Training(parts, Faults([], rank=strategy.rank, device=strategy.device))
+    bare = BareLoop(parts)
+    step_time_s, _ = warm_up(training, strategy, request.timing, report)
     steps, _ = window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []
     for number in range(plan.pairs):
         if number % 2:
             bare_s = _bare_s(training, bare, strategy, steps, sampler_pid)
-        measured_s = _measured_s(training, strategy, steps, progress, number, plan.pairs)
+        # Seconds from a common start to a window's end, its own barrier and reports included.
+        training.synchronize()
+        strategy.barrier()
+        opened = time.perf_counter()
+        report("pair", number, plan.pairs)
+        timed_window(training, strategy, steps, synchronized=True)
+        measured_s = time.perf_counter() - opened
         if not number % 2:
             # In turn first and second, so that a drift cancels.
             bare_s = _bare_s(training, bare, strategy, steps, sampler_pid)
@@ -70,23 +75,6 @@ def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> Ove
     strategy.barrier()
     keep_to_the_end(training, strategy)
     return OverheadOutcome(rank=strategy.rank, steps_per_window=steps, pairs=tuple(pairs))
-
-
-def _measured_s(
-    training: Training,
-    strategy: Strategy,
-    steps: int,
-    progress: Progress,
-    number: int,
-    total: int,
-) -> float:
-    """Seconds from a common start to a window's end, its own barrier and reports included."""
-    training.synchronize()
-    strategy.barrier()
-    opened = time.perf_counter()
-    progress.report("pair", number, total)
-    timed_window(training, strategy, steps, synchronized=True)
-    return time.perf_counter() - opened
 
 
 def _bare_s(
