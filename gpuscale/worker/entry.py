@@ -17,12 +17,19 @@ import torch.distributed as dist
 
 from gpuscale.injections import parse_injection
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
-from gpuscale.records import Failure, RankFailure, RankOutcome, RankReport, RunRequest
+from gpuscale.records import (
+    Failure,
+    Measurement,
+    RankFailure,
+    RankOutcome,
+    RankReport,
+    RunRequest,
+)
 from gpuscale.run_directory import RecordFile, RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import Measurement, measure, own_pace_s
+from gpuscale.worker.loop import measure, own_pace_s
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Parts, Training, build_parts, load_case, parameter_digest
 
@@ -168,14 +175,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     report = _report(parts, training, measurement)
     strategy.barrier()
     keep_to_the_end(training, strategy)
-    outcome = RankOutcome(
-        report=report,
-        joined_at_s=joined_at_s,
-        warmup_steps=measurement.warmup_steps,
-        warmup_s=measurement.warmup_s,
-        steps_per_window=measurement.steps_per_window,
-        windows=measurement.windows,
-    )
+    outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
     files.leave(files.directory.outcome(strategy.rank), outcome)
 
 

@@ -4,13 +4,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
 import torch
 
-from gpuscale.records import Phases, RankWindow, TimingPlan
+from gpuscale.records import Measurement, Phases, RankWindow, TimingPlan
 
 _FEWEST_WINDOWS = 10
 _PACE_STEPS = 7
@@ -62,36 +61,6 @@ class Peers(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """The windows of one rank by its own clock."""
-
-    warmup_steps: int
-    warmup_s: float
-    steps_per_window: int
-    windows: tuple[RankWindow, ...]
-
-    def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step of this rank alone, where windows tell it.
-
-        Of a single rank they all do, and those count that are training as it is.
-        """
-        alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
-        alone = alone or list(self.windows)
-        return statistics.median(window.busy_s for window in alone) / self.steps_per_window
-
-    def phases_per_step(self) -> Phases:
-        """Median of each phase over the synchronised windows, in seconds per step."""
-        phases = [window.phases for window in self.windows if window.synchronized]
-        return Phases(
-            data_s=statistics.median(p.data_s for p in phases),
-            h2d_s=statistics.median(p.h2d_s for p in phases),
-            forward_s=statistics.median(p.forward_s for p in phases),
-            backward_s=statistics.median(p.backward_s for p in phases),
-            optimizer_s=statistics.median(p.optimizer_s for p in phases),
-        ).scaled(1 / self.steps_per_window)
-
-
 def measure(
     training: Stepper, peers: Peers, timing: TimingPlan, report: Report, *, pausing: bool
 ) -> Measurement:
@@ -113,7 +82,7 @@ def measure(
             training.remember()
             measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
-        measured.append(timed_window(training, peers, steps, synchronized=True))
+        measured.append(timed_window(training, peers, steps))
     report("window", windows, windows)
     return Measurement(
         warmup_steps=warmup_steps,
@@ -125,11 +94,11 @@ def measure(
 
 def own_pace_s(training: Stepper, peers: Peers) -> float:
     """Seconds per step of this rank alone, before anything is measured."""
-    _timed_steps(training, peers, 1)
+    timed_window(training, peers, 1)
     training.remember()
-    times_s = [_timed_steps(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
+    alone = [timed_window(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
     training.realign()
-    return statistics.median(times_s)
+    return statistics.median(window.busy_s for window in alone)
 
 
 def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tuple[int, int]:
@@ -137,12 +106,7 @@ def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tup
 
     Windows are as long as the plan aims at, and shorter where the run's budget would not hold
     ten of them. Of steps that are longer than such a window, ten windows have one step each,
-    whatever they take.
-
-    Args:
-        step_time_s: The pace.
-        timing: Length and number of windows, and the budget.
-        pausing: Windows without synchronisation come between them, out of the same budget.
+    whatever they take. Windows without synchronisation are paid for out of the same budget.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
@@ -163,19 +127,18 @@ def _all_windows(synced: int, *, pausing: bool) -> int:
 def warm_up(
     training: Stepper, peers: Peers, timing: TimingPlan, report: Report
 ) -> tuple[float, int]:
-    """Step until both limits have passed.
+    """The seconds per step of the last stretch, the same on every rank, and how many steps it took.
 
-    Returns:
-        The pace of the last stretch, in seconds per step, the same on every rank; and the steps.
+    Steps are made until both limits of the plan have passed.
     """
     report("first step", 0, 1)
     # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
     # warm-up's count, or a cold start would be all the warm-up there is.
-    _timed_steps(training, peers, 1)
+    timed_window(training, peers, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
         report("warm-up", done, done + stretch)
-        stretch_s = peers.largest(_timed_steps(training, peers, stretch))
+        stretch_s = peers.largest(timed_window(training, peers, stretch).busy_s)
         done += stretch
         elapsed_s += stretch_s
         step_time_s = stretch_s / stretch
@@ -186,40 +149,26 @@ def warm_up(
         stretch = max(missing, 1, timing.warmup_steps)
 
 
-def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
+def timed_window(
+    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
+) -> RankWindow:
     """One window: so many steps from a barrier to this rank's synchronisation."""
-    _line_up(training, peers)
+    training.synchronize()
+    peers.barrier()
     # Not before the barrier: what telemetry saw of the wait for others is no part of the window.
     started_at_s = time.time()
-    busy_s = _busy_s(training, steps, synchronized=synchronized)
+    opened = time.perf_counter()
+    training.begin_window()
+    for _ in range(steps):
+        training.step(synchronized=synchronized)
+    training.synchronize()
+    busy_s = time.perf_counter() - opened
     return RankWindow(
         started_at_s=started_at_s,
         busy_s=busy_s,
         synchronized=synchronized,
         phases=training.phases(),
     )
-
-
-def _timed_steps(
-    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
-) -> float:
-    """Seconds that this rank was busy with so many steps, from a common start."""
-    _line_up(training, peers)
-    return _busy_s(training, steps, synchronized=synchronized)
-
-
-def _line_up(training: Stepper, peers: Peers) -> None:
-    training.synchronize()
-    peers.barrier()
-
-
-def _busy_s(training: Stepper, steps: int, *, synchronized: bool) -> float:
-    opened = time.perf_counter()
-    training.begin_window()
-    for _ in range(steps):
-        training.step(synchronized=synchronized)
-    training.synchronize()
-    return time.perf_counter() - opened
 
 
 class Phase(IntEnum):

@@ -32,13 +32,13 @@ def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
     end_at_interrupt()
-    RecordFile(Path(path), Environment).write(describe(device))
+    RecordFile(Path(path), Environment).write(_describe(device))
 
 
-def describe(device: str) -> Environment:
-    """The environment that ranks on this machine measure in."""
+def _describe(device: str) -> Environment:
     gpus = () if device == "cpu" else _gpus()
     on_gpu = device == "cuda" or bool(gpus)
+    cudnn = torch.backends.cudnn.version() if on_gpu else None
     scheduler = scheduler_of_job(os.environ)
     return Environment(
         device="cuda" if on_gpu else "cpu",
@@ -50,7 +50,7 @@ def describe(device: str) -> Environment:
         torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
         cuda_version=torch.version.cuda,
-        cudnn_version=_cudnn_version(on_gpu),
+        cudnn_version=None if cudnn is None else str(cudnn),
         nccl_version=_nccl_version(on_gpu),
         kernel=platform.release(),
         variables={
@@ -75,18 +75,11 @@ def _gpus() -> tuple[GpuDevice, ...]:
             f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
             "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
         ) from None
-    found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found.append(
-            GpuDevice(
-                index=index,
-                name=properties.name,
-                uuid=str(properties.uuid),
-                memory_bytes=properties.total_memory,
-            )
-        )
-    return tuple(found)
+    found = (torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count()))
+    return tuple(
+        GpuDevice(index=n, name=gpu.name, uuid=str(gpu.uuid), memory_bytes=gpu.total_memory)
+        for n, gpu in enumerate(found)
+    )
 
 
 def _torchvision_version() -> str | None:
@@ -96,11 +89,6 @@ def _torchvision_version() -> str | None:
         # torchvision raises RuntimeError beside a torch that it was not built for.
         return None
     return str(torchvision.__version__)
-
-
-def _cudnn_version(on_gpu: bool) -> str | None:
-    version = torch.backends.cudnn.version() if on_gpu else None
-    return None if version is None else str(version)
 
 
 def _nccl_version(on_gpu: bool) -> str | None:
@@ -127,20 +115,13 @@ def probe(directory: str) -> None:
     sends = tuple(_send_times(request, rank, dist.get_world_size(), where))
     seen = NodeProbe(host=socket.gethostname(), compute_s=compute_s, sends=sends)
     run_directory.probe(rank).write(seen)
-    _wait_for_all(where)
-    # A group that is taken down can hang (worker/entry.py); everything is written.
-    os._exit(0)
-
-
-def _wait_for_all(where: torch.device) -> None:
-    """Return once no rank needs another any more.
-
-    NCCL's sends come back before they are made, and the first rank keeps the store that the
-    others ask when they open a connection.
-    """
-    if where.type == "cuda":
+    # No rank may leave that another needs: NCCL's sends come back before they are made, and the
+    # first rank keeps the store that the others ask when they open a connection.
+    if on_gpu:
         torch.cuda.synchronize(where)
     dist.all_reduce(torch.zeros(1))
+    # A group that is taken down can hang (worker/entry.py); everything is written.
+    os._exit(0)
 
 
 def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
