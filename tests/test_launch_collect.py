@@ -7,7 +7,7 @@ from builders import request, run
 from changing import replace
 
 from gpuscale.launch.collect import Ending, collect_run
-from gpuscale.records import Phases, RankOutcome, RankWindow, Run
+from gpuscale.records import Measurement, Phases, RankOutcome, RankWindow, Run
 from gpuscale.run_directory import RunDirectory
 
 
@@ -22,17 +22,19 @@ def outcome(rank: int, pace_s: float | None, busy_s: list[float], forward_s: flo
     return RankOutcome(
         report=report,
         joined_at_s=1.7e9 + 1,
-        warmup_steps=2,
-        warmup_s=0.4,
-        steps_per_window=1,
-        windows=tuple(
-            RankWindow(
-                started_at_s=1.7e9 + 2 + number,
-                busy_s=seconds,
-                synchronized=True,
-                phases=own_phases(forward_s, seconds - forward_s),
-            )
-            for number, seconds in enumerate(busy_s)
+        measurement=Measurement(
+            warmup_steps=2,
+            warmup_s=0.4,
+            steps_per_window=1,
+            windows=tuple(
+                RankWindow(
+                    started_at_s=1.7e9 + 2 + number,
+                    busy_s=seconds,
+                    synchronized=True,
+                    phases=own_phases(forward_s, seconds - forward_s),
+                )
+                for number, seconds in enumerate(busy_s)
+            ),
         ),
     )
 

@@ -111,7 +111,8 @@ def test_the_first_task_of_a_node_samples_its_gpus_until_its_rank_has_ended(
     exited = directory.exit(0).read()
     assert exited == RankExit(rank=0, host=host, code=0)
     outcome = directory.outcome(0).read()
-    first, last = outcome.windows[0], outcome.windows[-1]
+    windows = outcome.measurement.windows
+    first, last = windows[0], windows[-1]
     whole_run = Window(
         started_at_s=first.started_at_s,
         time_s=last.started_at_s + last.busy_s - first.started_at_s,

@@ -67,14 +67,11 @@ class Alone:
         return value
 
 
-class Silent:
+def ignore(stage: str, done: int, total: int) -> None:
     """Nobody looks."""
 
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Forget it."""
 
-
-class Told(Silent):
+class Told:
     """Keeps what it was told."""
 
     def __init__(self) -> None:
@@ -92,7 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MadeClock:
 
 
 def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PLAN, Silent(), pausing=False)
+    result = measure(clock, Alone(), PLAN, ignore, pausing=False)
     # One cold step, three by count, and seven more until a second has passed.
     assert result.warmup_steps == 1 + 10
     assert result.warmup_s == pytest.approx(30 + 1.0)
@@ -100,11 +97,11 @@ def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
 
 def test_warm_up_lasts_for_its_steps_where_its_seconds_pass_sooner(clock: MadeClock) -> None:
     timing = TimingPlan(warmup_steps=50, warmup_s=0.1, windows=10, window_s=0.5, run_seconds=20)
-    assert measure(clock, Alone(), timing, Silent(), pausing=False).warmup_steps == 1 + 50
+    assert measure(clock, Alone(), timing, ignore, pausing=False).warmup_steps == 1 + 50
 
 
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
-    result = measure(clock, Alone(), PLAN, Silent(), pausing=False)
+    result = measure(clock, Alone(), PLAN, ignore, pausing=False)
     assert result.steps_per_window == 5
     assert [window.busy_s for window in result.windows] == pytest.approx([0.5] * 10)
     assert len(clock.steps) == result.warmup_steps + 10 * 5
@@ -115,7 +112,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
 def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigned(
     clock: MadeClock,
 ) -> None:
-    result = measure(clock, Alone(), PLAN, Silent(), pausing=True)
+    result = measure(clock, Alone(), PLAN, ignore, pausing=True)
     kinds = [window.synchronized for window in result.windows]
     assert kinds.count(True) == 10
     assert kinds.count(False) == 3
@@ -127,15 +124,13 @@ def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigne
 
 
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
-    assert measure(clock, Alone(), PLAN, Silent(), pausing=True).pace_s(ranks=2) == pytest.approx(
+    assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=2) == pytest.approx(
         0.08
     )
 
 
 def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock) -> None:
-    assert measure(clock, Alone(), PLAN, Silent(), pausing=True).pace_s(ranks=1) == pytest.approx(
-        0.1
-    )
+    assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=1) == pytest.approx(0.1)
 
 
 def test_the_pace_before_a_run_is_the_median_of_seven_steps_without_waiting_for_others(
@@ -160,14 +155,14 @@ def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: M
 
     timing = replace(PLAN, warmup_steps=4, warmup_s=1.5)
     # 4 steps take 0.8 s by the slowest rank, and 4 more than the 0.7 s that are missing.
-    step_time_s, steps = warm_up(clock, SlowPeer(), timing, Silent())
+    step_time_s, steps = warm_up(clock, SlowPeer(), timing, ignore)
     assert step_time_s == pytest.approx(0.2)
     assert steps == 1 + 8
 
 
 def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> None:
     told = Told()
-    measure(clock, Alone(), PLAN, told, pausing=False)
+    measure(clock, Alone(), PLAN, told.report, pausing=False)
     assert told.reports == [
         ("first step", 0, 1),
         ("warm-up", 0, 3),
@@ -178,7 +173,7 @@ def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> No
 
 def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
     peers = Alone()
-    measure(clock, peers, PLAN, Silent(), pausing=False)
+    measure(clock, peers, PLAN, ignore, pausing=False)
     # The first step, two stretches of warm-up, ten windows.
     assert peers.barriers == 1 + 2 + 10
 
@@ -188,7 +183,7 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
         def largest(self, value: float) -> float:
             return value * 5
 
-    assert measure(clock, SlowPeer(), PLAN, Silent(), pausing=False).steps_per_window == 1
+    assert measure(clock, SlowPeer(), PLAN, ignore, pausing=False).steps_per_window == 1
 
 
 @pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])
@@ -239,7 +234,7 @@ def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock
         def barrier(self) -> None:
             clock.now_s += 0.05
 
-    windows = measure(clock, LateForTheBarrier(), PLAN, Silent(), pausing=False).windows
+    windows = measure(clock, LateForTheBarrier(), PLAN, ignore, pausing=False).windows
     ends = [window.started_at_s + window.busy_s for window in windows]
     starts = [window.started_at_s for window in windows[1:]]
     assert [start - end for start, end in zip(starts, ends, strict=False)] == pytest.approx(

@@ -21,12 +21,11 @@ from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest.overhead import judge_overhead
 from gpuscale.selftest.plan import load_case_class
-from gpuscale.worker.checks import parameter_digest
 from gpuscale.worker.data import training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.overhead import BareLoop, paused
+from gpuscale.worker.overhead import bare_loop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
-from gpuscale.worker.training import Training, build_parts
+from gpuscale.worker.training import Parts, Training, build_parts, parameter_digest
 
 pytestmark = pytest.mark.alone
 
@@ -94,7 +93,7 @@ def test_a_failed_run_does_not_count_and_only_failed_ones_are_an_error() -> None
 
 
 def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
-    def digest_after(train: Callable[[Training, BareLoop], None]) -> str:
+    def digest_after(train: Callable[[Training, Parts], None]) -> str:
         torch.manual_seed(42)
         request = request_for_cpu()
         strategy = DataParallelStrategy(request)
@@ -103,17 +102,17 @@ def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
             case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
         )
         parts = build_parts(case, request, strategy, batches)
-        training = Training(parts, "fp32", strategy, Faults([], rank=0, device=torch.device("cpu")))
-        train(training, BareLoop(parts))
+        training = Training(parts, Faults([], rank=0, device=torch.device("cpu")))
+        train(training, parts)
         return parameter_digest(parts.model)
 
-    def four_steps(training: Training, _: BareLoop) -> None:
+    def four_steps(training: Training, _: Parts) -> None:
         for _step in range(4):
             training.step()
 
     measured = digest_after(four_steps)
-    bare = digest_after(lambda _, bare: bare.run(4))
-    fewer = digest_after(lambda _, bare: bare.run(3))
+    bare = digest_after(lambda _, parts: bare_loop(parts, 4))
+    fewer = digest_after(lambda _, parts: bare_loop(parts, 3))
     assert measured == bare
     assert measured != fewer
 

@@ -16,10 +16,9 @@ from test_overhead import request_for_cpu
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
-from gpuscale.worker.checks import parameter_digest
-from gpuscale.worker.precision import set_fp32_mode
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
+from gpuscale.worker.training import parameter_digest, set_fp32_mode
 
 LATE_S = 1.0
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")

@@ -159,13 +159,13 @@ def unsteadiness(run: Run) -> Failure | None:
 
 
 def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
-    first = outcomes[0]
+    first = outcomes[0].measurement
     # The rank that the others wait for is told by the ranks' own paces.
     paces_s = [outcome.report.pace_s or 0.0 for outcome in outcomes]
     slowest = paces_s.index(max(paces_s))
     windows = [
         (_window(seen, slowest), seen[0].synchronized)
-        for seen in zip(*(outcome.windows for outcome in outcomes), strict=True)
+        for seen in zip(*(outcome.measurement.windows for outcome in outcomes), strict=True)
     ]
     startup_s = max(outcome.joined_at_s for outcome in outcomes) - (empty.started_at_s or 0.0)
     return replace(

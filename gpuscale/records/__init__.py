@@ -23,6 +23,7 @@ from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.request import (
+    Measurement,
     NodeProbe,
     NodeProbeRequest,
     RankExit,

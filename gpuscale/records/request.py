@@ -1,5 +1,6 @@
 """A launcher's requests to ranks, and the answer of each rank."""
 
+import statistics
 from collections.abc import Mapping
 
 import msgspec
@@ -101,16 +102,40 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases
 
 
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """The windows of one rank by its own clock."""
+
+    warmup_steps: int
+    warmup_s: float
+    steps_per_window: int
+    windows: tuple[RankWindow, ...]
+
+    def pace_s(self, *, ranks: int) -> float:
+        """Median seconds per step of this rank alone, where windows tell it.
+
+        Of a single rank they all do, and those count that are training as it is.
+        """
+        alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
+        alone = alone or list(self.windows)
+        return statistics.median(window.busy_s for window in alone) / self.steps_per_window
+
+    def phases_per_step(self) -> Phases:
+        """Median of each phase over the synchronised windows, in seconds per step."""
+        phases = [window.phases for window in self.windows if window.synchronized]
+        medians = {
+            name: statistics.median(getattr(each, name) for each in phases)
+            for name in Phases.__struct_fields__
+        }
+        return Phases(**medians).scaled(1 / self.steps_per_window)
+
+
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured, before the launcher joins the ranks into a run."""
 
     report: RankReport
     joined_at_s: float
     """Unix time at which the rank had joined the process group."""
-    warmup_steps: int
-    warmup_s: float
-    steps_per_window: int
-    windows: tuple[RankWindow, ...]
+    measurement: Measurement
 
 
 class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,11 +106,7 @@ class Batches:
 def real_dataset(
     case: TrainingCase, request: RunRequest, size: Size, *, download: bool
 ) -> Dataset[Any]:
-    """The case's real data.
-
-    Raises:
-        CaseError: they are not below `--data-root`, or cannot be downloaded.
-    """
+    """The case's real data below `--data-root`."""
     root = Path(request.data_root or "")
     try:
         return case.real_dataset(root, size, download=download)

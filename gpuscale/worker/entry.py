@@ -3,11 +3,11 @@
 import faulthandler
 import os
 import re
+import resource
 import socket
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,15 +17,21 @@ import torch.distributed as dist
 
 from gpuscale.injections import parse_injection
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
-from gpuscale.records import Failure, RankFailure, RankOutcome, RankReport, RunRequest
+from gpuscale.records import (
+    Failure,
+    Measurement,
+    RankFailure,
+    RankOutcome,
+    RankReport,
+    RunRequest,
+)
 from gpuscale.run_directory import RecordFile, RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
-from gpuscale.worker import checks
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import Measurement, measure, own_pace_s
-from gpuscale.worker.strategies import Strategy, strategy_for
-from gpuscale.worker.training import Parts, Training, build_parts, load_case
+from gpuscale.worker.loop import measure, own_pace_s
+from gpuscale.worker.strategies import strategy_for
+from gpuscale.worker.training import Parts, Training, build_parts, load_case, parameter_digest
 
 # CUDA, NCCL and gloo tell by the text of an exception only.
 _OF_THE_SYSTEM = re.compile(
@@ -44,15 +50,6 @@ _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
 _KEPT_TO_THE_END: list[object] = []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A rank that has joined the others and built what it trains."""
-
-    strategy: Strategy
-    parts: Parts
-    joined_at_s: float
 
 
 class RankFiles:
@@ -120,7 +117,8 @@ def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> No
     try:
         work(request, files)
     except BaseException as error:
-        lost_peer = _is_of_communication(error)
+        text = str(error)
+        lost_peer = isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
         files.leave_failure(error, lost_peer=lost_peer)
         if lost_peer:
             # Most likely a peer died. The launcher ends all ranks when it sees the first one
@@ -129,13 +127,8 @@ def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> No
         raise
 
 
-def _is_of_communication(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
-
-
-def prepare(request: RunRequest) -> Prepared:
-    """Join the process group and build the training that the request asks for."""
+def prepare(request: RunRequest) -> tuple[Parts, float]:
+    """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
@@ -155,8 +148,7 @@ def prepare(request: RunRequest) -> Prepared:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    parts = build_parts(case, request, strategy, batches)
-    return Prepared(strategy=strategy, parts=parts, joined_at_s=joined_at_s)
+    return build_parts(case, request, strategy, batches), joined_at_s
 
 
 def keep_to_the_end(*objects: object) -> None:
@@ -170,43 +162,37 @@ def keep_to_the_end(*objects: object) -> None:
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    prepared = prepare(request)
-    strategy = prepared.strategy
+    parts, joined_at_s = prepare(request)
+    strategy = parts.strategy
     injections = [parse_injection(text) for text in request.injections]
     faults = Faults(injections, rank=strategy.rank, device=strategy.device)
-    training = Training(prepared.parts, request.configuration.precision, strategy, faults)
+    training = Training(parts, faults)
     if any(injection.factor is not None for injection in injections):
         # Every rank, slowed or not: steps are made together.
         faults.know_pace(own_pace_s(training, strategy))
     pausing = STRATEGIES[request.configuration.strategy].inside_computing is None
-    measurement = measure(training, strategy, request.timing, files, pausing=pausing)
-    report = _report(strategy, training, measurement)
+    measurement = measure(training, strategy, request.timing, files.report, pausing=pausing)
+    report = _report(parts, training, measurement)
     strategy.barrier()
     keep_to_the_end(training, strategy)
-    outcome = RankOutcome(
-        report=report,
-        joined_at_s=prepared.joined_at_s,
-        warmup_steps=measurement.warmup_steps,
-        warmup_s=measurement.warmup_s,
-        steps_per_window=measurement.steps_per_window,
-        windows=measurement.windows,
-    )
+    outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
     files.leave(files.directory.outcome(strategy.rank), outcome)
 
 
-def _report(strategy: Strategy, training: Training, measurement: Measurement) -> RankReport:
+def _report(parts: Parts, training: Training, measurement: Measurement) -> RankReport:
+    strategy = parts.strategy
+    uuids = (torch.cuda.get_device_properties(device).uuid for device in strategy.devices)
+    peaks_bytes = (torch.cuda.max_memory_allocated(device) for device in strategy.devices)
     return RankReport(
         rank=strategy.rank,
         local_rank=strategy.local_rank,
         host=socket.gethostname(),
         devices=strategy.devices,
-        device_uuids=tuple(
-            str(torch.cuda.get_device_properties(device).uuid) for device in strategy.devices
-        ),
-        parameter_digest=checks.parameter_digest(training.model),
-        final_loss=checks.loss_of_finite(training.last_loss(), training.model),
-        peak_memory_bytes=checks.peak_device_memory_bytes(strategy.devices),
-        peak_host_memory_bytes=checks.peak_host_memory_bytes(),
+        device_uuids=tuple(str(uuid) for uuid in uuids),
+        parameter_digest=parameter_digest(parts.model),
+        final_loss=training.finite_loss(),
+        peak_memory_bytes=max(peaks_bytes, default=None),
+        peak_host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )

@@ -1,18 +1,24 @@
-"""The measuring loop: warm-up, then windows of steps between barriers."""
+"""The measuring loop: warm-up, then windows of steps between barriers, and their phases."""
 
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from enum import IntEnum
 from typing import Protocol
 
-from gpuscale.records import Phases, RankWindow, TimingPlan
+import torch
+
+from gpuscale.records import Measurement, Phases, RankWindow, TimingPlan
 
 _FEWEST_WINDOWS = 10
 _PACE_STEPS = 7
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
 """Of a division that is meant to come out even."""
+
+Report = Callable[[str, int, int], None]
+"""Takes note of a stage, how much of it is done, and of how much."""
 
 
 class Stepper(Protocol):
@@ -55,46 +61,8 @@ class Peers(Protocol):
         ...
 
 
-class Progress(Protocol):
-    """Somebody who wants to know how far the run is."""
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Take note of a stage and how much of it is done."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """The windows of one rank by its own clock."""
-
-    warmup_steps: int
-    warmup_s: float
-    steps_per_window: int
-    windows: tuple[RankWindow, ...]
-
-    def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step of this rank alone, where windows tell it.
-
-        Of a single rank they all do, and those count that are training as it is.
-        """
-        alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
-        alone = alone or list(self.windows)
-        return statistics.median(window.busy_s for window in alone) / self.steps_per_window
-
-    def phases_per_step(self) -> Phases:
-        """Median of each phase over the synchronised windows, in seconds per step."""
-        phases = [window.phases for window in self.windows if window.synchronized]
-        return Phases(
-            data_s=statistics.median(p.data_s for p in phases),
-            h2d_s=statistics.median(p.h2d_s for p in phases),
-            forward_s=statistics.median(p.forward_s for p in phases),
-            backward_s=statistics.median(p.backward_s for p in phases),
-            optimizer_s=statistics.median(p.optimizer_s for p in phases),
-        ).scaled(1 / self.steps_per_window)
-
-
 def measure(
-    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress, *, pausing: bool
+    training: Stepper, peers: Peers, timing: TimingPlan, report: Report, *, pausing: bool
 ) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
@@ -102,20 +70,20 @@ def measure(
     Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
     """
     started = time.perf_counter()
-    step_time_s, warmup_steps = warm_up(training, peers, timing, progress)
+    step_time_s, warmup_steps = warm_up(training, peers, timing, report)
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, timing, pausing=pausing)
     measured = []
     for number in range(windows):
-        progress.report("window", number, windows)
+        report("window", number, windows)
         # In turn, so that both see the same machine; the last one is synchronised training,
         # which is what the checks after the windows look at.
         if number % _SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
             measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
-        measured.append(timed_window(training, peers, steps, synchronized=True))
-    progress.report("window", windows, windows)
+        measured.append(timed_window(training, peers, steps))
+    report("window", windows, windows)
     return Measurement(
         warmup_steps=warmup_steps,
         warmup_s=warmup_s,
@@ -126,11 +94,11 @@ def measure(
 
 def own_pace_s(training: Stepper, peers: Peers) -> float:
     """Seconds per step of this rank alone, before anything is measured."""
-    _timed_steps(training, peers, 1)
+    timed_window(training, peers, 1)
     training.remember()
-    times_s = [_timed_steps(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
+    alone = [timed_window(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
     training.realign()
-    return statistics.median(times_s)
+    return statistics.median(window.busy_s for window in alone)
 
 
 def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tuple[int, int]:
@@ -138,12 +106,7 @@ def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tup
 
     Windows are as long as the plan aims at, and shorter where the run's budget would not hold
     ten of them. Of steps that are longer than such a window, ten windows have one step each,
-    whatever they take.
-
-    Args:
-        step_time_s: The pace.
-        timing: Length and number of windows, and the budget.
-        pausing: Windows without synchronisation come between them, out of the same budget.
+    whatever they take. Windows without synchronisation are paid for out of the same budget.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
@@ -162,21 +125,20 @@ def _all_windows(synced: int, *, pausing: bool) -> int:
 
 
 def warm_up(
-    training: Stepper, peers: Peers, timing: TimingPlan, progress: Progress
+    training: Stepper, peers: Peers, timing: TimingPlan, report: Report
 ) -> tuple[float, int]:
-    """Step until both limits have passed.
+    """The seconds per step of the last stretch, the same on every rank, and how many steps it took.
 
-    Returns:
-        The pace of the last stretch, in seconds per step, the same on every rank; and the steps.
+    Steps are made until both limits of the plan have passed.
     """
-    progress.report("first step", 0, 1)
+    report("first step", 0, 1)
     # Loading kernels, autotuning and the first all-reduce can take seconds: outside the
     # warm-up's count, or a cold start would be all the warm-up there is.
-    _timed_steps(training, peers, 1)
+    timed_window(training, peers, 1)
     done, elapsed_s, stretch = 0, 0.0, max(1, timing.warmup_steps)
     while True:
-        progress.report("warm-up", done, done + stretch)
-        stretch_s = peers.largest(_timed_steps(training, peers, stretch))
+        report("warm-up", done, done + stretch)
+        stretch_s = peers.largest(timed_window(training, peers, stretch).busy_s)
         done += stretch
         elapsed_s += stretch_s
         step_time_s = stretch_s / stretch
@@ -187,12 +149,20 @@ def warm_up(
         stretch = max(missing, 1, timing.warmup_steps)
 
 
-def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: bool) -> RankWindow:
+def timed_window(
+    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
+) -> RankWindow:
     """One window: so many steps from a barrier to this rank's synchronisation."""
-    _line_up(training, peers)
+    training.synchronize()
+    peers.barrier()
     # Not before the barrier: what telemetry saw of the wait for others is no part of the window.
     started_at_s = time.time()
-    busy_s = _busy_s(training, steps, synchronized=synchronized)
+    opened = time.perf_counter()
+    training.begin_window()
+    for _ in range(steps):
+        training.step(synchronized=synchronized)
+    training.synchronize()
+    busy_s = time.perf_counter() - opened
     return RankWindow(
         started_at_s=started_at_s,
         busy_s=busy_s,
@@ -201,23 +171,84 @@ def timed_window(training: Stepper, peers: Peers, steps: int, *, synchronized: b
     )
 
 
-def _timed_steps(
-    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
-) -> float:
-    """Seconds that this rank was busy with so many steps, from a common start."""
-    _line_up(training, peers)
-    return _busy_s(training, steps, synchronized=synchronized)
+class Phase(IntEnum):
+    """What a rank does between two marks."""
+
+    DATA = 0
+    H2D = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
 
 
-def _line_up(training: Stepper, peers: Peers) -> None:
-    training.synchronize()
-    peers.barrier()
+class HostPhaseClock:
+    """For the CPU, where work is done when a call returns."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._seconds = [0.0] * len(Phase)
+        self._last_s = time.perf_counter()
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        now_s = time.perf_counter()
+        self._seconds[phase] += now_s - self._last_s
+        self._last_s = now_s
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds."""
+        return _phases(self._seconds)
 
 
-def _busy_s(training: Stepper, steps: int, *, synchronized: bool) -> float:
-    opened = time.perf_counter()
-    training.begin_window()
-    for _ in range(steps):
-        training.step(synchronized=synchronized)
-    training.synchronize()
-    return time.perf_counter() - opened
+class CudaPhaseClock:
+    """For CUDA: events on the current stream, read after the window.
+
+    An event is passed when the device has done what was asked before it. Where the host is
+    late, as with slow data, the device waits, and the wait lies between the same two events.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: list[torch.cuda.Event] = []
+        self._marks: list[Phase] = []
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._marks = []
+        self._record(0)
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        self._marks.append(phase)
+        self._record(len(self._marks))
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds; to be asked after the device is done."""
+        seconds = [0.0] * len(Phase)
+        for number, phase in enumerate(self._marks):
+            elapsed_ms = self._pool[number].elapsed_time(self._pool[number + 1])
+            seconds[phase] += elapsed_ms / 1000
+        return _phases(seconds)
+
+    def _record(self, number: int) -> None:
+        if number == len(self._pool):
+            self._pool.append(torch.cuda.Event(enable_timing=True))
+        self._pool[number].record(torch.cuda.current_stream(self._device))
+
+
+def phase_clock(device: torch.device) -> HostPhaseClock | CudaPhaseClock:
+    """The clock for a device."""
+    return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()
+
+
+def _phases(seconds: list[float]) -> Phases:
+    return Phases(
+        data_s=seconds[Phase.DATA],
+        h2d_s=seconds[Phase.H2D],
+        forward_s=seconds[Phase.FORWARD],
+        backward_s=seconds[Phase.BACKWARD],
+        optimizer_s=seconds[Phase.OPTIMIZER],
+    )

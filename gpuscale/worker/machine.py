@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.clusters.schedulers import scheduler_of_job
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
@@ -25,21 +26,20 @@ _GPU_MATRIX = 4096
 _CPU_MATRIX = 512
 _COMPUTATIONS = 15
 _BYTES_OF_A_FLOAT = 4
-_JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "LSB_JOBID": "lsf", "PBS_JOBID": "pbs"}
 
 
 def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
     end_at_interrupt()
-    RecordFile(Path(path), Environment).write(describe(device))
+    RecordFile(Path(path), Environment).write(_describe(device))
 
 
-def describe(device: str) -> Environment:
-    """The environment that ranks on this machine measure in."""
+def _describe(device: str) -> Environment:
     gpus = () if device == "cpu" else _gpus()
     on_gpu = device == "cuda" or bool(gpus)
-    scheduler, job_id = _job()
+    cudnn = torch.backends.cudnn.version() if on_gpu else None
+    scheduler = scheduler_of_job(os.environ)
     return Environment(
         device="cuda" if on_gpu else "cpu",
         host=socket.gethostname(),
@@ -50,7 +50,7 @@ def describe(device: str) -> Environment:
         torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
         cuda_version=torch.version.cuda,
-        cudnn_version=_cudnn_version(on_gpu),
+        cudnn_version=None if cudnn is None else str(cudnn),
         nccl_version=_nccl_version(on_gpu),
         kernel=platform.release(),
         variables={
@@ -58,8 +58,8 @@ def describe(device: str) -> Environment:
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLE_FAMILIES)
         },
-        scheduler=scheduler,
-        job_id=job_id,
+        scheduler=None if scheduler is None else scheduler.name,
+        job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
 
 
@@ -75,28 +75,11 @@ def _gpus() -> tuple[GpuDevice, ...]:
             f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
             "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
         ) from None
-    found = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        found.append(
-            GpuDevice(
-                index=index,
-                name=properties.name,
-                uuid=str(properties.uuid),
-                memory_bytes=properties.total_memory,
-            )
-        )
-    return tuple(found)
-
-
-def _job() -> tuple[str | None, str | None]:
-    for variable, scheduler in _JOB_VARIABLES.items():
-        if job := os.environ.get(variable):
-            return scheduler, job
-    # SGE's JOB_ID alone is too common a name to mean SGE.
-    if "SGE_TASK_ID" in os.environ and (job := os.environ.get("JOB_ID")):
-        return "sge", job
-    return None, None
+    found = (torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count()))
+    return tuple(
+        GpuDevice(index=n, name=gpu.name, uuid=str(gpu.uuid), memory_bytes=gpu.total_memory)
+        for n, gpu in enumerate(found)
+    )
 
 
 def _torchvision_version() -> str | None:
@@ -106,11 +89,6 @@ def _torchvision_version() -> str | None:
         # torchvision raises RuntimeError beside a torch that it was not built for.
         return None
     return str(torchvision.__version__)
-
-
-def _cudnn_version(on_gpu: bool) -> str | None:
-    version = torch.backends.cudnn.version() if on_gpu else None
-    return None if version is None else str(version)
 
 
 def _nccl_version(on_gpu: bool) -> str | None:
@@ -137,20 +115,13 @@ def probe(directory: str) -> None:
     sends = tuple(_send_times(request, rank, dist.get_world_size(), where))
     seen = NodeProbe(host=socket.gethostname(), compute_s=compute_s, sends=sends)
     run_directory.probe(rank).write(seen)
-    _wait_for_all(where)
-    # A group that is taken down can hang (worker/entry.py); everything is written.
-    os._exit(0)
-
-
-def _wait_for_all(where: torch.device) -> None:
-    """Return once no rank needs another any more.
-
-    NCCL's sends come back before they are made, and the first rank keeps the store that the
-    others ask when they open a connection.
-    """
-    if where.type == "cuda":
+    # No rank may leave that another needs: NCCL's sends come back before they are made, and the
+    # first rank keeps the store that the others ask when they open a connection.
+    if on_gpu:
         torch.cuda.synchronize(where)
     dist.all_reduce(torch.zeros(1))
+    # A group that is taken down can hang (worker/entry.py); everything is written.
+    os._exit(0)
 
 
 def _rounds(nodes: int) -> list[list[tuple[int, int]]]:

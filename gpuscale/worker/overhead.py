@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from gpuscale.records import OverheadOutcome, OverheadPair, OverheadPlan, RunRequest
+from gpuscale.records import OverheadOutcome, OverheadPair, RunRequest
 from gpuscale.worker.entry import RankFiles, be_rank, keep_to_the_end, prepare
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import Progress, timed_window, warm_up, window_plan
-from gpuscale.worker.strategies import Strategy
+from gpuscale.worker.loop import timed_window, warm_up, window_plan
 from gpuscale.worker.training import Parts, Training
 
 
@@ -21,77 +20,52 @@ def main(directory: str) -> None:
     be_rank(directory, _measure)
 
 
+def bare_loop(parts: Parts, steps: int) -> None:
+    """Make so many steps in fp32 with what `Training` has, and nothing else around them."""
+    case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
+    device, memory_format = parts.strategy.device, parts.memory_format
+    for _ in range(steps):
+        inputs, targets = next(parts.batches)
+        inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
+        targets = targets.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss = case.loss(case.forward(model, inputs), targets)
+        loss.backward()
+        optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _measure(request: RunRequest, files: RankFiles) -> None:
     plan = files.directory.overhead_plan.read()
-    files.leave(files.directory.overhead(files.rank), _compare(request, plan, files))
-
-
-class BareLoop:
-    """The same model, optimiser, batches and wrapper as `Training`, in fp32, with nothing else."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def run(self, steps: int) -> None:
-        """Make so many steps and return when the device has done them."""
-        parts = self._parts
-        case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
-        device, memory_format = parts.device, parts.memory_format
-        for _ in range(steps):
-            inputs, targets = next(parts.batches)
-            inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
-            targets = targets.to(device, non_blocking=True)
-            optimizer.zero_grad(set_to_none=True)
-            loss = case.loss(case.forward(model, inputs), targets)
-            loss.backward()
-            optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-
-def _compare(request: RunRequest, plan: OverheadPlan, progress: Progress) -> OverheadOutcome:
-    prepared = prepare(request)
-    strategy = prepared.strategy
-    faults = Faults([], rank=strategy.rank, device=strategy.device)
-    training = Training(prepared.parts, request.configuration.precision, strategy, faults)
-    bare = BareLoop(prepared.parts)
-    step_time_s, _ = warm_up(training, strategy, request.timing, progress)
+    parts, _ = prepare(request)
+    strategy = parts.strategy
+    training = Training(parts, Faults([], rank=strategy.rank, device=strategy.device))
+    step_time_s, _ = warm_up(training, strategy, request.timing, files.report)
     steps, _ = window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []
     for number in range(plan.pairs):
         if number % 2:
-            bare_s = _bare_s(training, bare, strategy, steps, sampler_pid)
-        measured_s = _measured_s(training, strategy, steps, progress, number, plan.pairs)
+            bare_s = _bare_s(training, parts, steps, sampler_pid)
+        # Seconds from a common start to a window's end, its own barrier and reports included.
+        training.synchronize()
+        strategy.barrier()
+        opened = time.perf_counter()
+        files.report("pair", number, plan.pairs)
+        timed_window(training, strategy, steps)
+        measured_s = time.perf_counter() - opened
         if not number % 2:
             # In turn first and second, so that a drift cancels.
-            bare_s = _bare_s(training, bare, strategy, steps, sampler_pid)
+            bare_s = _bare_s(training, parts, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     strategy.barrier()
     keep_to_the_end(training, strategy)
-    return OverheadOutcome(rank=strategy.rank, steps_per_window=steps, pairs=tuple(pairs))
+    outcome = OverheadOutcome(rank=strategy.rank, steps_per_window=steps, pairs=tuple(pairs))
+    files.leave(files.directory.overhead(files.rank), outcome)
 
 
-def _measured_s(
-    training: Training,
-    strategy: Strategy,
-    steps: int,
-    progress: Progress,
-    number: int,
-    total: int,
-) -> float:
-    """Seconds from a common start to a window's end, its own barrier and reports included."""
-    training.synchronize()
-    strategy.barrier()
-    opened = time.perf_counter()
-    progress.report("pair", number, total)
-    timed_window(training, strategy, steps, synchronized=True)
-    return time.perf_counter() - opened
-
-
-def _bare_s(
-    training: Training, bare: BareLoop, strategy: Strategy, steps: int, sampler_pid: int | None
-) -> float:
+def _bare_s(training: Training, parts: Parts, steps: int, sampler_pid: int | None) -> float:
     """Seconds from a common start until a bare loop has made its steps.
 
     It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
@@ -99,10 +73,10 @@ def _bare_s(
     """
     training.synchronize()
     with paused(sampler_pid):
-        strategy.barrier()
+        parts.strategy.barrier()
         opened = time.perf_counter()
-        strategy.barrier()
-        bare.run(steps)
+        parts.strategy.barrier()
+        bare_loop(parts, steps)
         return time.perf_counter() - opened
 
 

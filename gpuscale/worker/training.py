@@ -1,10 +1,12 @@
-"""What one rank trains, built from its request, and its training step."""
+"""What one rank trains, built from its request, its training step, and what is left of it."""
 
+import hashlib
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +19,8 @@ from gpuscale.errors import CaseError
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.phases import Phase, phase_clock
-from gpuscale.worker.precision import autocast, grad_scaler, set_fp32_mode
-from gpuscale.worker.strategies import Strategy
+from gpuscale.worker.loop import Phase, phase_clock
+from gpuscale.worker.strategies import AUTOCAST, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Parts:
     """What a rank trains, and with what."""
 
     case: TrainingCase
+    strategy: Strategy
     model: torch.nn.Module
     """Made parallel, on its device."""
     forward_model: Callable[..., Any]
@@ -34,8 +36,8 @@ class Parts:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     batches: Batches
-    device: torch.device
     memory_format: torch.memory_format
+    precision: str | None
 
 
 def build_parts(
@@ -50,19 +52,28 @@ def build_parts(
     optimizer = case.optimizer(model.parameters(), request.gpus)
     return Parts(
         case=case,
+        strategy=strategy,
         model=model,
         # torch.compile keeps the module's own type, which its signature cannot say.
         forward_model=torch.compile(model) if configuration.compiled else model,
         optimizer=optimizer,
         scheduler=case.scheduler(optimizer),
         batches=batches,
-        device=strategy.device,
         memory_format=memory_format,
+        precision=configuration.precision,
     )
 
 
+def set_fp32_mode(precision: str | None) -> None:
+    """Let fp32 be fp32: torch allows TF32 in convolutions unless it is told otherwise."""
+    # These setters write what torch's newer `fp32_precision` settings hold too. Those write only
+    # themselves, and torch.compile, which asks in the older way, then fails over the difference.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
 def load_case(request: RunRequest) -> TrainingCase:
-    """Import the module of the case and make an instance.
+    """An instance of the request's case, whose module is imported for it.
 
     Raises:
         CaseError: the class is not in the module, or is not a TrainingCase.
@@ -102,23 +113,18 @@ def _load_module(name: str, file: Path) -> ModuleType:
 class Training:
     """The training of one rank, step by step, with what measuring needs around it."""
 
-    def __init__(
-        self, parts: Parts, precision: str | None, strategy: Strategy, faults: Faults
-    ) -> None:
-        self.model = parts.model
-        self._memory_format = parts.memory_format
-        self._optimizer = parts.optimizer
-        self._scheduler = parts.scheduler
-        self._forward_model = parts.forward_model
-        self._autocast = autocast(precision, strategy.device)
-        self._scaler = grad_scaler(precision, strategy.device)
-        self._aligned_scaler = self._scaler.state_dict()
-        self._clock = phase_clock(strategy.device)
-        self._strategy = strategy
+    def __init__(self, parts: Parts, faults: Faults) -> None:
+        self._parts = parts
         self._faults = faults
-        self._case = parts.case
-        self._device = strategy.device
-        self._batches = parts.batches
+        self._device = parts.strategy.device
+        dtype = AUTOCAST.get(parts.precision)
+        self._autocast: AbstractContextManager[object] = (
+            nullcontext() if dtype is None else torch.autocast(self._device.type, dtype=dtype)
+        )
+        # It passes everything through for other precisions.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=parts.precision == "fp16")
+        self._aligned_scaler = self._scaler.state_dict()
+        self._clock = phase_clock(self._device)
         self._epoch = 0
         self._loss: torch.Tensor | None = None
 
@@ -127,36 +133,36 @@ class Training:
 
         Without synchronisation the ranks drift apart, until `realign`.
         """
-        clock, faults = self._clock, self._faults
+        clock, faults, parts = self._clock, self._faults, self._parts
         faults.at_step()
         faults.in_data()
-        inputs, targets = next(self._batches)
+        inputs, targets = next(parts.batches)
         self._step_scheduler_after_epochs()
         clock.mark(Phase.DATA)
-        inputs = inputs.to(self._device, non_blocking=True, memory_format=self._memory_format)
+        inputs = inputs.to(self._device, non_blocking=True, memory_format=parts.memory_format)
         targets = targets.to(self._device, non_blocking=True)
         clock.mark(Phase.H2D)
-        self._optimizer.zero_grad(set_to_none=True)
+        parts.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
-        with nullcontext() if synchronized else self._strategy.unsynchronized(self.model):
+        with nullcontext() if synchronized else parts.strategy.unsynchronized(parts.model):
             faults.begin_forward()
             with self._autocast:
-                output = self._case.forward(self._forward_model, inputs)
-                loss = self._case.loss(output, targets)
+                output = parts.case.forward(parts.forward_model, inputs)
+                loss = parts.case.loss(output, targets)
             faults.end_forward()
             clock.mark(Phase.FORWARD)
             self._scaler.scale(loss).backward()
         clock.mark(Phase.BACKWARD)
-        self._scaler.step(self._optimizer)
+        self._scaler.step(parts.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
 
     def _step_scheduler_after_epochs(self) -> None:
-        if self._batches.epoch != self._epoch:
-            self._epoch = self._batches.epoch
-            if self._scheduler is not None:
-                self._scheduler.step()
+        if self._parts.batches.epoch != self._epoch:
+            self._epoch = self._parts.batches.epoch
+            if self._parts.scheduler is not None:
+                self._parts.scheduler.step()
 
     def begin_window(self) -> None:
         """Start to take the phases of a window."""
@@ -168,7 +174,7 @@ class Training:
 
     def realign(self) -> None:
         """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
-        self._strategy.realign(self.model, self._optimizer)
+        self._parts.strategy.realign(self._parts.model, self._parts.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
 
     def remember(self) -> None:
@@ -180,12 +186,22 @@ class Training:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def last_loss(self) -> float:
-        """The loss of the last step.
+    def finite_loss(self) -> float | None:
+        """The loss of the last step; None where it or a parameter is not a finite number."""
+        assert self._loss is not None, "no training step was made"
+        loss = float(self._loss.float().mean().item())
+        tensors = (parameter.detach() for parameter in self._parts.model.parameters())
+        finite = math.isfinite(loss) and all(bool(torch.isfinite(t).all()) for t in tensors)
+        return loss if finite else None
 
-        Raises:
-            RuntimeError: no step was made.
-        """
-        if self._loss is None:
-            raise RuntimeError("no training step was made")
-        return float(self._loss.float().mean().item())
+
+def parameter_digest(model: torch.nn.Module) -> str:
+    """SHA-256 over all parameters in order, bit for bit.
+
+    Buffers are left out: batch-norm statistics are each rank's own between two forwards.
+    """
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        flat = parameter.detach().reshape(-1).contiguous().cpu()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,6 +1,7 @@
 """The ways to make a case parallel, one file each; `gpuscale.strategies` names them all."""
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -9,9 +10,13 @@ import torch
 from gpuscale.errors import CaseError
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.loop import Peers
+
+AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in, by precision; the others have none."""
 
 
-class Strategy(Protocol):
+class Strategy(Peers, Protocol):
     """One rank's view of a parallel training."""
 
     rank: int
@@ -25,14 +30,6 @@ class Strategy(Protocol):
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model, on its device, made parallel."""
-        ...
-
-    def barrier(self) -> None:
-        """Return once every rank has come here."""
-        ...
-
-    def largest(self, value: float) -> float:
-        """The largest of all ranks' values, the same on every rank."""
         ...
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -54,11 +51,7 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
 
 
 def strategy_for(request: RunRequest) -> Strategy:
-    """The strategy that the request names, joined to its process group.
-
-    Raises:
-        CaseError: there is no such strategy.
-    """
+    """The strategy that the request names, joined to its process group."""
     name = request.configuration.strategy
     if name not in STRATEGIES:
         raise CaseError(f"no strategy '{name}'; there are {', '.join(sorted(STRATEGIES))}")

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from gpuscale.records import RunRequest
-from gpuscale.worker.precision import autocast_dtype
-from gpuscale.worker.strategies import cuda_device
+from gpuscale.worker.strategies import AUTOCAST, cuda_device
 
 
 class DataParallelStrategy:
@@ -20,7 +19,7 @@ class DataParallelStrategy:
     def __init__(self, request: RunRequest) -> None:
         self.device = cuda_device(request.devices, 0)
         self.devices = request.devices
-        self._autocast_dtype = autocast_dtype(request.configuration.precision)
+        self._autocast_dtype = AUTOCAST.get(request.configuration.precision)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model on the first device inside DataParallel (on CPU it passes batches through)."""
