@@ -30,7 +30,7 @@ from gpuscale.report.phrases import (
     verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.results import software_text
+from gpuscale.report.results_table import software_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample

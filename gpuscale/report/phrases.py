@@ -55,6 +55,11 @@ def configuration_text(configuration: Configuration) -> str:
     return ", ".join(words)
 
 
+def configurations_text(configurations: Iterable[Configuration]) -> str:
+    """The texts of several configurations, each once, apart by semicolons."""
+    return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
+
+
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
     *others, last = map(str, counts)
