@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.phases:
         raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     else:
-        from gpuscale.report.baseline import baseline_text
+        from gpuscale.report.baseline_table import baseline_text
 
         text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")
