@@ -13,7 +13,6 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
-    EntryKey,
     EntryVerdict,
     Estimate,
     PublishedFigure,
@@ -196,7 +195,8 @@ def changes_text(
     judges the measured entries of `after` against `before`.
     """
     names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
-    verdicts = _verdicts(before, comparison)
+    # The first of a key is the measured entry's; that of a published figure comes behind it.
+    verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
     figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
     return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
 
@@ -205,7 +205,7 @@ def _block(
     change: EntryChange,
     figures: tuple[Figures, ...],
     names: Mapping[Configuration, str],
-    verdicts: Mapping[tuple[Configuration, int], EntryVerdict],
+    verdicts: Mapping[tuple[Configuration | None, int], EntryVerdict],
 ) -> Iterator[str]:
     old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
     remark = f": {change.remark}" if change.remark else ""
@@ -244,17 +244,3 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
     if gpus > 1:
         values |= zip(_PAIR_HEADERS, map(interval_text, pair), strict=True)
     return {**values, **made, "batch/gpu": str(batch)}
-
-
-def _verdicts(
-    before: Baseline, comparison: Comparison
-) -> dict[tuple[Configuration, int], EntryVerdict]:
-    """The verdict on each measured entry; those of one name come in the baseline's order."""
-    by_key: dict[EntryKey, list[EntryVerdict]] = {}
-    for verdict in comparison.entries:
-        by_key.setdefault(verdict.key, []).append(verdict)
-    return {
-        (entry.point.configuration, entry.point.key.gpus): by_key[entry.point.key].pop(0)
-        for entry in side_of_baseline(before).entries
-        if by_key.get(entry.point.key)
-    }
