@@ -10,7 +10,7 @@ from changing import replace
 from measuring import REPOSITORY
 
 from gpuscale.records import Run
-from gpuscale.report.phases import phases_text
+from gpuscale.report.results_table import results_text
 
 WORKSHOP = phases(
     data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003
@@ -32,7 +32,7 @@ def table_row(text: str, case: str, gpus: int) -> dict[str, str]:
 
 
 def shown(*runs: Run) -> str:
-    return phases_text(results(*runs))
+    return results_text(results(*runs), phases=True)
 
 
 def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
@@ -149,7 +149,7 @@ def test_a_step_that_is_not_that_of_the_scaling_table_is_named_with_both() -> No
 @pytest.mark.parametrize("columns", [60, 80, 100, 130])
 def test_a_narrow_terminal_gets_the_phases_in_tables_that_fit(columns: int) -> None:
     content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
-    text = phases_text(content, columns=columns)
+    text = results_text(content, phases=True, columns=columns)
     assert max(map(len, text.splitlines())) <= columns
     for name in ("data", "h2d", "forward", "backward", "communication", "optimizer"):
         assert name in text

@@ -24,7 +24,7 @@ from gpuscale.records import (
     RunRequest,
     TrialsReport,
 )
-from gpuscale.report.selftest_text import trials_text
+from gpuscale.report.machine_text import trials_text
 from gpuscale.selftest.plan import (
     BASELINE_BLOCKS,
     blocks,

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a baseline: `gpuscale baseline show`."""
-    from gpuscale.report.baseline import baseline_text
+    from gpuscale.report.baseline_table import baseline_text
     from gpuscale.report.screen import columns_of
 
     baseline = read_baseline(Path(arguments.file))

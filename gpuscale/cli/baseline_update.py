@@ -24,7 +24,7 @@ from gpuscale.recording.from_results import (
     revised,
 )
 from gpuscale.records import Baseline, Results
-from gpuscale.report.baseline import EntryChange, changes_text
+from gpuscale.report.baseline_table import EntryChange, changes_text
 from gpuscale.report.reason_words import statement_text
 from gpuscale.store import read_baseline, write_baseline
 

@@ -65,7 +65,7 @@ def _look_at_machine(arguments: argparse.Namespace) -> tuple[str, bool]:
     if arguments.format == "json":
         document = {**_document(machine), "problems": list(problems)}
         return _json("gpuscale-doctor", document), bool(problems)
-    from gpuscale.report.doctor_text import doctor_text
+    from gpuscale.report.machine_text import doctor_text
 
     return doctor_text(machine, problems), bool(problems)
 
@@ -84,7 +84,7 @@ def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, bool]:
             "findings": msgspec.to_builtins(findings),
         }
         return _json("gpuscale-doctor-nodes", document), bool(findings)
-    from gpuscale.report.nodes_text import nodes_text
+    from gpuscale.report.machine_text import nodes_text
 
     return nodes_text(probes, findings, message_bytes=request.message_bytes), bool(findings)
 

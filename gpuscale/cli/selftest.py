@@ -11,8 +11,8 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.records import OverheadReport, TrialsReport
+from gpuscale.report.machine_text import overhead_text, trials_text
 from gpuscale.report.screen import counted_runs
-from gpuscale.report.selftest_text import overhead_text, trials_text
 from gpuscale.selftest.overhead import measure_overhead
 from gpuscale.selftest.plan import (
     RUNS_PER_BLOCK,

@@ -32,18 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
     content = read_any(path)
     columns, now = columns_of(sys.stdout), datetime.now(UTC)
-    if arguments.phases:
-        if not isinstance(content, Results):
-            raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
-        from gpuscale.report.phases import phases_text
+    if isinstance(content, Results):
+        from gpuscale.report.results_table import results_text
 
-        text = phases_text(content, path=path, now=now, columns=columns)
-    elif isinstance(content, Results):
-        from gpuscale.report.results import results_text
-
-        text = results_text(content, path=path, now=now, columns=columns)
+        phases: bool = arguments.phases
+        text = results_text(content, phases=phases, path=path, now=now, columns=columns)
+    elif arguments.phases:
+        raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     else:
-        from gpuscale.report.baseline import baseline_text
+        from gpuscale.report.baseline_table import baseline_text
 
         text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")

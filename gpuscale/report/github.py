@@ -8,7 +8,6 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from gpuscale.report.phrases import injection_warning, judged_change, verdict_word
 from gpuscale.report.view import Row, View, explanations, weight
 
 SHOWN_OF_A_KIND = 10
@@ -24,7 +23,7 @@ def render(view: View) -> str:
     """
     rows = view.ranked
     title, notes = f"gpuscale: {view.outcome}", "\n".join(view.notes)
-    warnings = [("gpuscale", injection_warning(view.injections))] if view.injections else []
+    warnings = [("gpuscale", view.warning)] if view.warning else []
     if not rows:
         warnings.append((title, notes))
     summary = f"{view.summary} (exit code {view.exit_code}); baseline {view.baseline}"
@@ -44,7 +43,7 @@ def _losses(rows: Sequence[Row]) -> list[tuple[str, str]]:
     lost.sort(key=_size_of_loss, reverse=True)
     return [
         (
-            f"{row.label}: {verdict_word(row.entry.verdict)} {row.short_reason}".rstrip(),
+            f"{row.label}: {row.verdict} {row.short_reason}".rstrip(),
             "\n".join((row.reason, *row.details())),
         )
         for row in lost
@@ -52,15 +51,14 @@ def _losses(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _size_of_loss(row: Row) -> float:
-    change = judged_change(row.entry)
-    return 0.0 if change is None else abs(change.value)
+    return 0.0 if row.change is None else abs(row.change.value)
 
 
 def _doubts(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The same of the rows that were not shown to be fine; rows with one reason share one."""
     doubted = [row for row in rows if weight(row.entry.verdict) == 1]
     return [
-        (f"{found.subject}: {verdict_word(found.rows[0].entry.verdict)}", found.reason)
+        (f"{found.subject}: {found.rows[0].verdict}", found.reason)
         for found in explanations(doubted)
     ]
 

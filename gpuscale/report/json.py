@@ -6,20 +6,16 @@ import msgspec
 
 from gpuscale.records import Cause, Configuration, MetricVerdict
 from gpuscale.report import cause_words
-from gpuscale.report.phrases import finding_text
 from gpuscale.report.reason_words import metric_reason
-from gpuscale.report.view import Row, View
-
-FORMAT = "gpuscale-comparison"
-VERSION = 1
+from gpuscale.report.view import Row, View, finding_text
 
 
 def render(view: View) -> str:
     """The comparison as a JSON document (docs/comparison.md); unknown is null."""
     comparison = view.comparison
     document = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": "gpuscale-comparison",
+        "version": 1,
         "baseline": {"name": comparison.baseline_name, "machine": comparison.baseline_machine},
         "current": {"machine": comparison.current_machine},
         "injections": view.injections,
@@ -28,16 +24,14 @@ def render(view: View) -> str:
         "entries": [_entry(row) for row in view.rows],
         "notes": view.all_notes,
     }
-    values = msgspec.to_builtins(document)
-    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    built = msgspec.to_builtins(document)
+    return json.dumps(built, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _entry(row: Row) -> dict[str, object]:
     entry = row.entry
     return {
-        "case": entry.key.case,
-        "strategy": entry.key.strategy,
-        "gpus": entry.key.gpus,
+        **entry.key._asdict(),
         "configuration": _configuration(entry.configuration),
         "verdict": entry.verdict,
         "finding": None if entry.finding is None else finding_text(entry.finding),
@@ -57,8 +51,8 @@ def _configuration(configuration: Configuration | None) -> dict[str, object] | N
     """All fields but those that the row itself has."""
     if configuration is None:
         return None
-    names = (name for name in Configuration.__struct_fields__ if name not in ("case", "strategy"))
-    return {name: getattr(configuration, name) for name in names}
+    fields = msgspec.structs.asdict(configuration)
+    return {name: value for name, value in fields.items() if name not in ("case", "strategy")}
 
 
 def _metric(metric: MetricVerdict) -> dict[str, object]:

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from gpuscale.records import Estimate
 from gpuscale.report import text
-from gpuscale.report.phrases import injection_warning, quantity_text, verdict_word
+from gpuscale.report.phrases import quantity_text
 from gpuscale.report.screen import Screen
 from gpuscale.report.view import Row, View
 
@@ -34,7 +34,7 @@ def render(view: View) -> str:
         report,
         "testsuite",
         {
-            "name": f"{injection_warning(view.injections)}: {name}" if view.injections else name,
+            "name": f"{view.warning}: {name}" if view.warning else name,
             "package": "gpuscale",
             "id": "0",
             # In the zone of the results, since the schema takes no offset.
@@ -73,7 +73,7 @@ def _case(row: Row) -> Element:
             case,
             "failure" if verdict.is_loss else "error",
             type=verdict.value,
-            message=f"{f'{verdict_word(verdict)} {row.short_reason}'.rstrip()}: {row.reason}",
+            message=f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}",
         )
         problem.text = "\n".join((row.label, row.reason, *row.details()))
     return case

@@ -9,20 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import MetricVerdict, Verdict
-from gpuscale.report.phrases import (
-    DETECTABLE,
-    UNKNOWN,
-    amount_text,
-    change_text,
-    counted,
-    detectable_text,
-    efficiency_text,
-    injection_warning,
-    judged_change,
-    judged_text,
-    verdict_word,
-)
-from gpuscale.report.view import Row, View, explanations, weight
+from gpuscale.report.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
+from gpuscale.report.view import DETECTABLE, Row, View, explanations, weight
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By `weight`."""
@@ -55,7 +43,7 @@ _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 def render(view: View) -> str:
     """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
     rows, comparison = view.ranked, view.comparison
-    blocks = [f"**{_plain(injection_warning(view.injections))}**"] if view.injections else []
+    blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
     blocks += [
         f"### {_SIGN_OF_EXIT[comparison.exit_code]} GPU scaling: {view.outcome}",
         f"**{view.summary}** (exit code {view.exit_code})",
@@ -75,26 +63,17 @@ def render(view: View) -> str:
 
 
 def _row(row: Row) -> str:
-    entry = row.entry
-    sign = _SIGNS[weight(entry.verdict)]
-    word = verdict_word(entry.verdict)
+    verdict = row.entry.verdict
+    quantity, _, _ = row.judged.partition(" ")
     return _cells(
         _plain(row.name),
-        str(entry.key.gpus),
-        efficiency_text(entry),
-        _change(row),
-        f"{sign} {word if entry.verdict.is_pass else f'**{word}**'}",
+        str(row.entry.key.gpus),
+        row.efficiency,
+        # E stands in a column of its own: `E −7.6 % [−9.1 %, −6.0 %]`.
+        UNKNOWN if row.change is None else f"{quantity} {change_text(row.change)}",
+        f"{_SIGNS[weight(verdict)]} {row.verdict if verdict.is_pass else f'**{row.verdict}**'}",
         _plain(row.short_reason),
     )
-
-
-def _change(row: Row) -> str:
-    """`E −7.6 % [−9.1 %, −6.0 %]`: what changed, since E stands in a column of its own."""
-    change = judged_change(row.entry)
-    if change is None:
-        return UNKNOWN
-    quantity, _, _ = judged_text(row.entry).partition(" ")
-    return f"{quantity} {change_text(change)}"
 
 
 def _reasons(rows: Sequence[Row]) -> Iterable[str]:
@@ -120,7 +99,7 @@ def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     if not fine:
         return []
     table = _table(_HEADER, [_row(row) for row in fine], size)
-    legend = f"\n\nfinds: {DETECTABLE}" if any(detectable_text(row.entry) for row in fine) else ""
+    legend = f"\n\nfinds: {DETECTABLE}" if any(row.detectable for row in fine) else ""
     return [_folded(f"{counted(len(fine), 'row')} without a loss", table + legend)]
 
 

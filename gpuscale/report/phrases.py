@@ -1,32 +1,11 @@
-"""The words and numbers that reports share: names, changes, intervals, reasons and notes."""
+"""The names and numbers that reports share: configurations, counts, changes, intervals."""
 
 from collections.abc import Iterable, Sequence
 
-from gpuscale.errors import ExitCode
-from gpuscale.records import (
-    Configuration,
-    EntryVerdict,
-    Estimate,
-    Finding,
-    MetricSpec,
-    MetricVerdict,
-    QuantityName,
-    Results,
-    Verdict,
-)
-from gpuscale.report.cause_words import short_cause
+from gpuscale.records import Configuration, Estimate, QuantityName, Verdict
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
-DETECTABLE = "smallest loss found 19 times in 20"
-"""The meaning of `finds 2.3 %`."""
-OUTCOMES = {
-    ExitCode.OK: "no regression",
-    ExitCode.REGRESSED: "regressed",
-    ExitCode.INCONCLUSIVE: "not shown to be fine",
-    ExitCode.NOTHING_COMPARABLE: "nothing comparable was measured",
-}
-"""Exit codes in a few words."""
 _WIDEST_SYMMETRIC = 0.2
 
 
@@ -55,6 +34,11 @@ def configuration_text(configuration: Configuration) -> str:
     return ", ".join(words)
 
 
+def configurations_text(configurations: Iterable[Configuration]) -> str:
+    """The texts of several configurations, each once, apart by semicolons."""
+    return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
+
+
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
     *others, last = map(str, counts)
@@ -67,22 +51,9 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def injections_of(results: Iterable[Results]) -> tuple[str, ...]:
-    """The faults that were made on purpose in any of the results, each once."""
-    return tuple(dict.fromkeys(text for result in results for text in result.injections))
-
-
 def injection_warning(injections: Sequence[str]) -> str:
     """The line above all that is shown of such results: `INJECTED data=5ms: not a real result`."""
     return f"INJECTED {', '.join(injections)}: not a real result"
-
-
-def injection_note(injections: Sequence[str]) -> str:
-    """The note below a comparison of such results."""
-    return (
-        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they "
-        "are found, and nothing about the machine"
-    )
 
 
 def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
@@ -153,73 +124,3 @@ def percent_text(fraction: float) -> str:
 def verdict_word(verdict: Verdict) -> str:
     """The verdict, in capitals unless it is a pass."""
     return verdict.value if verdict.is_pass else verdict.value.upper()
-
-
-def efficiency_text(entry: EntryVerdict) -> str:
-    """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
-    sides = entry.baseline.efficiency, entry.current.efficiency
-    if entry.key.gpus == 1 or sides == (None, None):
-        return UNKNOWN
-    return " → ".join(UNKNOWN if side is None else f"{side.value:.2f}" for side in sides)
-
-
-def judged_text(entry: EntryVerdict) -> str:
-    """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
-    metric = deciding_metric(entry)
-    if metric is not None and metric.change is not None:
-        return f"{metric.metric.short} {percent_text(metric.change.value)}"
-    if entry.change is not None and entry.changed_quantity is not QuantityName.EFFICIENCY:
-        return f"throughput {percent_text(entry.change.value)}"
-    text = efficiency_text(entry)
-    return text if text == UNKNOWN else f"E {text}"
-
-
-def judged_interval(entry: EntryVerdict) -> str:
-    """The 95% interval of the change, or where nothing was judged that of E now."""
-    change, now = judged_change(entry), entry.current.efficiency
-    if change is not None:
-        return percent_interval(change)
-    if entry.key.gpus > 1 and now is not None and now.low is not None and now.high is not None:
-        return f"[{now.low:.2f}, {now.high:.2f}]"
-    return ""
-
-
-def judged_change(entry: EntryVerdict) -> Estimate | None:
-    """The change that the verdict rests on."""
-    metric = deciding_metric(entry)
-    return entry.change if metric is None else metric.change
-
-
-def deciding_metric(entry: EntryVerdict) -> MetricVerdict | None:
-    """The metric that the finding names; None where time or speedup decided."""
-    return next((metric for metric in entry.metrics if metric.metric == entry.finding), None)
-
-
-def metric_text(metric: MetricVerdict) -> str:
-    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 % [+48.0 %, +52.0 %]`."""
-    unit, sides = metric.metric.unit, (metric.baseline, metric.current)
-    amounts = " → ".join(amount_text(side.value, unit) for side in sides)
-    of_step = " of the step" if metric.metric.in_points else ""
-    return f"{metric.metric.words} {amounts}, {change_text(metric.change)}{of_step}"
-
-
-def finding_text(finding: Finding | MetricSpec) -> str:
-    """`scaling loss`, `more memory`."""
-    return finding.value if isinstance(finding, Finding) else finding.more
-
-
-def short_reason(entry: EntryVerdict) -> str:
-    """The cause or finding behind the verdict, in the few words that a table's row bears."""
-    if cause := short_cause(entry.causes):
-        return cause
-    if entry.finding is not None:
-        return finding_text(entry.finding)
-    if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
-        return f"about {counted(entry.further_runs, 'more run')}"
-    return "" if entry.verdict.is_loss else detectable_text(entry)
-
-
-def detectable_text(entry: EntryVerdict) -> str:
-    """`finds 2.3 %`; empty where it is unknown."""
-    loss = entry.minimum_detectable_loss
-    return "" if loss is None else f"finds {format_percent(loss)}"

@@ -2,16 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.report.phrases import (
-    DETECTABLE,
-    injection_warning,
-    judged_change,
-    judged_interval,
-    judged_text,
-    verdict_word,
-)
 from gpuscale.report.screen import Screen, wrapped
-from gpuscale.report.view import Row, View, explanations
+from gpuscale.report.view import DETECTABLE, Row, View, explanations
 
 _GAP = "  "
 _INDENT = "    "
@@ -24,15 +16,22 @@ def render(view: View) -> str:
 
 def _lines(view: View) -> Iterator[str]:
     columns, rows = view.screen.columns, view.ranked
-    if view.injections:
-        yield view.screen.bold(injection_warning(view.injections))
+    if view.warning:
+        yield view.screen.bold(view.warning)
     yield from wrapped(f"baseline  {view.baseline}", columns, hanging=10)
     yield from wrapped(f"current   {view.comparison.current_machine}", columns, hanging=10)
     if rows:
         yield ""
         yield from _table(rows, view.screen)
         yield from _legend(rows, columns)
-    yield from _explanations(rows, columns)
+    found = explanations(rows)
+    if found:
+        yield ""
+    for explanation in found:
+        yield from wrapped(f"{explanation.subject}: {explanation.reason}", columns)
+        for row in explanation.rows:
+            for line in row.details(once=True):
+                yield from wrapped(f"  {line}", columns)
     if view.all_notes:
         yield ""
         for note in view.all_notes:
@@ -42,32 +41,25 @@ def _lines(view: View) -> Iterator[str]:
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
     """Such as `mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  REGRESSED  scaling loss`."""
-    cells = [_cells(row) for row in rows]
+    cells = [(row.name, row.gpus, row.judged, row.interval) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row, texts in zip(rows, cells, strict=True):
         start = "".join(f"{text:<{size}}{_GAP}" for text, size in zip(texts, widths, strict=True))
-        verdict, reason = row.entry.verdict, row.short_reason
-        word = verdict_word(verdict)
-        line = f"{start}{screen.of_verdict(verdict, word)}"
+        line = f"{start}{screen.of_verdict(row.entry.verdict, row.verdict)}"
+        reason = row.short_reason
         if not reason:
             yield line
-        elif len(f"{start}{word}{_GAP}{reason}") <= screen.columns:
+        elif len(f"{start}{row.verdict}{_GAP}{reason}") <= screen.columns:
             yield f"{line}{_GAP}{reason}"
         else:
             yield line
             yield f"{_INDENT}{reason}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return row.name, row.gpus, judged_text(row.entry), judged_interval(row.entry)
-
-
 def _legend(rows: Sequence[Row], columns: int) -> Iterator[str]:
     """The meaning of the brackets and of `finds`, where there are any."""
-    of_changes = any(judged_change(row.entry) is not None for row in rows)
-    of_efficiency = any(
-        judged_change(row.entry) is None and judged_interval(row.entry) for row in rows
-    )
+    of_changes = any(row.change is not None for row in rows)
+    of_efficiency = any(row.change is None and row.interval for row in rows)
     parts = []
     if of_changes:
         other = ", or of E now where nothing was judged" if of_efficiency else ""
@@ -79,14 +71,3 @@ def _legend(rows: Sequence[Row], columns: int) -> Iterator[str]:
     if parts:
         yield ""
         yield from wrapped("; ".join(parts), columns)
-
-
-def _explanations(rows: Sequence[Row], columns: int) -> Iterator[str]:
-    found = explanations(rows)
-    if found:
-        yield ""
-    for explanation in found:
-        yield from wrapped(f"{explanation.subject}: {explanation.reason}", columns)
-        for row in explanation.rows:
-            for line in row.details(once=True):
-                yield from wrapped(f"  {line}", columns)

@@ -1,37 +1,51 @@
 """A comparison in order and in words, made once: what every report format renders."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from gpuscale.errors import ExitCode
 from gpuscale.records import (
     Cause,
     Comparison,
     Configuration,
     EntryKey,
     EntryVerdict,
+    Estimate,
+    Finding,
+    MetricSpec,
+    MetricVerdict,
     QuantityName,
     Results,
     Verdict,
 )
-from gpuscale.report.cause_words import evidence, next_step, whole_line
+from gpuscale.report.cause_words import evidence, next_step, short_cause, whole_line
 from gpuscale.report.phrases import (
-    OUTCOMES,
-    deciding_metric,
+    UNKNOWN,
+    amount_text,
+    change_text,
+    counted,
     gpus_text,
-    injection_note,
-    injections_of,
-    metric_text,
+    injection_warning,
+    percent_interval,
+    percent_text,
     set_apart,
-    short_reason,
+    verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import Screen
+from gpuscale.units import format_percent
 
+DETECTABLE = "smallest loss found 19 times in 20"
+"""The meaning of `finds 2.3 %`."""
+_OUTCOMES = {
+    ExitCode.OK: "no regression",
+    ExitCode.REGRESSED: "regressed",
+    ExitCode.INCONCLUSIVE: "not shown to be fine",
+    ExitCode.NOTHING_COMPARABLE: "nothing comparable was measured",
+}
 _NAMED_SUBJECTS = 3
-
-_Measured = tuple[EntryKey, Configuration | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +63,16 @@ class CauseView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An entry under a name that no other row of its number of GPUs has."""
+    """An entry under a name that no other row of its number of GPUs has, and its words."""
 
     entry: EntryVerdict
     name: str
     """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
     reason: str
     """One sentence that a tired person understands."""
-    short_reason: str
-    """The same in a few words; empty where there is nothing to say."""
-    lost_metrics: tuple[str, ...]
-    """The metrics that got worse, but for the one that the reason is about."""
     causes: tuple[CauseView, ...]
     wall_s: float
-    """How long its runs took, start-up and failed runs included."""
+    """The time that its runs took, start-up and failed runs included."""
 
     @property
     def gpus(self) -> str:
@@ -74,11 +84,73 @@ class Row:
         """`mnist_cnn/ddp on 4 GPUs`."""
         return f"{self.name} on {self.gpus}"
 
+    @property
+    def verdict(self) -> str:
+        """The verdict, in capitals unless it is a pass."""
+        return verdict_word(self.entry.verdict)
+
+    @property
+    def efficiency(self) -> str:
+        """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
+        pair = self.entry.baseline.efficiency, self.entry.current.efficiency
+        if self.entry.key.gpus == 1 or pair == (None, None):
+            return UNKNOWN
+        return " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
+
+    @property
+    def change(self) -> Estimate | None:
+        """The change that the verdict rests on."""
+        metric = self._deciding_metric
+        return self.entry.change if metric is None else metric.change
+
+    @property
+    def judged(self) -> str:
+        """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
+        metric, change = self._deciding_metric, self.entry.change
+        if metric is not None:
+            return f"{metric.metric.short} {percent_text(metric.change.value)}"
+        if change is not None and self.entry.changed_quantity is not QuantityName.EFFICIENCY:
+            return f"throughput {percent_text(change.value)}"
+        return self.efficiency if self.efficiency == UNKNOWN else f"E {self.efficiency}"
+
+    @property
+    def interval(self) -> str:
+        """The 95% interval of the change, or where nothing was judged that of E now."""
+        now = self.entry.current.efficiency
+        if self.change is not None:
+            return percent_interval(self.change)
+        if self.entry.key.gpus == 1 or now is None or now.low is None or now.high is None:
+            return ""
+        return f"[{now.low:.2f}, {now.high:.2f}]"
+
+    @property
+    def detectable(self) -> str:
+        """`finds 2.3 %`; empty where it is unknown."""
+        loss = self.entry.minimum_detectable_loss
+        return "" if loss is None else f"finds {format_percent(loss)}"
+
+    @property
+    def short_reason(self) -> str:
+        """The cause or finding behind the verdict, in the few words that a table's row bears."""
+        entry = self.entry
+        if cause := short_cause(entry.causes):
+            return cause
+        if entry.finding is not None:
+            return finding_text(entry.finding)
+        if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
+            return f"about {counted(entry.further_runs, 'more run')}"
+        return "" if entry.verdict.is_loss else self.detectable
+
+    @property
+    def lost_metrics(self) -> tuple[str, ...]:
+        """The metrics that got worse, but for the one that the reason is about."""
+        lost = [metric for metric in self.entry.metrics if metric.verdict.is_loss]
+        return tuple(_metric_text(each) for each in lost if each is not self._deciding_metric)
+
     def details(self, *, once: bool = False) -> Iterator[str]:
         """The lines below the reason, indented: the lost metrics and the numbered causes.
 
-        Args:
-            once: Refer to a next step that another row says already.
+        With `once`, a next step that another row says already is referred to.
         """
         yield from (f"  {metric}" for metric in self.lost_metrics)
         for number, cause in enumerate(self.causes, start=1):
@@ -86,6 +158,11 @@ class Row:
             yield from (f"     · {fact}" for fact in cause.evidence)
             if cause.next_step:
                 yield f"     next: {cause.next_step_once if once else cause.next_step}"
+
+    @property
+    def _deciding_metric(self) -> MetricVerdict | None:
+        """The metric that the finding names; None where time or speedup decided."""
+        return next((m for m in self.entry.metrics if m.metric == self.entry.finding), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +186,10 @@ class View:
     injections: tuple[str, ...]
     """The faults that were made on purpose in the results."""
     measured_at: datetime
-    """When the newest of the results were."""
+    """The time of the newest of the results."""
     hosts: tuple[str, ...]
     wall_s: float
-    """How long all runs took."""
+    """The time that all runs took."""
     exit_code: int
     """Of the process."""
     screen: Screen
@@ -123,14 +200,25 @@ class View:
         return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
 
     @property
+    def warning(self) -> str:
+        """The line above all else where faults were made on purpose; else empty."""
+        return injection_warning(self.injections) if self.injections else ""
+
+    @property
     def all_notes(self) -> tuple[str, ...]:
         """The notes, with that on faults made on purpose before them."""
-        return (*([injection_note(self.injections)] if self.injections else []), *self.notes)
+        if not self.injections:
+            return self.notes
+        injected = (
+            f"faults were made on purpose ({', '.join(self.injections)}): the verdicts say whether "
+            "they are found, and nothing about the machine"
+        )
+        return (injected, *self.notes)
 
     @property
     def outcome(self) -> str:
         """The exit code in a few words."""
-        return OUTCOMES[self.comparison.exit_code]
+        return _OUTCOMES[self.comparison.exit_code]
 
     @property
     def baseline(self) -> str:
@@ -152,26 +240,31 @@ def view_of(
     exit_code: int | None = None,
     screen: Screen | None = None,
 ) -> View:
-    """The comparison for reading.
+    """The comparison of one or more results for reading.
 
-    Args:
-        comparison: What to show.
-        results: What was compared, at least one.
-        exit_code: What the process ends with; None where the verdict alone decides that.
-        screen: Where it is shown; None is a file or a log.
+    The exit code is that of the process, if the verdict alone does not decide it; no screen is a
+    file or a log.
     """
-    wall_s: dict[_Measured, float] = {}
-    for result in results:
-        for run in result.runs:
-            measured = (run.key, run.configuration)
-            wall_s[measured] = wall_s.get(measured, 0.0) + (run.wall_s or 0.0)
-    newest = max(datetime.fromisoformat(result.created_at) for result in results)
+    wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
+    for run in (run for result in results for run in result.runs):
+        wall_s[run.key, run.configuration] += run.wall_s or 0.0
+    names = _names(comparison.entries)
+    causes = _causes(comparison.entries, names)
     return View(
         comparison=comparison,
-        rows=_rows(comparison.entries, wall_s),
+        rows=tuple(
+            Row(
+                entry=entry,
+                name=name,
+                reason=reason_text(entry),
+                causes=found,
+                wall_s=wall_s[entry.key, entry.configuration],
+            )
+            for entry, name, found in zip(comparison.entries, names, causes, strict=True)
+        ),
         notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
-        injections=injections_of(results),
-        measured_at=newest,
+        injections=tuple(dict.fromkeys(each for result in results for each in result.injections)),
+        measured_at=max(datetime.fromisoformat(result.created_at) for result in results),
         hosts=tuple(dict.fromkeys(result.environment.host or "" for result in results)),
         wall_s=sum(wall_s.values()),
         exit_code=int(comparison.exit_code if exit_code is None else exit_code),
@@ -185,7 +278,7 @@ def weight(verdict: Verdict) -> int:
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """Why the rows got their verdicts, each sentence once; rows that are simply ok need none."""
+    """The reasons of the verdicts, each sentence once; rows that are simply ok need none."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for number, row in enumerate(rows):
         if not row.reason or _is_simply_ok(row.entry):
@@ -203,21 +296,17 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
     ]
 
 
-def _rows(entries: Sequence[EntryVerdict], wall_s: Mapping[_Measured, float]) -> tuple[Row, ...]:
-    names = _names(entries)
-    causes = _causes(entries, names)
-    return tuple(
-        Row(
-            entry=entry,
-            name=name,
-            reason=reason_text(entry),
-            short_reason=short_reason(entry),
-            lost_metrics=_lost_metrics(entry),
-            causes=words,
-            wall_s=wall_s.get((entry.key, entry.configuration), 0.0),
-        )
-        for entry, name, words in zip(entries, names, causes, strict=True)
-    )
+def finding_text(finding: Finding | MetricSpec) -> str:
+    """`scaling loss`, `more memory`."""
+    return finding.value if isinstance(finding, Finding) else finding.more
+
+
+def _metric_text(metric: MetricVerdict) -> str:
+    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 % [+48.0 %, +52.0 %]`."""
+    spec = metric.metric
+    then, now = (amount_text(each.value, spec.unit) for each in (metric.baseline, metric.current))
+    of_step = " of the step" if spec.in_points else ""
+    return f"{spec.words} {then} → {now}, {change_text(metric.change)}{of_step}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
@@ -252,27 +341,14 @@ def _causes(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple
         if step in said_by:
             once = "as above" if said_by[step] == label else f"as for {said_by[step]}"
         said_by.setdefault(step, label)
-        return CauseView(
-            line=whole_line(cause),
-            evidence=evidence(cause),
-            next_step=step,
-            next_step_once=once,
-        )
+        line, facts = whole_line(cause), evidence(cause)
+        return CauseView(line=line, evidence=facts, next_step=step, next_step_once=once)
 
     found: list[tuple[CauseView, ...]] = [()] * len(entries)
     for i in sorted(range(len(entries)), key=lambda i: weight(entries[i].verdict)):
         label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
         found[i] = tuple(view(cause, label) for cause in entries[i].causes)
     return found
-
-
-def _lost_metrics(entry: EntryVerdict) -> tuple[str, ...]:
-    known = deciding_metric(entry)
-    return tuple(
-        metric_text(metric)
-        for metric in entry.metrics
-        if metric.verdict.is_loss and metric is not known
-    )
 
 
 def _is_simply_ok(entry: EntryVerdict) -> bool:
@@ -287,5 +363,5 @@ def _subject(rows: Iterable[Row]) -> str:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
     subjects = [f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {left_out} more row{'' if left_out == 1 else 's'}" if left_out else ""
+    more = f" and {counted(left_out, 'more row')}" if left_out else ""
     return ", ".join(subjects[:_NAMED_SUBJECTS]) + more

@@ -1,23 +1,114 @@
-"""Where the time of a step goes: one row per (case, strategy, gpus), one column per phase."""
+"""Where the time of a step goes: the efficiency budget, what is slow, and the phases."""
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 
-from gpuscale.budget import RankSkew, rank_skews
-from gpuscale.records import EntryKey, Phases, Results, Run
-from gpuscale.report.phrases import UNKNOWN, configuration_text, set_apart
-from gpuscale.report.results import provenance_lines, skew_text
+from gpuscale.budget import (
+    EfficiencyBudget,
+    RankSkew,
+    device_spreads,
+    efficiency_budgets,
+    rank_skews,
+)
+from gpuscale.records import EntryKey, Phases, Run
+from gpuscale.report.phrases import UNKNOWN, configurations_text, gpus_text, set_apart
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.strategies import STRATEGIES
 from gpuscale.units import format_percent, format_seconds
 
+NAMED_SKEW = 0.02
+"""Share of the time from which a skew, and a rank that lags in a run, is named."""
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
+
+
+def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """The efficiency budget, the stragglers, and devices that differ, after an empty line.
+
+    Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
+    all where none of it was measured.
+    """
+    names = set_apart([run.configuration for run in runs])
+    lines: list[tuple[str, str]] = []
+    budgets = [budget for budget in efficiency_budgets(runs) if _measured(budget)]
+    for budget in budgets:
+        label = f"{names[budget.configuration]} {gpus_text(budget.key.gpus)}"
+        lines.append((label, budget_text(budget)))
+        if budget.skew is not None and budget.skew >= NAMED_SKEW:
+            lines += [(label, line) for line in _stragglers(budget, runs)]
+    for spread in device_spreads(runs):
+        text = (
+            f"T(1) over {spread.devices} devices: {format_seconds(spread.slowest_step_time_s)} on "
+            f"{spread.slowest}, {format_percent(spread.spread)} more than on {spread.fastest}"
+        )
+        lines.append((f"{names[spread.configuration]} {gpus_text(spread.key.gpus)}", text))
+    width = max((len(label) for label, _ in lines), default=0)
+    if lines:
+        yield ""
+    for label, text in lines:
+        yield f"{label:<{width}}  {text}"
+    if any(budget.communication is not None for budget in budgets):
+        yield (
+            "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
+            "DDP does with the gradients of a single rank (show --phases has both together)"
+        )
+
+
+def budget_text(budget: EfficiencyBudget) -> str:
+    """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
+    measured = _measured(budget)
+    parts = {**measured, "rest": budget.rest}
+    loss = 100 - round(budget.efficiency * 100)
+    points = dict(zip(parts, _whole_points(parts.values(), loss), strict=True))
+    terms = "".join(
+        f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
+        for name, value in points.items()
+    )
+    absent = [name for name in ("communication", "data", "skew") if name not in measured]
+    note = f" (not measured, so in the rest: {', '.join(absent)})" if absent else ""
+    return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
+
+
+def _measured(budget: EfficiencyBudget) -> dict[str, float]:
+    parts = {"communication": budget.communication, "data": budget.data, "skew": budget.skew}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _whole_points(parts: Iterable[float], total: int) -> list[int]:
+    """The parts in whole points whose sum is the total; each stays within a point of its part."""
+    exact = [part * 100 for part in parts]
+    points = [math.floor(part) for part in exact]
+    largest_fraction_first = sorted(range(len(exact)), key=lambda i: points[i] - exact[i])
+    for i in largest_fraction_first[: total - sum(points)]:
+        points[i] += 1
+    return points
+
+
+def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+    found: dict[str, list[RankSkew]] = {}
+    for skew in rank_skews(
+        run for run in runs if (run.configuration, run.key) == (budget.configuration, budget.key)
+    ):
+        if skew.skew_s >= NAMED_SKEW * skew.median_pace_s:
+            found.setdefault(_rank_text(skew), []).append(skew)
+    for who, skews in found.items():
+        lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
+        numbers = ", ".join(str(skew.run) for skew in skews)
+        # Of two ranks the median one is the other.
+        other = f"rank {1 - skews[0].rank}" if budget.key.gpus == 2 else "the median rank"
+        yield (
+            f"skew: {who} {format_percent(lag)} slower than {other} "
+            f"in run{'s' if len(skews) > 1 else ''} {numbers}"
+        )
+
+
+def _rank_text(skew: RankSkew) -> str:
+    """`rank 2 (node1, GPU-ab12…)`."""
+    return f"rank {skew.rank} ({', '.join([skew.host, *skew.device_uuids])})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +126,9 @@ class _Step:
     """Windows whose phases do not add up to their time within the tolerance."""
 
 
-def phases_text(
-    results: Results,
-    *,
-    path: Path | None = None,
-    now: datetime | None = None,
-    columns: int | None = None,
-) -> str:
-    """The phases of every row and the pace of the slowest ranks, without a closing line break.
-
-    Args:
-        results: What to show.
-        path: Where they were read from.
-        now: By which results of another day say how old they are.
-        columns: Of the terminal; None where there is room for any line.
-    """
-    head = fitted(provenance_lines(results, path, now), columns)
-    return "\n".join([*head, *_lines(results, columns)])
-
-
-def _lines(results: Results, columns: int | None) -> Iterator[str]:
-    valid = [run for run in results.runs if run.is_valid]
+def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
+    """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
+    valid = [run for run in runs if run.is_valid]
     groups: dict[PointKey, list[Run]] = {}
     for run in valid:
         groups.setdefault(PointKey.of(run), []).append(run)
@@ -74,22 +147,33 @@ def _lines(results: Results, columns: int | None) -> Iterator[str]:
 
 def _step(runs: Sequence[Run]) -> _Step | None:
     """The average step of a point's runs; None where no window of theirs has phases."""
-    described: list[tuple[float, Phases]] = []
-    exposed_s: list[float] = []
-    for run in runs:
-        described += _steps_of_windows(run)
-        if "exposed_communication_s" in run.measured:
-            exposed_s.append(run.measured["exposed_communication_s"])
+    # Time and phases of an average step of each window.
+    described = [
+        (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
+        for run in runs
+        if run.steps_per_window
+        for window in run.windows
+        if window.phases is not None
+    ]
     if not described:
         return None
+    exposed_s = [
+        run.measured["exposed_communication_s"]
+        for run in runs
+        if "exposed_communication_s" in run.measured
+    ]
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])
     cut = len(described) // 3
     middle = described[cut : len(described) - cut]
+    means = {
+        name: statistics.fmean(getattr(phases, name) for _, phases in middle)
+        for name in Phases.__struct_fields__
+    }
     return _Step(
         time_s=statistics.fmean(time_s for time_s, _ in middle),
         typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
-        phases=_mean([phases for _, phases in middle]),
+        phases=Phases(**means),
         communication_s=statistics.fmean(exposed_s) if exposed_s else None,
         windows=len(described),
         missing_windows=sum(
@@ -98,46 +182,27 @@ def _step(runs: Sequence[Run]) -> _Step | None:
     )
 
 
-def _steps_of_windows(run: Run) -> Iterator[tuple[float, Phases]]:
-    """Time and phases of an average step of each window that has them."""
-    for window in run.windows:
-        if window.phases is not None and run.steps_per_window:
-            share = 1 / run.steps_per_window
-            yield window.time_s * share, window.phases.scaled(share)
-
-
-def _mean(phases: Sequence[Phases]) -> Phases:
-    return Phases(
-        **{
-            name: statistics.fmean(getattr(each, name) for each in phases)
-            for name in Phases.__struct_fields__
-        }
-    )
-
-
 def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
     names = set_apart([point.configuration for point in steps])
     headers = ["case", "gpus", "step", "data", "h2d", "forward", "backward", "communication"]
     headers += ["optimizer", "sum"]
     order = list(names)
-    ordered = sorted(
-        steps.items(), key=lambda item: (order.index(item[0].configuration), item[0].gpus)
-    )
-    described = [[*_cells(step)] for _, step in ordered]
+    ordered = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
+    described = [[*_cells(steps[point])] for point in ordered]
     # A share takes no more room than the largest of its column: tables are wide enough.
     widths = [max(len(share) for _, share in column) for column in zip(*described, strict=True)]
     rows = [
         [
             names[point.configuration],
             str(point.gpus),
-            format_seconds(step.time_s),
+            format_seconds(steps[point].time_s),
             *(
                 f"{time} {share:>{width}}" if share else time
                 for (time, share), width in zip(cells, widths, strict=True)
             ),
-            format_percent(step.phases.total_s / step.time_s),
+            format_percent(steps[point].phases.total_s / steps[point].time_s),
         ]
-        for (point, step), cells in zip(ordered, described, strict=True)
+        for point, cells in zip(ordered, described, strict=True)
     ]
     # Notes name the rows whose sum is not the whole.
     return table(headers, rows, columns, spare=("sum",))
@@ -162,8 +227,8 @@ def _cells(step: _Step) -> Iterator[tuple[str, str]]:
 
 
 def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
-    texts = dict.fromkeys(configuration_text(point.configuration) for point in steps)
-    yield f"{'; '.join(texts)}; per step, and as a share of it; of the slowest rank"
+    configurations = configurations_text(point.configuration for point in steps)
+    yield f"{configurations}; per step, and as a share of it; of the slowest rank"
     yield (
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
         "up; the scaling table's step time is the geometric mean over runs of each run's median"
@@ -211,7 +276,7 @@ def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:
             f"{skew.key.case}/{skew.key.strategy}",
             str(skew.key.gpus),
             str(skew.run),
-            skew_text(skew),
+            _rank_text(skew),
             format_seconds(skew.pace_s),
             format_percent(skew.skew_s / skew.median_pace_s),
         ]

@@ -1,6 +1,6 @@
 """Baselines for the terminal: whose one is and what it holds, and where two of them differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -14,7 +14,6 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
-    EntryKey,
     EntryVerdict,
     Estimate,
     PublishedFigure,
@@ -22,7 +21,7 @@ from gpuscale.records import (
 )
 from gpuscale.report.phrases import (
     UNKNOWN,
-    configuration_text,
+    configurations_text,
     counted,
     gpus_text,
     interval_text,
@@ -31,7 +30,7 @@ from gpuscale.report.phrases import (
     verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.results import software_text
+from gpuscale.report.results_table import software_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
@@ -42,30 +41,33 @@ _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"
 
 
 def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None) -> str:
-    """The baseline as text, without a line break at its end.
+    """The baseline as text, without a line break at its end; after its last day it says so.
 
-    Args:
-        baseline: What to show.
-        today: By which an expired baseline says that it is.
-        columns: Of the terminal; None where there is room for any line.
+    Lines keep to so many columns; None is where there is room for any line.
     """
-    return "\n".join(_lines(baseline, today, columns))
+    return "\n".join(fitted(_lines(baseline, today, columns), columns))
 
 
 def _lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
-    yield from fitted(_provenance(baseline), columns)
-    entries = [_published_table(baseline, columns), _measured_table(baseline, columns)]
-    for part in list(filter(None, entries)) or ["no entry"]:
+    yield from _provenance(baseline)
+    if baseline.published:
         yield ""
-        yield part
+        yield _published_table(baseline, columns)
+    measured = side_of_baseline(baseline).entries
+    if measured:
+        yield ""
+        yield from _measured_lines(measured, columns)
+    if not baseline.published and not measured:
+        yield ""
+        yield "no entry"
     if baseline.history:
         yield ""
         for change in baseline.history:
-            yield from fitted(_change_lines(change), columns)
+            yield from _history_lines(change)
     note = expiry_note(baseline, today)
     if note is not None:
         yield ""
-        yield from fitted([f"note: {statement_text(note)}"], columns)
+        yield f"note: {statement_text(note)}"
 
 
 def _provenance(baseline: Baseline) -> Iterator[str]:
@@ -76,11 +78,9 @@ def _provenance(baseline: Baseline) -> Iterator[str]:
         if baseline.source.note:
             yield f"          {baseline.source.note}"
     if baseline.recorded_at is not None:
-        version = f", with gpuscale {baseline.gpuscale_version}"
-        yield (
-            f"measured  latest session begun {baseline.recorded_at}"
-            f"{version if baseline.gpuscale_version else ''}"
-        )
+        version = baseline.gpuscale_version
+        tool = f", with gpuscale {version}" if version else ""
+        yield f"measured  latest session begun {baseline.recorded_at}{tool}"
     if baseline.recorded_by is not None:
         yield f"recorded  by {baseline.recorded_by}"
     if baseline.history:
@@ -89,20 +89,17 @@ def _provenance(baseline: Baseline) -> Iterator[str]:
         yield f"expires   {baseline.expires_on}"
     by_software: dict[str, list[str]] = {}
     for allocation, environment in baseline.environments.items():
-        by_software.setdefault(software_text(environment), []).append(
-            _allocation(allocation, environment.host)
-        )
-    for software, allocations in by_software.items():
+        host = environment.host
+        # Without a scheduler an allocation is named by its host already.
+        named = host is None or host in allocation
+        place = allocation if named else f"{allocation} on {host}"
+        by_software.setdefault(software_text(environment), []).append(place)
+    for software, places in by_software.items():
         yield f"software  {software}"
-        yield f"          in {', '.join(allocations)}"
+        yield f"          in {', '.join(places)}"
 
 
-def _allocation(allocation: str, host: str | None) -> str:
-    # Without a scheduler an allocation is named by its host already.
-    return allocation if host is None or host in allocation else f"{allocation} on {host}"
-
-
-def _change_lines(change: BaselineChange) -> Iterator[str]:
+def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
     yield f"changed   {change.at}{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
@@ -114,6 +111,7 @@ def _change_lines(change: BaselineChange) -> Iterator[str]:
 
 def _published_table(baseline: Baseline, columns: int | None) -> str:
     figures = {figure.key: figure for figure in baseline.published}
+    headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
@@ -121,21 +119,19 @@ def _published_table(baseline: Baseline, columns: int | None) -> str:
             str(figure.nodes),
             str(figure.batch_per_gpu),
             str(figure.runs),
-            _published_text(figure),
-            _timed_text(figure),
+            *_published_text(figure),
             *map(interval_text, _published_pair(figure, figures)),
         ]
         for figure in baseline.published
     ]
-    headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
-    if not rows:
-        return ""
     return table(headers, rows, columns, first=("published", "of"), left=headers)
 
 
-def _measured_table(baseline: Baseline, columns: int | None) -> str:
-    points = [(entry.point, len(entry.runs)) for entry in side_of_baseline(baseline).entries]
-    names = set_apart([point.configuration for point, _ in points])
+def _measured_lines(entries: Iterable[Entry], columns: int | None) -> Iterator[str]:
+    points = [(entry.point, len(entry.runs)) for entry in entries]
+    configurations = [point.configuration for point, _ in points]
+    names = set_apart(configurations)
+    headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
     rows = [
         [
             names[point.configuration],
@@ -148,13 +144,9 @@ def _measured_table(baseline: Baseline, columns: int | None) -> str:
         ]
         for point, nights in points
     ]
-    if not rows:
-        return ""
-    headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    drawn = table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
-    texts = dict.fromkeys(configuration_text(point.configuration) for point, _ in points)
-    note = fitted([f"{'; '.join(texts)}; intervals: 95%, over runs"], columns)
-    return "\n".join([drawn, "", *note])
+    yield table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
+    yield ""
+    yield f"{configurations_text(configurations)}; intervals: 95%, over runs"
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -163,21 +155,15 @@ def step_time_text(runs: Sequence[Run]) -> str:
 
 
 def _runs_text(runs: int, allocations: int) -> str:
-    """`6 runs in 2 allocations`."""
     return f"{counted(runs, 'run')} in {counted(allocations, 'allocation')}"
 
 
-def _published_text(figure: PublishedFigure) -> str:
+def _published_text(figure: PublishedFigure) -> tuple[str, str]:
+    """`1520 samples/s` and `throughput`, or `41.2 s` and `wall clock of the epoch`."""
     if figure.samples_per_s is not None:
-        return f"{significant(figure.samples_per_s)} samples/s"
-    return UNKNOWN if figure.mean_time_s is None else format_seconds(figure.mean_time_s)
-
-
-def _timed_text(figure: PublishedFigure) -> str:
-    """`wall clock of the epoch` or `throughput`."""
-    if figure.samples_per_s is not None:
-        return "throughput"
-    return UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
+        return f"{significant(figure.samples_per_s)} samples/s", "throughput"
+    time = UNKNOWN if figure.mean_time_s is None else format_seconds(figure.mean_time_s)
+    return time, UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
 
 
 def _published_pair(
@@ -205,14 +191,12 @@ def changes_text(
 ) -> str:
     """The changes, a block of lines each, without a line break at the end.
 
-    Args:
-        changes: What to show, in order.
-        before: The baseline of all old entries, over whose runs on 1 GPU speedups are taken.
-        after: That of all new ones.
-        comparison: The measured entries of `after`, judged against `before`.
+    Speedups are taken over the runs on 1 GPU of the baseline that has the entry. The comparison
+    judges the measured entries of `after` against `before`.
     """
     names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
-    verdicts = _verdicts(before, comparison)
+    # The first of a key is the measured entry's; that of a published figure comes behind it.
+    verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
     figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
     return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
 
@@ -221,12 +205,11 @@ def _block(
     change: EntryChange,
     figures: tuple[Figures, ...],
     names: Mapping[Configuration, str],
-    verdicts: Mapping[tuple[Configuration, int], EntryVerdict],
+    verdicts: Mapping[tuple[Configuration | None, int], EntryVerdict],
 ) -> Iterator[str]:
     old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
-    entry = change.new if change.old is None else change.old
     remark = f": {change.remark}" if change.remark else ""
-    yield f"{_name(entry, names)}{remark}"
+    yield f"{_name(change.old or change.new, names)}{remark}"
     for what in dict.fromkeys((*old, *new)):
         values = [side[what] for side in (old, new) if what in side]
         if len(values) == 1 or values[0] != values[1]:
@@ -256,22 +239,8 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         batch = point.batch_per_gpu
     else:
         gpus, pair = entry.gpus, _published_pair(entry, figures)
-        values = {"figure": f"{_published_text(entry)} ({_timed_text(entry)})"}
+        values = {"figure": "{} ({})".format(*_published_text(entry))}
         made, batch = {"runs": str(entry.runs)}, entry.batch_per_gpu
     if gpus > 1:
         values |= zip(_PAIR_HEADERS, map(interval_text, pair), strict=True)
     return {**values, **made, "batch/gpu": str(batch)}
-
-
-def _verdicts(
-    before: Baseline, comparison: Comparison
-) -> dict[tuple[Configuration, int], EntryVerdict]:
-    """The verdict on each measured entry; those of one name come in the baseline's order."""
-    by_key: dict[EntryKey, list[EntryVerdict]] = {}
-    for verdict in comparison.entries:
-        by_key.setdefault(verdict.key, []).append(verdict)
-    return {
-        (entry.point.configuration, entry.point.key.gpus): by_key[entry.point.key].pop(0)
-        for entry in side_of_baseline(before).entries
-        if by_key.get(entry.point.key)
-    }

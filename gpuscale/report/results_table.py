@@ -1,0 +1,172 @@
+"""A results file for the terminal: where from, its scaling table, what failed."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from gpuscale.printable import visible
+from gpuscale.records import Environment, Estimate, Results, Run
+from gpuscale.report.phrases import (
+    UNKNOWN,
+    configurations_text,
+    counted,
+    injection_warning,
+    interval_text,
+    set_apart,
+    spread_text,
+    time_text,
+)
+from gpuscale.report.reason_words import statement_text
+from gpuscale.report.screen import fitted, table
+from gpuscale.report.step_time import budget_lines, phase_lines
+from gpuscale.scaling import PointKey, ScalingPoint, scaling_points, unit_error_note
+from gpuscale.units import format_bytes, format_percent, significant
+
+_DAY_S = 86400
+_FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
+"""Columns that a narrow terminal shows first."""
+
+
+def results_text(
+    results: Results,
+    *,
+    phases: bool = False,
+    path: Path | None = None,
+    now: datetime | None = None,
+    columns: int | None = None,
+) -> str:
+    """The scaling table of the results or else their phases, without a line break at its end.
+
+    `path` is where they were read from. Of another day than `now` they say how old they are.
+    Lines keep to so many columns; None is where there is room for any line.
+    """
+    lines = [*fitted(_provenance(results, path, now), columns)]
+    if phases:
+        lines += phase_lines(results.runs, columns)
+    else:
+        lines += scaling_lines(results.runs, columns) if results.runs else ["no run was recorded"]
+        lines += fitted(_failures(results), columns)
+    return "\n".join(lines)
+
+
+def scaling_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
+    """The scaling table of the runs, with its notes and where the lost efficiency went."""
+    points = scaling_points(runs)
+    yield from scaling_table(points, runs, columns=columns).splitlines()
+    yield ""
+    yield from fitted((*table_notes(points), *budget_lines(runs)), columns)
+
+
+def scaling_table(
+    points: Sequence[ScalingPoint], runs: Iterable[Run] = (), *, columns: int | None = None
+) -> str:
+    """A row for each point; intervals are 95%, and absent where a single run gives none.
+
+    Of the runs that the points are made of, unsteady ones are told from failed ones.
+    """
+    on_cpu = all(point.configuration.device == "cpu" for point in points)
+    has_energy = any(point.samples_per_j is not None for point in points)
+    headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
+    headers += ["speedup", "efficiency", *(["samples/J"] if has_energy else [])]
+    headers += ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
+    names = set_apart([point.configuration for point in points])
+    unsteady = Counter(
+        PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
+    )
+    rows = []
+    for point in points:
+        rows.append([names[point.configuration], *_cells(point, unsteady[point.point_key])])
+        if has_energy:
+            rows[-1].append(_rate_text(point.samples_per_j))
+        if not on_cpu:
+            used = point.gpu_utilization
+            rows[-1].append(UNKNOWN if used is None else format_percent(used))
+        memory = point.peak_host_memory_bytes if on_cpu else point.peak_memory_bytes
+        rows[-1].append(UNKNOWN if memory is None else format_bytes(memory))
+    return table(headers, rows, columns, first=_FIRST)
+
+
+def _cells(point: ScalingPoint, unsteady: int) -> list[str]:
+    counts = {"unsteady": unsteady, "failed": point.failed_runs - unsteady}
+    without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return [
+        str(point.key.gpus),
+        point.configuration.scaling or UNKNOWN,
+        str(point.batch_per_gpu),
+        f"{point.valid_runs} ({without})" if without else str(point.valid_runs),
+        time_text(point.step_time_s),
+        _rate_text(point.samples_per_s),
+        interval_text(point.speedup),
+        interval_text(point.efficiency),
+    ]
+
+
+def _rate_text(rate: Estimate | None) -> str:
+    return UNKNOWN if rate is None else significant(rate.value) + spread_text(rate)
+
+
+def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """The lines below the table: how it was measured, and what cannot be right."""
+    several = any(point.valid_runs > 1 for point in points)
+    intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
+    yield f"{configurations_text(point.configuration for point in points)}; {intervals}"
+    spreads = (spread_text(point.step_time_s) for point in points if point.step_time_s is not None)
+    wide = next((spread for spread in spreads if "×" in spread), None)
+    if wide is not None:
+        yield (
+            f"{wide.strip()}: a wide interval, as factors of the value; measure more runs, "
+            "or on a quieter machine"
+        )
+    for point in points:
+        if note := unit_error_note(point.key, point.efficiency):
+            yield statement_text(note)
+
+
+def _provenance(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:
+    """Which results these are: file, time, machine and software, and an empty line."""
+    environment = results.environment
+    if results.injections:
+        yield injection_warning(results.injections)
+    if path is not None:
+        yield f"results   {visible(str(path))}"
+    age = "" if now is None else age_text(results, now)
+    yield (
+        f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
+        f"{f', {age}' if age else ''}"
+    )
+    device = "cpu, over gloo" if environment.device == "cpu" else "cuda, over NCCL"
+    yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
+    yield f"software  {software_text(environment)}"
+    if environment.job_id is not None:
+        yield f"job       {environment.scheduler} {environment.job_id}"
+    yield ""
+
+
+def age_text(results: Results, now: datetime) -> str:
+    """`3 days ago`, by the last of the runs; empty where that is less than a day."""
+    begun_s = datetime.fromisoformat(results.created_at).timestamp()
+    last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
+    days = int((now.timestamp() - last_s) // _DAY_S)
+    return "" if days < 1 else f"{counted(days, 'day')} ago"
+
+
+def software_text(environment: Environment) -> str:
+    """The versions that a measurement depends on: `torch 2.15.0, CUDA 13.2, …`."""
+    versions = {
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version if environment.device == "cuda" else None,
+        "NCCL": environment.nccl_version,
+        "driver": environment.driver_version,
+        "Python": environment.python_version,
+        "cases": environment.cases_revision,
+    }
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+
+
+def _failures(results: Results) -> Iterator[str]:
+    for run in results.runs:
+        if run.failure is not None:
+            # What is not steady says so itself.
+            kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
+            yield f"{run.key.label}, run {run.index}: {kind}{run.failure.message}"
