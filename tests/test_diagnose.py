@@ -29,22 +29,24 @@ from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.records import (
     Baseline,
+    EntryVerdict,
+    Environment,
+    EnvironmentChange,
+    GpuSummary,
+    Results,
+    Verdict,
+)
+from gpuscale.records.cause import (
     Beside,
     Cause,
     CauseCode,
     CauseKind,
     CountOf,
     DeviceSymptom,
-    EntryVerdict,
-    Environment,
-    EnvironmentChange,
-    GpuSummary,
     Onset,
     RanksOf,
     Remedy,
     RemedyCode,
-    Results,
-    Verdict,
 )
 from gpuscale.report.cause_words import evidence, headline
 

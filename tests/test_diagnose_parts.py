@@ -12,15 +12,8 @@ from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
 from gpuscale.diagnose.row import Point, Row, onset_of
 from gpuscale.diagnose.slow_device import slow_device
 from gpuscale.diagnose.stragglers import stragglers_of
-from gpuscale.records import (
-    Beside,
-    CauseKind,
-    CountOf,
-    DeviceSymptom,
-    GpuSummary,
-    Onset,
-    Verdict,
-)
+from gpuscale.records import GpuSummary, Verdict
+from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset
 from gpuscale.scaling import PointKey
 
 

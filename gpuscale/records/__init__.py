@@ -10,21 +10,7 @@ from gpuscale.records.baseline import (
     PublishedFigure,
     Source,
 )
-from gpuscale.records.cause import (
-    Beside,
-    Cause,
-    CauseCode,
-    CauseKind,
-    CountOf,
-    DeviceSymptom,
-    EfficiencyLoss,
-    LostMetric,
-    Onset,
-    PhaseChange,
-    RanksOf,
-    Remedy,
-    RemedyCode,
-)
+from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
