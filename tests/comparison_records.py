@@ -7,9 +7,6 @@ from changing import replace
 
 from gpuscale.records import (
     METRICS_BY_NAME,
-    Cause,
-    CauseCode,
-    CauseKind,
     Comparison,
     Configuration,
     EntryKey,
@@ -19,15 +16,20 @@ from gpuscale.records import (
     MetricSpec,
     MetricVerdict,
     NoteCode,
-    Onset,
-    PhaseChange,
     QuantityName,
     ReasonCode,
-    Remedy,
-    RemedyCode,
     SpeedupPair,
     Statement,
     Verdict,
+)
+from gpuscale.records.cause import (
+    Cause,
+    CauseCode,
+    CauseKind,
+    Onset,
+    PhaseChange,
+    Remedy,
+    RemedyCode,
 )
 from gpuscale.report.view import View, view_of
 

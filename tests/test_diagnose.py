@@ -8,7 +8,6 @@ from cause_records import (
     EXPOSED_S,
     FAULTS,
     LATE,
-    LATE_COPIES,
     LOST_S,
     ONE_SLOW,
     SLOW,
@@ -29,22 +28,23 @@ from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.records import (
     Baseline,
+    EntryVerdict,
+    Environment,
+    EnvironmentChange,
+    GpuSummary,
+    Results,
+    Verdict,
+)
+from gpuscale.records.cause import (
     Beside,
     Cause,
     CauseCode,
     CauseKind,
     CountOf,
     DeviceSymptom,
-    EntryVerdict,
-    Environment,
-    EnvironmentChange,
-    GpuSummary,
-    Onset,
     RanksOf,
     Remedy,
     RemedyCode,
-    Results,
-    Verdict,
 )
 from gpuscale.report.cause_words import evidence, headline
 
@@ -199,16 +199,6 @@ def with_verdict(before: Baseline, now: Results, gpus: int) -> EntryVerdict:
     return next(row for row in rows if row.key.gpus == gpus)
 
 
-def test_all_ranks_of_one_host_are_named_as_the_host() -> None:
-    rng = np.random.default_rng(10)
-    sick = Fault(ranks=lambda place, own: slower(own, 1.2) if place.rank > 3 else own)
-    before = well(rng, [4, 8], deviation=0.003)
-    cause = only_cause(before, night_of(rng, [4, 8], 3, sick, deviation=0.003), 8)
-    assert cause.hosts == ("node2",)
-    assert cause.is_whole_host
-    assert cause.ranks == (4, 5, 6, 7)
-
-
 def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
     rng = np.random.default_rng(11)
     before = well(rng, [4], deviation=0.003)
@@ -242,26 +232,6 @@ def test_late_data_that_hide_the_communication_are_not_called_slow_computing() -
     assert only_cause(before, hidden, 4).kind is CauseKind.DATA
 
 
-@pytest.mark.parametrize(
-    ("hit", "at", "onset"),
-    [
-        ({1, 2, 4}, 4, Onset(lost_on=(2, 4), spared_on=(), nodes=1, spared_nodes=None)),
-        ({4}, 4, Onset(lost_on=(4,), spared_on=(2,), nodes=1, spared_nodes=1)),
-        ({2}, 2, Onset(lost_on=(2,), spared_on=(4,), nodes=1, spared_nodes=None)),
-        ({8, 16}, 16, Onset(lost_on=(8, 16), spared_on=(2, 4), nodes=2, spared_nodes=1)),
-    ],
-)
-def test_the_onset_says_on_which_numbers_of_gpus_and_nodes_a_part_is_lost(
-    hit: set[int], at: int, onset: Onset
-) -> None:
-    rng = np.random.default_rng(13)
-    fault = replace(SLOW_LINK, gpus=frozenset(hit))
-    gpus = [2, 4, 8, 16] if at == 16 else [1, 2, 4]
-    before = well(rng, gpus, deviation=0.003)
-    row = diagnosed(before, night_of(rng, gpus, 3, fault, deviation=0.003))[at]
-    assert row.causes[0].onset == onset
-
-
 def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
     rng = np.random.default_rng(15)
     before = well(rng, [4], deviation=0.003, telemetry=True)
@@ -292,40 +262,12 @@ def test_the_clocks_of_one_gpu_explain_a_slow_rank() -> None:
     assert {each.uuid for each in symptoms(cause)} == {"GPU-1"}
 
 
-def test_clocks_that_fell_too_little_do_not_explain_slow_computing() -> None:
-    rng = np.random.default_rng(17)
-    hardly = replace(SLOW, devices=lambda s: slow_clock(s, 1.05))
-    before = well(rng, [4], deviation=0.003, telemetry=True)
-    now = night_of(rng, [4], 3, hardly, deviation=0.003, telemetry=True)
-    assert only_cause(before, now, 4).kind is CauseKind.COMPUTE
-
-
 def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
     rng = np.random.default_rng(18)
     idle = replace(LATE, devices=slow_clock)
     before = well(rng, [4], deviation=0.003, telemetry=True)
     now = night_of(rng, [4], 3, idle, deviation=0.003, telemetry=True)
     assert only_cause(before, now, 4).kind is CauseKind.DATA
-
-
-def test_a_narrower_pcie_link_explains_late_copies_and_a_lost_nvlink_communication() -> None:
-    rng = np.random.default_rng(19)
-    whole = {"pcie_generation": 4, "pcie_width": 16, "pcie_max_width": 16}
-    before = well(
-        rng, [4], deviation=0.003, telemetry=True, devices=lambda s: with_values(s, **whole)
-    )
-    narrow = replace(LATE_COPIES, devices=lambda s: with_values(s, **whole | {"pcie_width": 8}))
-    cause = only_cause(before, night_of(rng, [4], 3, narrow, deviation=0.003, telemetry=True), 4)
-    assert cause.kind is CauseKind.PCIE
-    assert [(each.counter, each.now, each.usual) for each in symptoms(cause)] == [
-        ("pcie_width", 8, 16)
-    ] * 4
-    unlinked = replace(SLOW_LINK, devices=lambda s: with_values(s, **whole, nvlink_active_min=5))
-    cause = only_cause(before, night_of(rng, [4], 3, unlinked, deviation=0.003, telemetry=True), 4)
-    assert cause.kind is CauseKind.NVLINK
-    assert [(each.counter, each.now, each.usual) for each in symptoms(cause)] == [
-        ("nvlink_active_min", 5, 6)
-    ] * 4
 
 
 def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:

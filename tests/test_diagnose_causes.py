@@ -18,18 +18,15 @@ from gpuscale.diagnose.untimed import (
 )
 from gpuscale.diagnose.untimed import environment as environment_changed
 from gpuscale.records import (
-    CauseCode,
-    CauseKind,
     Configuration,
     EntryKey,
     EntryVerdict,
     EnvironmentChange,
     Estimate,
     GpuSummary,
-    PhaseChange,
-    RemedyCode,
     Verdict,
 )
+from gpuscale.records.cause import CauseCode, CauseKind, PhaseChange, RemedyCode
 from gpuscale.scaling import PointKey
 
 

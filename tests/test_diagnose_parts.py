@@ -12,15 +12,8 @@ from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
 from gpuscale.diagnose.row import Point, Row, onset_of
 from gpuscale.diagnose.slow_device import slow_device
 from gpuscale.diagnose.stragglers import stragglers_of
-from gpuscale.records import (
-    Beside,
-    CauseKind,
-    CountOf,
-    DeviceSymptom,
-    GpuSummary,
-    Onset,
-    Verdict,
-)
+from gpuscale.records import GpuSummary, Verdict
+from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 
 
@@ -127,6 +120,34 @@ def test_ranks_that_are_all_on_one_host_are_not_called_that_host() -> None:
     turned = step(rank(0, 1.0, devices=("A",)), rank(1, 2.0, devices=("B",)))
     assert not stragglers_of([both], 0.0).is_whole_host
     assert stragglers_of([both, turned], 0.0).ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("after_s", "ranks"),
+    [
+        ((9.0, 9.0, 9.0, 9.0), (0, 1, 2, 3)),
+        ((9.0, 9.0, 9.0, 8.0), (0, 1, 2, 3)),
+        ((9.0, 9.0, 9.0, 7.9), (0, 1, 2)),
+        ((7.0, 7.0, 7.0, 9.0), (0, 1, 2, 3)),
+    ],
+)
+def test_a_rank_takes_part_from_half_of_what_the_median_rank_lost_on(
+    after_s: tuple[float, ...], ranks: tuple[int, ...]
+) -> None:
+    known = Row(
+        entry=entry(Verdict.REGRESSED),
+        points={
+            4: Point(
+                key=PointKey.of(run(4, 9.0)),
+                before=(paced(7.0, 7.0, 7.0, 7.0),),
+                after=(paced(*after_s),),
+                changes={},
+            )
+        },
+        environments_before=(),
+        environments_after=(),
+    )
+    assert known.shared_by(lambda each: each.pace_s) == RanksOf(ranks, 4)
 
 
 def test_the_median_rank_is_the_faster_of_the_middle_two() -> None:

@@ -14,22 +14,18 @@ from comparison_records import (
     view,
 )
 
-from gpuscale.records import (
+from gpuscale.records import EntryVerdict, EnvironmentChange, NoteCode, ReasonCode, Verdict
+from gpuscale.records.cause import (
     CauseCode,
     CauseKind,
     CountOf,
     DeviceSymptom,
     EfficiencyLoss,
-    EntryVerdict,
-    EnvironmentChange,
     LostMetric,
-    NoteCode,
     PhaseChange,
     RanksOf,
-    ReasonCode,
     Remedy,
     RemedyCode,
-    Verdict,
 )
 from gpuscale.report import text
 from gpuscale.report.cause_words import next_step

@@ -7,7 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from gpuscale.diagnose.attribution import Step
-from gpuscale.records import Beside, CauseKind, DeviceSymptom, GpuSummary
+from gpuscale.records import GpuSummary
+from gpuscale.records.cause import Beside, CauseKind, DeviceSymptom
 from gpuscale.telemetry.fields import NUMBERS, fold
 
 _CLOCK_DROP = 0.03

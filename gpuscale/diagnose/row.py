@@ -7,16 +7,8 @@ from functools import cached_property
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step
 from gpuscale.diagnose.devices import symptoms_of
-from gpuscale.records import (
-    Cause,
-    CauseCode,
-    CauseKind,
-    DeviceSymptom,
-    EntryVerdict,
-    Environment,
-    Onset,
-    RanksOf,
-)
+from gpuscale.records import EntryVerdict, Environment
+from gpuscale.records.cause import Cause, CauseCode, CauseKind, DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 
 _TAKES_PART = 0.5

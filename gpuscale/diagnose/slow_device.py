@@ -13,7 +13,7 @@ from gpuscale.diagnose.attribution import Step
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.row import Row
 from gpuscale.diagnose.slower_parts import look_at_devices
-from gpuscale.records import Cause, CauseCode, CauseKind, CountOf
+from gpuscale.records.cause import Cause, CauseCode, CauseKind, CountOf
 from gpuscale.statistics.distributions import t_quantile
 from gpuscale.statistics.estimates import grouped_log_sample
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpuscale.diagnose.attribution import Part, Rank
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.row import Row
-from gpuscale.records import Cause, CauseCode, CauseKind, PhaseChange, Remedy, RemedyCode
+from gpuscale.records.cause import Cause, CauseCode, CauseKind, PhaseChange, Remedy, RemedyCode
 from gpuscale.strategies import STRATEGIES
 
 

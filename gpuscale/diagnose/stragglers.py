@@ -10,14 +10,7 @@ from gpuscale.diagnose.attribution import Part, Rank, Step
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.row import Row
 from gpuscale.diagnose.slower_parts import look_at_devices, look_at_loaders
-from gpuscale.records import (
-    Cause,
-    CauseCode,
-    CauseKind,
-    CountOf,
-    Remedy,
-    RemedyCode,
-)
+from gpuscale.records.cause import Cause, CauseCode, CauseKind, CountOf, Remedy, RemedyCode
 
 _OF_THE_SKEW = 0.5
 """A rank is a straggler of a run where its pace is behind by at least this part of the skew."""

@@ -6,7 +6,7 @@ from gpuscale.budget import EfficiencyBudget
 from gpuscale.diagnose.attribution import NAMED_SHARE
 from gpuscale.diagnose.row import Row
 from gpuscale.environment_diff import changes, host_changes
-from gpuscale.records import (
+from gpuscale.records.cause import (
     Cause,
     CauseCode,
     CauseKind,

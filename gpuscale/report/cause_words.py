@@ -4,15 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from gpuscale.environment_diff import change_text
-from gpuscale.records import (
-    METRICS_BY_NAME,
+from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
+from gpuscale.records.cause import (
     Beside,
     Cause,
     CauseCode,
     CauseKind,
     DeviceSymptom,
     EfficiencyLoss,
-    EnvironmentChange,
     LostMetric,
     PhaseChange,
     RemedyCode,
