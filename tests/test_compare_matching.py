@@ -19,15 +19,18 @@ from gpuscale.compare import compare
 from gpuscale.compare.machine import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import ExitCode, UsageError
+from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Comparison,
     Hardware,
     NoteCode,
     ReasonCode,
+    Results,
     Statement,
     Verdict,
 )
 from gpuscale.report.reason_words import reason_text
+from gpuscale.store.codec import decode_baseline, encode_baseline
 
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
 NOW = {1: [0.100, 0.1002, 0.0999], 2: [0.110, 0.1102, 0.1099]}
@@ -274,3 +277,25 @@ def test_cpu_models_are_compared_where_both_are_known() -> None:
     assert machine_mismatch(xeon, [cpu_environment("Xeon Gold 6138")]) is None
     mismatch = machine_mismatch(xeon, [cpu_environment("EPYC 7742")])
     assert mismatch == _other_machine("EPYC 7742", "Xeon  GOLD 6138")
+
+
+def test_what_gpuscale_cannot_measure_is_compared_with_its_like() -> None:
+    horovod = replace(CNN, strategy="horovod", device="hpu")
+    there = replace(environment("HL-225"), device="hpu")
+
+    def ran(factor: float) -> Results:
+        times = {gpus: [time_s * factor for time_s in NOW[gpus]] for gpus in (1, 2)}
+        return replace(measured(times, configuration=horovod), environment=there)
+
+    six = replace(ran(1.0), runs=(*ran(1.0).runs, *ran(1.001).runs))
+    before = baseline_from_results([six], name="gaudi", cluster="elsewhere")
+    assert (before.hardware.device, before.hardware.gpu_name) == ("hpu", "HL-225")
+    assert decode_baseline(encode_baseline(before)) == before
+    now = replace(ran(1.0), environment=replace(there, job_id="tonight"))
+    assert set(_verdicts(compare(before, [now])).values()) == {Verdict.OK}
+    lost = replace(ran(1.2), environment=replace(there, job_id="tonight"))
+    assert set(_verdicts(compare(before, [lost])).values()) == {Verdict.REGRESSED}
+    assert set(_verdicts(compare(BASELINE, [now])).values()) <= {
+        Verdict.INCOMPARABLE,
+        Verdict.MISSING,
+    }

@@ -54,9 +54,9 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
         if environment.device != baseline.device:
             return _other_machine(environment.device, baseline.device)
         reason = (
-            _gpu_mismatch(baseline, environment)
-            if baseline.device == "cuda"
-            else _cpu_mismatch(baseline, environment)
+            _cpu_mismatch(baseline, environment)
+            if baseline.device == "cpu"
+            else _gpu_mismatch(baseline, environment)
         )
         if reason:
             return reason

@@ -259,7 +259,7 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
     devices = {environment.device for environment in environments}
     gpu_names = {name for environment in environments for name in environment.gpu_names}
     cpu_models = {e.cpu_model for e in environments if e.cpu_model is not None}
-    for found in (devices, gpu_names if "cuda" in devices else set(), cpu_models):
+    for found in (devices, gpu_names if devices != {"cpu"} else set(), cpu_models):
         if len(found) > 1:
             raise UsageError(
                 f"the results come from different hardware ({', '.join(sorted(found))}); "
@@ -267,7 +267,7 @@ def _common_hardware(environments: Sequence[Environment]) -> Hardware:
             )
     (device,) = devices
     hardware = Hardware(device=device, cpu_model=next(iter(cpu_models), None))
-    if device != "cuda":
+    if device == "cpu":
         return hardware
     # A job may see fewer GPUs than its node has, never more.
     most = max(len(environment.gpus) for environment in environments)

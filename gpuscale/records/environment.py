@@ -78,7 +78,7 @@ class Environment(Record, frozen=True, kw_only=True):
     def hardware_label(self) -> str:
         """The machine in words: `4× Tesla V100`, `2 nodes with 4× A100`, `2 CPU cores (Xeon …)`."""
         across = f"{len(self.nodes)} nodes with " if len(self.nodes) > 1 else ""
-        if self.device == "cuda" and self.gpus:
+        if self.gpus:
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)

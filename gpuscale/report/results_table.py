@@ -24,6 +24,7 @@ from gpuscale.scaling import PointKey, ScalingPoint, scaling_points, unit_error_
 from gpuscale.units import format_bytes, format_percent, significant
 
 _DAY_S = 86400
+_DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
 
@@ -135,7 +136,7 @@ def _provenance(results: Results, path: Path | None, now: datetime | None) -> It
         f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
         f"{f', {age}' if age else ''}"
     )
-    device = "cpu, over gloo" if environment.device == "cpu" else "cuda, over NCCL"
+    device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
     yield f"software  {software_text(environment)}"
     if environment.job_id is not None:
