@@ -41,7 +41,7 @@ class Judgement:
     decided_by: str | None = None
     """The key in `excess_losses` of what a loss was found by."""
     is_suspect: bool = False
-    """Something looks worse than its margin, without regard to the family."""
+    """Something is worse than its margin, without regard to the family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

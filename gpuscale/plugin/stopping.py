@@ -137,7 +137,7 @@ class BaselineJudge:
         return self._step_after(results).comparison
 
     def _step_after(self, results: Results) -> Step:
-        # Judging looks at every run again, and pytest asks before each item.
+        # Judging analyses every run again, and pytest asks before each item.
         if self._judged is None or self._judged[0] != len(results.runs):
             step = next_step(
                 self.baseline,

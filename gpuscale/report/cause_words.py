@@ -198,7 +198,7 @@ _FACTS: Mapping[str, Callable[[Cause], str]] = {
     "budget part": lambda cause: _BUDGET_PARTS[cause.kind],
     "percent": lambda cause: whole_percent(_loss(cause).part),
     "lost": lambda cause: (
-        f"E({_loss(cause).gpus}) lacks {_loss(cause).lost:.2f} to perfect scaling, "
+        f"E({_loss(cause).gpus}) lacks {_loss(cause).lost:.2f} to ideal scaling, "
         f"{_loss(cause).part:.2f} of it"
     ),
     "metrics": lambda cause: " and ".join(

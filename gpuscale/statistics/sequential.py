@@ -17,9 +17,9 @@ _TOLERANCE = 1e-6
 def nominal_error(overall: float, first: int, last: int) -> float:
     """The one-sided error of each look after `first`, …, `last` runs, after Pocock (1977).
 
-    The looks share their data, so each may err more than `overall` over their number. Taken
+    The analyses share their data, so each may err more than `overall` over their number. Taken
     is the case in which they share least: all that varies are the runs that are added. What
-    stays the same from look to look, the baseline and tonight's nodes, only ties the looks
+    stays the same from one to the next, the baseline and tonight's nodes, only ties them
     closer together, and the overall error is then smaller.
 
     Args:
