@@ -45,12 +45,7 @@ class RecordFile(Generic[R]):
         write_atomically(self.path, to_json(record))
 
     def read(self) -> R:
-        """The record.
-
-        Raises:
-            OSError: the file is not there.
-            DecodeError: it holds something else.
-        """
+        """The record; OSError where there is no file, DecodeError where it holds something else."""
         return from_json(self.kind, self.path.read_text(encoding="utf-8"))
 
     def read_if_left(self) -> R | None:
@@ -61,55 +56,37 @@ class RecordFile(Generic[R]):
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
     """The names of the files; each has one writer and is complete as soon as it exists."""
 
-    path: Path
-
-    @property
-    def request(self) -> RecordFile[RunRequest]:
-        """What the launcher asks for."""
-        return RecordFile(self.path / "request.json", RunRequest)
-
-    @property
-    def overhead_plan(self) -> RecordFile[OverheadPlan]:
-        """What is asked beside the request to measure the overhead."""
-        return RecordFile(self.path / "overhead-plan.json", OverheadPlan)
-
-    @property
-    def probe_request(self) -> RecordFile[NodeProbeRequest]:
-        """What is asked of a rank on each node that looks at the nodes."""
-        return RecordFile(self.path / "probe-request.json", NodeProbeRequest)
-
-    @property
-    def sampled(self) -> RecordFile[SampledDevices]:
-        """The GPUs to be sampled on each host; absent without GPUs."""
-        return RecordFile(self.path / "sampled.json", SampledDevices)
-
-    @property
-    def progress(self) -> Path:
+    def __init__(self, *, path: Path) -> None:
+        self.path = path
+        self.request = RecordFile(path / "request.json", RunRequest)
+        self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
+        """Beside the request, to measure the overhead."""
+        self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
+        self.sampled = RecordFile(path / "sampled.json", SampledDevices)
+        """Absent without GPUs."""
+        self.progress = path / "progress"
         """How far rank 0 is: stage, done, total, separated by tabs, then blanks."""
-        return self.path / "progress"
-
-    @property
-    def hosts(self) -> Path:
+        self.hosts = path / "hosts"
         """The hosts of the run by the launcher's names, a line each, where there are several."""
-        return self.path / "hosts"
+        self.port = path / "port"
+        """Where the first rank waits for the others, if the scheduler's variables do not say."""
+        self.launcher_log = path / "launcher.log"
+        """What the command that starts the ranks on several nodes said."""
 
     def host_names(self) -> list[str]:
-        """Those hosts."""
+        """The hosts of the run by the launcher's names."""
         return self.hosts.read_text(encoding="utf-8").split()
 
-    @property
-    def port(self) -> Path:
-        """Where the first rank waits for the others, if the scheduler's variables do not say."""
-        return self.path / "port"
-
-    @property
-    def launcher_log(self) -> Path:
-        """What the command that starts the ranks on several nodes said."""
-        return self.path / "launcher.log"
+    def read_progress(self) -> tuple[str, int, int] | None:
+        """How far rank 0 says it is: stage, done, total; None where it said nothing yet."""
+        try:
+            stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
+        except (OSError, ValueError):
+            return None
+        return stage, int(done), int(total)
 
     def samples(self, host: str) -> Path:
         """What NVML's sampler on a host saw."""
@@ -172,15 +149,6 @@ class NodeSamples:
     """The devices that it was asked for."""
 
 
-def read_progress(directory: RunDirectory) -> tuple[str, int, int] | None:
-    """How far rank 0 says it is: stage, done, total; None where it said nothing yet."""
-    try:
-        stage, done, total = directory.progress.read_text(encoding="utf-8").split("\t")
-    except (OSError, ValueError):
-        return None
-    return stage, int(done), int(total)
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that readers see whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -195,19 +163,20 @@ def stderr_path(samples: Path) -> Path:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """A new folder for as long as the context lasts.
+    """A new folder for as long as the context lasts, in the system's place for such by default.
 
-    Args:
-        prefix: How its name begins. Folders of that prefix whose processes on this host have ended
-            are removed: a killed process leaves its own.
-        within: Where it lies; in the system's folder for such by default.
+    Folders of that prefix whose processes on this host have ended are removed: a killed process
+    leaves its own.
     """
     place = Path(tempfile.gettempdir()) if within is None else within
     # Where the file system of several hosts keeps locks on each by itself, those of another host
     # look free. No name of a host has an underscore.
     on_this_host = f"{prefix}{socket.gethostname()}_"
     for folder in place.glob(f"{on_this_host}*"):
-        _remove_if_left(folder)
+        # The system gives the lock back when a process ends, however that comes about.
+        with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(
             prefix=on_this_host, dir=place, ignore_cleanup_errors=True
@@ -221,10 +190,3 @@ def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]
             # Under its name only once it is locked, so that nobody finds it free.
             claim.rename(claim.with_name(_OWNER))
         yield Path(name)
-
-
-def _remove_if_left(folder: Path) -> None:
-    # The system gives the lock back when a process ends, however that comes about.
-    with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,6 @@ LAYERS = {
     "budget": 2,
     "environment_diff": 2,
     "encoding": 1,
-    "nodes": 2,
     "cases": 2,
     "injections": 2,
     "run_directory": 2,

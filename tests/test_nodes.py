@@ -13,8 +13,8 @@ import pytest
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
+from gpuscale.diagnose.slow_nodes import find_slow
 from gpuscale.launch.collect import probes_left
-from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.run_directory import RunDirectory
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from gpuscale.diagnose.slow_nodes import find_slow
 from gpuscale.launch import ACROSS_NODES, launcher_across_nodes
-from gpuscale.nodes import find_slow
 from gpuscale.records import NodeProbeRequest
 from gpuscale.store import RESULTS_FOLDER
 from gpuscale.telemetry.doctor import Machine, examine, find_problems

@@ -1,16 +1,16 @@
 """Starting ranks: one file per way of doing it, and the table of them."""
 
-import importlib
+import pkgutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gpuscale.launch.nodes import NodesLauncher
     from gpuscale.launch.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
-    from gpuscale.run_directory import NodeSamples
+    from gpuscale.run_directory import NodeSamples, RunDirectory
 
 # A launcher across nodes is its file in this folder and its line here.
 ACROSS_NODES: Mapping[str, str] = {
@@ -39,9 +39,12 @@ class RunTerminated(BaseException):
 class Launcher(Protocol):
     """Starts all the ranks of a run and returns what they measured."""
 
+    running: "RunDirectory | None" = None
+    """The folder of the run under way."""
+
     @property
     def environment(self) -> "Environment":
-        """The machine as the ranks see it."""
+        """The machine, or the nodes of the job, as the ranks see it; found out at the first use."""
         ...
 
     def run(self, request: "RunRequest") -> "Run":
@@ -56,24 +59,25 @@ class Launcher(Protocol):
 
         May be asked from another thread than that of `run`.
         """
-        ...
+        directory = self.running
+        return None if directory is None else directory.read_progress()
 
     def samples(self) -> "Sequence[NodeSamples]":
-        """The files that samplers on the nodes left in the last run, until the next run."""
-        ...
+        """The files that samplers on the nodes left in the last run, until the next run.
+
+        None where there is one node, which the session samples by itself.
+        """
+        return ()
 
     def close(self) -> None:
         """Delete what the last run left."""
-        ...
+        return
 
 
 def launcher_by_name(name: str, *, device: str, folder: Path) -> Launcher:
-    """The launcher of that name.
+    """The launcher of a name in `LAUNCHERS`, for the device `auto`, `cuda` or `cpu`.
 
-    Args:
-        name: One of `LAUNCHERS`.
-        device: `auto`, `cuda` or `cpu`.
-        folder: Where the results lie; with several nodes, what ranks leave lies there too.
+    Across nodes, what ranks leave lies in the folder, which is that of the results.
     """
     if name in ACROSS_NODES:
         return launcher_across_nodes(name, device=device, folder=folder)
@@ -91,7 +95,7 @@ def launcher_across_nodes(name: str, *, device: str, folder: Path) -> "NodesLaun
 
 def process_starter(name: str) -> "ProcessStarter":
     """How the launcher of that name in `ACROSS_NODES` starts processes on nodes."""
-    found: ProcessStarter = named_object(ACROSS_NODES[name])()
+    found: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
     return found
 
 
@@ -100,10 +104,4 @@ def do_in_rank(job: str, *arguments: str) -> None:
 
     It is the way from a forked process into the worker.
     """
-    named_object(_IN_RANKS[job])(*arguments)
-
-
-def named_object(name: str) -> Any:
-    """The object that `module:object` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    pkgutil.resolve_name(_IN_RANKS[job])(*arguments)

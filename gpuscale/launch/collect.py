@@ -60,12 +60,7 @@ def collect_run(
 ) -> Run:
     """The run that the ranks made, or the reason why there is none.
 
-    Args:
-        request: What was asked of the ranks.
-        directory: What they left.
-        ending: How they ended.
-        started_at_s: Unix time of the start.
-        wall_s: Seconds from then until all had ended.
+    It started at a Unix time, and all ranks had ended `wall_s` later.
     """
     empty = Run(
         configuration=request.configuration,
@@ -206,28 +201,36 @@ def job_environment(
     exit_code: int,
     timed_out: bool,
 ) -> Environment:
-    """The environment of a job on these hosts, as their descriptions in the directory say.
-
-    Raises:
-        MachineError: a node did not leave its description, or has no GPUs.
-        UsageError: nodes of different kinds.
-    """
+    """The environment of a job on these hosts, as their descriptions in the directory say."""
     left = {host: directory.environment(host).read_if_left() for host in hosts}
     found = {host: environment for host, environment in left.items() if environment is not None}
     missing = [host for host in hosts if host not in found]
-    if missing:
-        text = _silence(missing, hosts, directory, exit_code, timed_out=timed_out)
-        named = timed_out or len(missing) < len(hosts)
-        raise MachineError(text, hosts=missing if named else ())
-    return joined(found, device)
+    if not missing:
+        return joined(found, device)
+    nodes = ", ".join(missing)
+    if timed_out:
+        raise MachineError(
+            f"{nodes} did not answer in time; see whether the scheduler still reaches them",
+            hosts=missing,
+        )
+    said = directory.launcher_log.read_text(encoding="utf-8", errors="replace").strip()
+    tail = " | ".join(said.splitlines()[-_LOG_TAIL_LINES:])
+    if found:
+        raise MachineError(
+            f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
+            "nodes run; put the results on a file system that all nodes share, with --results "
+            f"(exit code {exit_code}: {tail})",
+            hosts=missing,
+        )
+    raise MachineError(
+        f"no node could be looked at (exit code {exit_code}: {tail or 'no message'})"
+    )
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
     """The environments of a job's nodes as one: the first one's, with all nodes in it.
 
-    Raises:
-        MachineError: nodes without GPUs.
-        UsageError: nodes whose GPUs or software are different.
+    An error where only some nodes have GPUs, and where GPUs or software differ between them.
     """
     first_host, first = next(iter(found.items()))
     without = [host for host, environment in found.items() if not environment.gpus]
@@ -261,11 +264,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
 def probes_left(
     directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
 ) -> tuple[NodeProbe, ...]:
-    """The answers of the ranks that looked at their nodes and links, in the order of the hosts.
-
-    Raises:
-        GpuscaleError: a node left no answer.
-    """
+    """The answers of the ranks that looked at their nodes and links, in the order of the hosts."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
     found = tuple(probe for probe in left if probe is not None)
     if len(found) < len(hosts):
@@ -281,26 +280,3 @@ def probes_left(
             f"whether they reach one another, and leave out one that does not: {said}"
         )
     return found
-
-
-def _silence(
-    missing: Sequence[str],
-    hosts: Sequence[str],
-    directory: RunDirectory,
-    exit_code: int,
-    *,
-    timed_out: bool,
-) -> str:
-    """Why nodes left no description, and what to do."""
-    nodes = ", ".join(missing)
-    if timed_out:
-        return f"{nodes} did not answer in time; see whether the scheduler still reaches them"
-    said = directory.launcher_log.read_text(encoding="utf-8", errors="replace").strip()
-    tail = " | ".join(said.splitlines()[-_LOG_TAIL_LINES:])
-    if len(missing) < len(hosts):
-        return (
-            f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
-            "nodes run; put the results on a file system that all nodes share, with --results "
-            f"(exit code {exit_code}: {tail})"
-        )
-    return f"no node could be looked at (exit code {exit_code}: {tail or 'no message'})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.records import Failure, RunRequest
+from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.run_directory import RunDirectory
 
 _OUTPUT_TAIL_CHARS = 4000
@@ -23,9 +23,8 @@ def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
     """Where each rank was when the time was up."""
     stacks = []
     for rank in range(request.processes):
-        text = (
-            _read(directory.stacks(rank)).strip() or "(it left no stack: not started, or stopped)"
-        )
+        left = _read(directory.stacks(rank)).strip()
+        text = left or "(it left no stack: not started, or stopped)"
         stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
     stage = " ".join(_read(directory.progress).split("\t")[:2]) or "start-up"
     return Failure(
@@ -43,10 +42,7 @@ def crash_failure(
 ) -> Failure:
     """The first cause: a rank killed by a signal, the rank that raised first, one that aborted.
 
-    Args:
-        request: What was asked of the ranks.
-        directory: What they left.
-        exit_codes: Of the ranks that failed, in the order in which they did where that is known.
+    The exit codes are those of the ranks that failed, in their order where that is known.
     """
     for rank, code in exit_codes.items():
         # A peer's death makes the others raise; a signal is nobody's consequence.
@@ -70,13 +66,7 @@ def crash_failure(
             f"was ended by {signal.Signals(-code).name}: the job was cancelled, its time was up, "
             "or a node of it failed; see what the scheduler says of the job"
         )
-    return Failure(
-        kind="launch",
-        message=f"rank {rank}{_on_host(directory, rank)} {end}",
-        rank=rank,
-        host=_host_of(directory, rank),
-        detail=_output_tail(directory, rank),
-    )
+    return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
 
 
 def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
@@ -90,30 +80,28 @@ def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) ->
 
 
 def _killed(directory: RunDirectory, rank: int, number: int) -> Failure:
-    return Failure(
-        kind="killed",
-        message=f"rank {rank} was killed by {signal.Signals(number).name}"
-        + _on_host(directory, rank)
-        + (" (out of memory?)" if number == signal.SIGKILL else ""),
-        rank=rank,
-        host=_host_of(directory, rank),
-        detail=_output_tail(directory, rank),
-    )
+    message = f"rank {rank} was killed by {signal.Signals(number).name}{_on_host(directory, rank)}"
+    reason = " (out of memory?)" if number == signal.SIGKILL else ""
+    return _ended(directory, rank, "killed", message + reason)
+
+
+def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
+    """A failure of a rank that could not tell it; its last words are what it printed."""
+    host = _host_of(directory, rank)
+    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
+    tail = _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
+    return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
 
 def _raised(directory: RunDirectory, failure: Failure) -> Failure:
+    said = f"rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
     if _OUT_OF_MEMORY.search(failure.message):
-        return replace(failure, message=_out_of_memory(failure))
-    place = _on_host(directory, failure.rank)
-    return replace(failure, message=f"rank {failure.rank}{place} raised {failure.message}")
-
-
-def _out_of_memory(failure: Failure) -> str:
-    """Of which memory is in torch's own words: the allocator of a GPU says how much it has."""
-    return (
-        f"rank {failure.rank} on {failure.host} ran out of memory; give it more, or each node "
-        f"fewer ranks, or choose a smaller --size or batch: {failure.message}"
-    )
+        # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
+        said = (
+            f"rank {failure.rank} on {failure.host} ran out of memory; give it more, or each node "
+            f"fewer ranks, or choose a smaller --size or batch: {failure.message}"
+        )
+    return replace(failure, message=said)
 
 
 def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
@@ -157,11 +145,6 @@ def _host_of(directory: RunDirectory, rank: int) -> str | None:
 def _on_host(directory: RunDirectory, rank: int | None) -> str:
     host = None if rank is None else _host_of(directory, rank)
     return "" if host is None else f" on {host}"
-
-
-def _output_tail(directory: RunDirectory, rank: int) -> str:
-    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
-    return _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip() if logs else ""
 
 
 def _read(path: Path) -> str:

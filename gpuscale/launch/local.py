@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cached_property
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -16,10 +17,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuscale.errors import MachineError
-from gpuscale.launch import RunTerminated, do_in_rank
+from gpuscale.launch import Launcher, RunTerminated, do_in_rank
 from gpuscale.launch.collect import Ending, collect_overhead, collect_run
 from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
-from gpuscale.run_directory import NodeSamples, RunDirectory, read_progress, scratch_folder
+from gpuscale.run_directory import RunDirectory, scratch_folder
 
 _PRELOAD = ["gpuscale.worker.preload"]
 _DESCRIBE_TIMEOUT_S = 120.0
@@ -31,21 +32,16 @@ _SHUTDOWN_S = 5
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-class LocalLauncher:
-    """Starts each run's ranks on this node, one at a time."""
+class LocalLauncher(Launcher):
+    """Starts each run's ranks on this node, one run at a time."""
 
     def __init__(self, *, device: str) -> None:
         self._device = device
-        self._environment: Environment | None = None
-        self._running: RunDirectory | None = None
 
-    @property
+    @cached_property
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
-        if self._environment is None:
-            found = _describe_machine_in_child(self._device)
-            self._environment = replace(found, launcher="local")
-        return self._environment
+        return replace(_describe_machine_in_child(self._device), launcher="local")
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
@@ -66,24 +62,12 @@ class LocalLauncher:
     def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:
         """The folder of a run, with its request in it, for as long as the context lasts."""
         with scratch_folder("gpuscale-run-") as folder:
-            self._running = directory = RunDirectory(path=folder)
+            self.running = directory = RunDirectory(path=folder)
             directory.request.write(request)
             try:
                 yield directory
             finally:
-                self._running = None
-
-    def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known."""
-        directory = self._running
-        return None if directory is None else read_progress(directory)
-
-    def samples(self) -> Sequence[NodeSamples]:
-        """None: on one node the session samples by itself."""
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: a run's folder is gone when the run has ended."""
+                self.running = None
 
 
 def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Ending:

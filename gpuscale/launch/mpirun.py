@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuscale.errors import UsageError
@@ -28,11 +28,7 @@ class OpenMpi:
     name = "mpirun"
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of the job.
-
-        Raises:
-            UsageError: `mpirun` is missing, or no scheduler tells the hosts.
-        """
+        """The hosts of the job, as its scheduler tells them."""
         if shutil.which("mpirun") is None:
             raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
         found = job_hosts(os.environ)
@@ -50,7 +46,7 @@ class OpenMpi:
         No process is bound to cores, as no launcher here does: see launch/slurm.py.
         """
         # The launcher gives PYTHONPATH to mpirun also where this process has none.
-        exported = sorted({"PYTHONPATH", *variables_of_ranks(os.environ)})
+        exported = sorted({"PYTHONPATH"} | variables_of_ranks(os.environ))
         slots = (
             f"{host}:{placement.ranks_on(place)}" for place, host in enumerate(placement.hosts)
         )
@@ -84,23 +80,17 @@ class OpenMpi:
         return hosts[int(given["OMPI_COMM_WORLD_RANK"])]
 
 
-def variables_of_ranks(given: Mapping[str, str]) -> Iterator[str]:
+def variables_of_ranks(given: Mapping[str, str]) -> set[str]:
     """The names of the variables that ranks on other nodes are to have as well.
 
     Open MPI's daemons there start them with what a login has, and with what it is told to carry.
     """
-    for name in given:
-        is_setting = name.startswith(VARIABLE_FAMILIES) and name not in VARIABLES_OF_THE_JOB
-        if name in _NEEDED or is_setting:
-            yield name
+    settings = {name for name in given if name.startswith(VARIABLE_FAMILIES)}
+    return (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(given))
 
 
 def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job of LSF, PBS or SGE, each once, in its order.
-
-    Args:
-        given: The job's environment variables.
-    """
+    """The hosts of a job of LSF, PBS or SGE with these variables, each once, in its order."""
     if lsf := given.get("LSB_MCPU_HOSTS"):
         names = lsf.split()[::2]
     elif path := given.get("PBS_NODEFILE") or given.get("PE_HOSTFILE"):

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 import gpuscale
 from gpuscale import parent_death
-from gpuscale.launch import RunTerminated
+from gpuscale.launch import Launcher, RunTerminated
 from gpuscale.launch.collect import Ending, collect_run, job_environment, probes_left
 from gpuscale.launch.placement import (
     RENDEZVOUS_PORTS,
@@ -33,13 +34,7 @@ from gpuscale.records import (
     RunRequest,
     SampledDevices,
 )
-from gpuscale.run_directory import (
-    NodeSamples,
-    RunDirectory,
-    read_progress,
-    scratch_folder,
-    write_atomically,
-)
+from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
 
 _DESCRIBE_TIMEOUT_S = 180.0
 _STACKS_S = 10.0
@@ -53,7 +48,7 @@ _FILES_S = 30.0
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class NodesLauncher:
+class NodesLauncher(Launcher):
     """Starts each run's ranks on the smallest number of the job's nodes, one run at a time.
 
     The folder of a run lies beside the results, since all nodes must see it.
@@ -63,20 +58,29 @@ class NodesLauncher:
         self._starter = starter
         self._device = device
         self._folder = folder
-        self._environment: Environment | None = None
-        self._hosts: tuple[str, ...] = ()
-        self._running: RunDirectory | None = None
         self._kept = contextlib.ExitStack()
         self._samples: tuple[NodeSamples, ...] = ()
 
-    @property
+    @cached_property
+    def _hosts(self) -> tuple[str, ...]:
+        return without_excluded(self._starter.hosts(), os.environ)
+
+    @cached_property
     def environment(self) -> Environment:
         """The nodes of the job as the ranks see them; found out at the first use."""
-        if self._environment is None:
-            self._hosts = without_excluded(self._starter.hosts(), os.environ)
-            with self._run_folder() as directory:
-                self._environment = replace(self._describe(directory), launcher=self._starter.name)
-        return self._environment
+        placement = Placement(
+            hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1, independent=True
+        )
+        with self._run_folder() as directory:
+            write_atomically(directory.hosts, "\n".join(self._hosts))
+            left = [directory.environment(host).path for host in self._hosts]
+            code, timed_out = self._start(
+                directory, "describe", placement, _DESCRIBE_TIMEOUT_S, left
+            )
+            found = job_environment(
+                self._hosts, directory, self._device, exit_code=code, timed_out=timed_out
+            )
+        return replace(found, launcher=self._starter.name)
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
@@ -86,15 +90,14 @@ class NodesLauncher:
         directory.request.write(request)
         self._leave_addresses(directory, placement.hosts)
         self._ask_for_samples(directory, request, placement)
-        self._running = directory
+        left = [directory.outcome(rank).path for rank in range(request.processes)]
+        self.running = directory
         started_at_s = time.time()
         started = time.monotonic()
         try:
-            code, timed_out = self._start(directory, "rank", placement, request.timeout_s)
+            code, timed_out = self._start(directory, "rank", placement, request.timeout_s, left)
         finally:
-            self._running = None
-        if code == 0:
-            wait_for(directory.outcome(rank).path for rank in range(request.processes))
+            self.running = None
         ending = Ending(
             exit_codes=_own_failures(_exits_left(directory, request.processes)),
             timed_out=timed_out,
@@ -104,24 +107,14 @@ class NodesLauncher:
         return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """Look at how each node computes and each pair communicates.
-
-        Raises:
-            GpuscaleError: a node left no answer.
-        """
+        """Look at how each node computes and each pair communicates."""
         placement = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
         with self._run_folder() as directory:
             directory.probe_request.write(request)
             self._leave_addresses(directory, self._hosts)
-            code, timed_out = self._start(directory, "probe", placement, request.timeout_s)
-            if code == 0:
-                wait_for(directory.probe(rank).path for rank in range(placement.ranks))
+            left = [directory.probe(rank).path for rank in range(placement.ranks)]
+            _, timed_out = self._start(directory, "probe", placement, request.timeout_s, left)
             return probes_left(directory, self._hosts, timed_out=timed_out)
-
-    def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known."""
-        directory = self._running
-        return None if directory is None else read_progress(directory)
 
     def samples(self) -> Sequence[NodeSamples]:
         """The files that samplers on the nodes left in the last run, until the next run."""
@@ -180,22 +173,18 @@ class NodesLauncher:
         if sampled:
             directory.sampled.write(SampledDevices(uuids=sampled))
 
-    def _describe(self, directory: RunDirectory) -> Environment:
-        placement = Placement(
-            hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1, independent=True
-        )
-        write_atomically(directory.hosts, "\n".join(self._hosts))
-        code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_TIMEOUT_S)
-        if code == 0:
-            wait_for(directory.environment(host).path for host in self._hosts)
-        return job_environment(
-            self._hosts, directory, self._device, exit_code=code, timed_out=timed_out
-        )
-
     def _start(
-        self, directory: RunDirectory, job: str, placement: Placement, timeout_s: float
+        self,
+        directory: RunDirectory,
+        job: str,
+        placement: Placement,
+        timeout_s: float,
+        left: Sequence[Path],
     ) -> tuple[int, bool]:
-        """Start tasks and wait for them; the command's exit code, and True if time ran out."""
+        """Start tasks and wait for them, and for the files that they leave when all goes well.
+
+        The command's exit code, and True if time ran out.
+        """
         program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
         command = self._starter.arguments(program, placement)
@@ -213,33 +202,31 @@ class NodesLauncher:
             try:
                 timed_out = not _ended_in_time(process, directory, placement.ranks, timeout_s)
                 if timed_out:
-                    wait_for(
-                        (directory.stacks(rank) for rank in range(placement.ranks)),
-                        patience_s=_STACKS_S,
-                    )
+                    stacks = [directory.stacks(rank) for rank in range(placement.ranks)]
+                    _wait_for(stacks, _STACKS_S)
             finally:
                 _end(process)
-            return process.returncode, timed_out
+        if process.returncode == 0:
+            _wait_for(left, _FILES_S)
+        return process.returncode, timed_out
 
 
-def wait_for(paths: Iterable[Path], *, patience_s: float = _FILES_S) -> None:
+def _wait_for(paths: Sequence[Path], patience_s: float) -> None:
     """Wait until files written on other nodes are there and not empty, or the patience ends."""
     deadline = time.monotonic() + patience_s
     for path in paths:
-        while time.monotonic() < deadline and not _has_text(path):
+        while time.monotonic() < deadline:
+            # To list the folder makes a network file system look again.
+            if path in path.parent.iterdir() and path.stat().st_size > 0:
+                break
             time.sleep(_LOOK_S)
-
-
-def _has_text(path: Path) -> bool:
-    # To list the folder makes a network file system look again.
-    return path in path.parent.iterdir() and path.stat().st_size > 0
 
 
 def _environment() -> dict[str, str]:
     """This process's environment, in which gpuscale can be imported even if not installed."""
     package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
-    path = f"{inherited}{os.pathsep}{package_parent}" if inherited else package_parent
+    path = os.pathsep.join([*([inherited] if inherited else []), package_parent])
     return {**os.environ, "PYTHONPATH": path}
 
 

@@ -54,8 +54,7 @@ class ProcessStarter(Protocol):
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, in the order in which ranks are laid on them.
 
-        Raises:
-            UsageError: there is no job here, or its program is missing.
+        A UsageError where there is no job here, or its program is missing.
         """
         ...
 
@@ -68,11 +67,7 @@ class ProcessStarter(Protocol):
         ...
 
     def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables by which torch.distributed finds a process's group, on its node.
-
-        Raises:
-            GpuscaleError: the process was started by something else.
-        """
+        """The variables by which torch.distributed finds a process's group, on its node."""
         ...
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
@@ -83,13 +78,9 @@ class ProcessStarter(Protocol):
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
     """The smallest number of hosts that hold the ranks, evenly filled.
 
-    Args:
-        ranks: How many processes.
-        hosts: All hosts of the job, in the scheduler's order.
-        slots: Ranks that a host has room for. Where all hosts together have less room than is
-            needed, each takes more.
-        first: Which host to begin with, counted round: successive runs take different ones in
-            turn, as they do with devices, so that T(1) is not always that of the first node.
+    A host has room for as many ranks as it has slots; where all together have too few, each takes
+    more. Hosts are counted round from the `first`: successive runs take different ones in turn, as
+    they do with devices, so that T(1) is not always that of the first node.
     """
     needed = min(len(hosts), math.ceil(ranks / slots))
     chosen = {(first + offset) % len(hosts) for offset in range(needed)}
@@ -101,11 +92,7 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
 
 
 def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job that may be used: a night that tries again leaves out a bad one.
-
-    Raises:
-        UsageError: none is left.
-    """
+    """The hosts of a job that may be used: a night that tries again leaves out a bad one."""
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:
@@ -118,16 +105,9 @@ def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tu
 def group_variables(
     given: Mapping[str, str], names: Mapping[str, str], hosts: Sequence[str], port: int
 ) -> dict[str, str]:
-    """torch.distributed's variables of a process.
+    """torch.distributed's variables of a process, whose given ones have others' names for them.
 
-    Args:
-        given: The environment of the process.
-        names: Where `RANK`, `LOCAL_RANK` and `WORLD_SIZE` stand in it.
-        hosts: Of the run; the first rank is on the first.
-        port: Where the first rank waits for the others.
-
-    Raises:
-        GpuscaleError: one of the variables is not set.
+    The first rank is on the first of the hosts, and waits at the port for the others.
     """
     host = given.get(HOST_PATTERN, "{host}").replace("{host}", hosts[0])
     found = {name: required_variable(given, source) for name, source in names.items()}
@@ -135,15 +115,10 @@ def group_variables(
 
 
 def required_variable(given: Mapping[str, str], name: str) -> str:
-    """The value of an environment variable that every task has.
-
-    Raises:
-        GpuscaleError: it is not set.
-    """
-    try:
-        return given[name]
-    except KeyError:
-        raise GpuscaleError(f"{name} is not set: this rank was started by something else") from None
+    """The value of an environment variable that every task has."""
+    if name not in given:
+        raise GpuscaleError(f"{name} is not set: this rank was started by something else")
+    return given[name]
 
 
 def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:

@@ -35,12 +35,7 @@ class Slurm:
     name = "slurm"
 
     def hosts(self) -> tuple[str, ...]:
-        """The nodes of the job.
-
-        Raises:
-            UsageError: this is no Slurm job, it has its GPUs in a way that steps cannot share, or
-                Slurm's commands are not on PATH.
-        """
+        """The nodes of the job; a UsageError where its steps could not share their GPUs."""
         nodes = os.environ.get("SLURM_JOB_NODELIST")
         if nodes is None:
             raise UsageError(
@@ -108,11 +103,7 @@ class Slurm:
 
 
 def hostnames(nodes: str) -> tuple[str, ...]:
-    """The hosts that a node list of Slurm, such as `n[1-2,7]`, stands for, in its order.
-
-    Raises:
-        UsageError: `scontrol` cannot tell them.
-    """
+    """The hosts that a node list of Slurm, such as `n[1-2,7]`, stands for, in its order."""
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         answer = subprocess.run(

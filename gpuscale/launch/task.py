@@ -50,21 +50,16 @@ def main(launcher: str, job: str, folder: str, detail: str) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _print_into(log: Path) -> None:
-    """Let everything that is printed from here on go to the rank's file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.close(descriptor)
-
-
 def _be_rank(
     directory: RunDirectory, variables: Mapping[str, str], work: Callable[[], None]
 ) -> int:
     rank = int(variables["RANK"])
     host = socket.gethostname()
     write_atomically(directory.host(rank), host)
-    _print_into(directory.output(rank))
+    # Everything that is printed from here on goes to the rank's file.
+    with directory.output(rank).open("ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     os.environ.update(variables)
     parent = os.getppid()
     child = _forked(work)
@@ -124,9 +119,8 @@ def _start_sampler(directory: RunDirectory, host: str) -> "subprocess.Popen[byte
     sampled = directory.sampled.read_if_left()
     if sampled is None or host not in sampled.uuids:
         return None
-    command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
     samples = directory.samples(host)
-    command += ["--output", str(samples)]
+    command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler", "--output", str(samples)]
     command += [argument for uuid in sampled.uuids[host] for argument in ("--uuid", uuid)]
     with stderr_path(samples).open("wb") as errors:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)

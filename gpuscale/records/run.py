@@ -28,6 +28,7 @@ from gpuscale.records.record import (
     UnixTime,
 )
 from gpuscale.records.telemetry import GpuSummary
+from gpuscale.strategies import STRATEGIES
 
 FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
 """`system` is an exception that a GPU, the network or a file system caused."""
@@ -260,8 +261,9 @@ def _training_problem(run: Run) -> str | None:
                     f"{name}[{position}].busy_s: expected a number for each of "
                     f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
                 )
+    demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
-    if len(digests) > 1:
+    if demands is not None and demands.ranks_agree and len(digests) > 1:
         return (
             "ranks: their parameter_digest differ, so the ranks did not train together; such a "
             "run has a 'failure' of kind 'invalid'"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from gpuscale.nodes import NodeFinding
+from gpuscale.diagnose.slow_nodes import NodeFinding
 from gpuscale.records import (
     Configuration,
     NodeProbe,

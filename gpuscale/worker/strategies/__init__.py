@@ -1,6 +1,6 @@
 """The ways to make a case parallel, one file each; `gpuscale.strategies` names them all."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -55,6 +55,5 @@ def strategy_for(request: RunRequest) -> Strategy:
     name = request.configuration.strategy
     if name not in STRATEGIES:
         raise CaseError(f"no strategy '{name}'; there are {', '.join(sorted(STRATEGIES))}")
-    module, _, kind = STRATEGIES[name].implementation.partition(":")
-    strategy: Strategy = getattr(importlib.import_module(module), kind)(request)
+    strategy: Strategy = pkgutil.resolve_name(STRATEGIES[name].implementation)(request)
     return strategy

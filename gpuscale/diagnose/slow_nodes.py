@@ -73,22 +73,36 @@ def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         pair: max(times[pair], times[pair[1], pair[0]])
         for pair in combinations(range(len(probes)), 2)
     }
-    typical_s = _typical(pairs)
+    # The lower quartile: where one node of three is sick, two links in three are slow.
+    typical_s = sorted(pairs.values())[(len(pairs) - 1) // 4]
     slow = {pair: time_s / typical_s for pair, time_s in pairs.items()}
     slow = {pair: slower for pair, slower in slow.items() if slower > SLOW_LINK}
     sick = _nodes_of_slow_links(slow, len(probes))
     for place in sick:
-        own = [slower for pair, slower in slow.items() if place in pair]
-        yield _slow_node(probes[place].host, statistics.median(own))
+        host = probes[place].host
+        slower = statistics.median(times for pair, times in slow.items() if place in pair)
+        yield NodeFinding(
+            kind="node links",
+            hosts=(host,),
+            slower=slower,
+            text=(
+                f"{host}: its links take {slower:.3g}× as long as those between the other nodes; "
+                "see its network adapter, cable and port, and leave it out meanwhile"
+            ),
+        )
     for pair, slower in slow.items():
-        if not sick.intersection(pair):
-            yield _slow_link(probes[pair[0]].host, probes[pair[1]].host, slower)
-
-
-def _typical(pairs: dict[Pair, float]) -> float:
-    """The lower quartile: where one node of three is sick, two links in three are slow."""
-    times_s = sorted(pairs.values())
-    return times_s[(len(times_s) - 1) // 4]
+        if sick.intersection(pair):
+            continue
+        one, other = (probes[place].host for place in pair)
+        yield NodeFinding(
+            kind="link",
+            hosts=(one, other),
+            slower=slower,
+            text=(
+                f"{one} – {other} takes {slower:.3g}× as long as other links, and their links to "
+                "other nodes do not: see the route between the two"
+            ),
+        )
 
 
 def _nodes_of_slow_links(slow: dict[Pair, float], nodes: int) -> set[int]:
@@ -122,27 +136,3 @@ def _slow_direction(probes: Sequence[NodeProbe], times: dict[Pair, float]) -> It
                     "two nodes, so try each with a third"
                 ),
             )
-
-
-def _slow_node(host: str, slower: float) -> NodeFinding:
-    return NodeFinding(
-        kind="node links",
-        hosts=(host,),
-        slower=slower,
-        text=(
-            f"{host}: its links take {slower:.3g}× as long as those between the other nodes; see "
-            "its network adapter, cable and port, and leave it out meanwhile"
-        ),
-    )
-
-
-def _slow_link(one: str, other: str, slower: float) -> NodeFinding:
-    return NodeFinding(
-        kind="link",
-        hosts=(one, other),
-        slower=slower,
-        text=(
-            f"{one} – {other} takes {slower:.3g}× as long as other links, and their links to other "
-            "nodes do not: see the route between the two"
-        ),
-    )
