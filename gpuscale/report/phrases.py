@@ -7,6 +7,7 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 UNKNOWN = "–"
 _WIDEST_SYMMETRIC = 0.2
+_MOST_NUMBERS = 8
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
@@ -39,11 +40,17 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
     return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
 
 
+def numbers_text(numbers: Sequence[int]) -> str:
+    """`4` or `1, 2 and 4`; of many the first, and how many more."""
+    *others, last = map(str, numbers)
+    if len(others) >= _MOST_NUMBERS:
+        *others, last = *others[:_MOST_NUMBERS], f"{len(numbers) - _MOST_NUMBERS} more"
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
-    *others, last = map(str, counts)
-    numbers = f"{', '.join(others)} and {last}" if others else last
-    return f"{numbers} GPU{'' if numbers == '1' else 's'}"
+    return f"{numbers_text(counts)} GPU{'' if counts == (1,) else 's'}"
 
 
 def counted(count: int, word: str) -> str:
