@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuscale.errors import FileError, UsageError
 from gpuscale.printable import visible
 from gpuscale.records import Results
-from gpuscale.report.results_table import age_text
+from gpuscale.report.phrases import age_text
 from gpuscale.store import newest_results, read_results
 
 

@@ -16,9 +16,10 @@ from gpuscale.records.cause import (
     PhaseChange,
     RemedyCode,
 )
+from gpuscale.report.phrases import gpus_text, numbers_text
 from gpuscale.units import significant, whole_percent
 
-_MOST_RANKS = 8
+_LINKS = (CauseKind.PCIE, CauseKind.NVLINK)
 _Kind = TypeVar("_Kind")
 
 
@@ -33,29 +34,26 @@ def statement(cause: Cause) -> str:
 
 
 def scope(cause: Cause) -> str:
-    """`from 8 GPUs on, where the ranks lie on 2 nodes, not on 1, 2 and 4 GPUs`.
-
-    Empty where nothing tells.
-    """
+    """`from 8 GPUs on, where the ranks lie on 2 nodes`; empty where nothing tells."""
     onset = cause.onset
     if onset is None:
         return ""
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
-        return f"on {_gpus(lost)} alike"
+        return f"on {gpus_text(*lost)} alike"
     if max(spared) < lost[0]:
-        where = f"from {_gpus(lost[:1])} on"
+        where = f"from {gpus_text(*lost[:1])} on"
     else:
-        where = f"on {_gpus(lost)}{' only' if len(lost) == 1 else ''}"
+        where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if onset.spared_nodes == 1 < onset.nodes:
         where += f", where the ranks lie on {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
         where += ", within one node"
-    return f"{where}, not on {_gpus(spared)}"
+    return f"{where}, not on {gpus_text(*spared)}"
 
 
 def evidence(cause: Cause) -> tuple[str, ...]:
-    """What was seen, one fact each: phases together, then each device with all that it shows."""
+    """The facts that were seen: phases together, then each device with all that it shows."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
     phases = _of_type(PhaseChange, cause)
@@ -63,14 +61,14 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     for each in _of_type(DeviceSymptom, cause):
         symptoms.setdefault(_device(each.uuid, each.host), []).append(_symptom(each))
     return (
-        *filter(None, [", ".join(f"{p.name} {_from_to(p.before_s, p.after_s)}" for p in phases)]),
+        *([", ".join(map(_phase, phases))] if phases else []),
         *(f"{device}: {'; '.join(found)}" for device, found in symptoms.items()),
         *map(change_text, _of_type(EnvironmentChange, cause)),
     )
 
 
 def next_step(cause: Cause) -> str:
-    """What to run or look at next; empty where nothing is left to find out."""
+    """The next thing to run or look at; empty where nothing is left to find out."""
     remedy = cause.remedy
     if remedy is None:
         return ""
@@ -96,17 +94,13 @@ def short_cause(causes: tuple[Cause, ...]) -> str:
 
 def _duration(seconds: float) -> str:
     """Seconds with two significant digits, since noise leaves no more: `14 ms`, `−0.32 ms`."""
-    sign = "−" if seconds < 0 else ""
-    size = abs(seconds)
-    if size >= 1:
-        return f"{sign}{significant(size, 2)} s"
-    if size >= 1e-4 or size == 0:
-        return f"{sign}{significant(size * 1e3, 2)} ms"
-    return f"{sign}{significant(size * 1e6, 2)} µs"
+    sign, size = ("−" if seconds < 0 else ""), abs(seconds)
+    factor, unit = (1.0, "s") if size >= 1 else (1e6, "µs") if 0 < size < 1e-4 else (1e3, "ms")
+    return f"{sign}{significant(size * factor, 2)} {unit}"
 
 
-def _from_to(before_s: float, after_s: float) -> str:
-    return f"{_duration(before_s)} → {_duration(after_s)}"
+def _phase(phase: PhaseChange) -> str:
+    return f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
 
 
 def _added(cause: Cause) -> str:
@@ -126,11 +120,6 @@ def _took(cause: Cause) -> str:
 
 def _baseline(cause: Cause) -> str:
     return f"(baseline: {_duration(cause.before_s or 0.0)})"
-
-
-def _link(cause: Cause) -> str:
-    """The link that explains it."""
-    return f" ({cause.kind.value})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
 
 
 def _seen_in(cause: Cause) -> str:
@@ -158,9 +147,8 @@ def _stragglers(cause: Cause) -> str:
         who = _ranks(cause.ranks)
     else:
         who = f"rank {cause.ranks[0]} ({', '.join((*cause.hosts, *cause.device_uuids))})"
-    how = ""
-    if cause.kind is CauseKind.DATA:
-        how = f" with {'their' if several else 'its'} batches"
+    batches = f" with {'their' if several else 'its'} batches"
+    how = batches if cause.kind is CauseKind.DATA else ""
     lag = (
         f"{who} {'lag' if several else 'lags'} {_duration(cause.after_s or 0.0)} a step behind the "
         f"median rank{how} {_baseline(cause)}, and the others wait"
@@ -175,15 +163,16 @@ def _fault(cause: Cause) -> str:
     return f"{_symptom(first)} on {_device(first.uuid, first.host)}"
 
 
-def _loss(cause: Cause) -> EfficiencyLoss:
-    return _of_type(EfficiencyLoss, cause)[0]
+def _lost(cause: Cause) -> str:
+    loss = _of_type(EfficiencyLoss, cause)[0]
+    return f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it"
 
 
 _FACTS: Mapping[str, Callable[[Cause], str]] = {
     "kind": lambda cause: cause.kind.value,
     "added": _added,
     "took": _took,
-    "link": _link,
+    "link": lambda cause: f" ({cause.kind.value})" if cause.kind in _LINKS else "",
     "clocks": lambda cause: "clocks: " if cause.kind is CauseKind.CLOCKS else "",
     "inside": lambda cause: f", with {cause.includes} inside it," if cause.includes else "",
     "slow": _slow,
@@ -196,11 +185,8 @@ _FACTS: Mapping[str, Callable[[Cause], str]] = {
     "change": lambda cause: change_text(_of_type(EnvironmentChange, cause)[0]),
     "more": lambda cause: f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else "",
     "budget part": lambda cause: _BUDGET_PARTS[cause.kind],
-    "percent": lambda cause: whole_percent(_loss(cause).part),
-    "lost": lambda cause: (
-        f"E({_loss(cause).gpus}) lacks {_loss(cause).lost:.2f} to ideal scaling, "
-        f"{_loss(cause).part:.2f} of it"
-    ),
+    "percent": lambda cause: whole_percent(_of_type(EfficiencyLoss, cause)[0].part),
+    "lost": _lost,
     "metrics": lambda cause: " and ".join(
         METRICS_BY_NAME[lost.name].words for lost in _of_type(LostMetric, cause)
     ),
@@ -249,10 +235,7 @@ _WORDS: Mapping[CauseCode, tuple[str, str]] = {
         "{lost} here; how much of that the published figures had too is not known",
     ),
     CauseCode.OTHER_METRICS: ("{kind}", "{metrics} got worse and the step did not get longer"),
-    CauseCode.NO_PHASES_BEFORE: (
-        "{kind}",
-        "the baseline keeps no phases and paces of these runs",
-    ),
+    CauseCode.NO_PHASES_BEFORE: ("{kind}", "the baseline keeps no phases and paces of these runs"),
     CauseCode.NO_PHASES_AFTER: ("{kind}", "the results hold no phases and paces of these runs"),
     CauseCode.WITHIN_NOISE: (
         "{kind}",
@@ -301,7 +284,7 @@ _NEXT_STEPS: Mapping[RemedyCode, str] = {
     RemedyCode.CASE_AND_LIBRARIES: (
         "look at what changed in the case, the library and the environment"
     ),
-    RemedyCode.RECORD_AGAIN: ("record the baseline again: 'gpuscale baseline record' keeps them"),
+    RemedyCode.RECORD_AGAIN: "record the baseline again: 'gpuscale baseline record' keeps them",
     RemedyCode.MEASURE_AGAIN: "measure again with this gpuscale",
     RemedyCode.MORE_RUNS: "measure more runs, with --runs {runs}",
     RemedyCode.RECORD_OWN: (
@@ -373,18 +356,4 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """`rank 2`, or `ranks 1, 2 and 4`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)}"
-
-
-def _gpus(counts: Sequence[int]) -> str:
-    """`1 GPU`, or `2 and 4 GPUs`."""
-    return f"{_numbers(counts)} GPU{'' if tuple(counts) == (1,) else 's'}"
-
-
-def _numbers(values: Sequence[int]) -> str:
-    """`1, 2 and 4`."""
-    texts = [str(value) for value in values]
-    if len(texts) > _MOST_RANKS:
-        return f"{', '.join(texts[:_MOST_RANKS])} and {len(texts) - _MOST_RANKS} more"
-    *first, last = texts
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers_text(ranks)}"

@@ -27,7 +27,11 @@ def render(view: View) -> str:
     What got worse is a failure. What was not shown to be fine is an error, and so is a comparison
     without rows: the report is green only where the exit code is 0.
     """
-    cases = [_case(row) for row in view.ranked] or [_no_rows(view)]
+    cases = [_case(row) for row in view.ranked]
+    if not cases:
+        cases = [Element("testcase", name="comparison", classname="gpuscale", time="0")]
+        problem = SubElement(cases[0], "error", type="nothing comparable", message=view.outcome)
+        problem.text = "\n".join((view.outcome, *view.notes))
     name = f"gpuscale compare {view.comparison.baseline_name}"
     report = Element("testsuites")
     suite = SubElement(
@@ -44,7 +48,7 @@ def render(view: View) -> str:
             "failures": str(sum(case.find("failure") is not None for case in cases)),
             "errors": str(sum(case.find("error") is not None for case in cases)),
             "skipped": "0",
-            "time": _seconds(view.wall_s),
+            "time": f"{view.wall_s:.3f}",
         },
     )
     properties = SubElement(suite, "properties")
@@ -66,7 +70,7 @@ def _case(row: Row) -> Element:
         "testcase",
         name=row.gpus,
         classname=row.name.replace("/", ".", 1),
-        time=_seconds(row.wall_s),
+        time=f"{row.wall_s:.3f}",
     )
     if not verdict.is_pass:
         problem = SubElement(
@@ -79,13 +83,6 @@ def _case(row: Row) -> Element:
     return case
 
 
-def _no_rows(view: View) -> Element:
-    case = Element("testcase", name="comparison", classname="gpuscale", time="0")
-    problem = SubElement(case, "error", type="nothing comparable", message=view.outcome)
-    problem.text = "\n".join((view.outcome, *view.notes))
-    return case
-
-
 def _properties(view: View) -> Iterator[tuple[str, str]]:
     yield "baseline", view.baseline
     yield "current", view.comparison.current_machine
@@ -94,10 +91,7 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
     for row in view.ranked:
         entry = row.entry
         yield f"{row.label}: verdict", entry.verdict.value
-        estimates = {
-            "E baseline": entry.baseline.efficiency,
-            "E": entry.current.efficiency,
-        }
+        estimates = {"E baseline": entry.baseline.efficiency, "E": entry.current.efficiency}
         if entry.changed_quantity is not None:
             quantity = quantity_text(entry.changed_quantity, entry.key.gpus)
             estimates[f"change of {quantity}"] = entry.change
@@ -117,10 +111,6 @@ def _numbers(name: str, estimate: Estimate | None) -> Iterator[tuple[str, str]]:
     if estimate.low is not None and estimate.high is not None:
         yield f"{name}, low", f"{estimate.low:.6g}"
         yield f"{name}, high", f"{estimate.high:.6g}"
-
-
-def _seconds(duration_s: float) -> str:
-    return f"{duration_s:.3f}"
 
 
 def _keep_to_xml(element: Element) -> None:

@@ -1,12 +1,15 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
-from gpuscale.records import Configuration, Estimate, QuantityName, Verdict
+from gpuscale.records import Configuration, Estimate, QuantityName, Results, Verdict
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
 _WIDEST_SYMMETRIC = 0.2
+_MOST_NUMBERS = 8
+_DAY_S = 86400
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
@@ -39,16 +42,30 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
     return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
 
 
+def numbers_text(numbers: Sequence[int]) -> str:
+    """`4` or `1, 2 and 4`; of many the first, and how many more."""
+    *others, last = map(str, numbers)
+    if len(others) >= _MOST_NUMBERS:
+        *others, last = *others[:_MOST_NUMBERS], f"{len(numbers) - _MOST_NUMBERS} more"
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
-    *others, last = map(str, counts)
-    numbers = f"{', '.join(others)} and {last}" if others else last
-    return f"{numbers} GPU{'' if numbers == '1' else 's'}"
+    return f"{numbers_text(counts)} GPU{'' if counts == (1,) else 's'}"
 
 
 def counted(count: int, word: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def age_text(results: Results, now: datetime) -> str:
+    """`3 days ago`, by the last of the runs; empty where that is less than a day."""
+    begun_s = datetime.fromisoformat(results.created_at).timestamp()
+    last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
+    days = int((now.timestamp() - last_s) // _DAY_S)
+    return "" if days < 1 else f"{counted(days, 'day')} ago"
 
 
 def injection_warning(injections: Sequence[str]) -> str:

@@ -235,9 +235,8 @@ def _beside(change: float) -> str:
 
 
 def _failures(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{count} {_FAILED.get(kind, _NO_WINDOWS)[count > 1]}" for kind, count in counts.items()
-    )
+    words = {kind: _FAILED.get(kind, _NO_WINDOWS) for kind in counts}
+    return ", ".join(f"{count} {words[kind][count > 1]}" for kind, count in counts.items())
 
 
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
@@ -260,11 +259,11 @@ class _Speaker(string.Formatter):
 
     def __init__(self, entry: EntryVerdict | None) -> None:
         self._entry = entry
-        self._about = {} if entry is None else {"gpus": entry.key.gpus}
 
     def said(self, statement: Statement) -> str:
         """The words with the facts in them."""
-        return self.vformat(WORDS[statement.code], (), {**self._about, **statement.facts})
+        about = {} if self._entry is None else {"gpus": self._entry.key.gpus}
+        return self.vformat(WORDS[statement.code], (), {**about, **statement.facts})
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, Statement):

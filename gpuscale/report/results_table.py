@@ -9,8 +9,8 @@ from gpuscale.printable import visible
 from gpuscale.records import Environment, Estimate, Results, Run
 from gpuscale.report.phrases import (
     UNKNOWN,
+    age_text,
     configurations_text,
-    counted,
     injection_warning,
     interval_text,
     set_apart,
@@ -23,7 +23,6 @@ from gpuscale.report.step_time import budget_lines, phase_lines
 from gpuscale.scaling import PointKey, ScalingPoint, scaling_points, unit_error_note
 from gpuscale.units import format_bytes, format_percent, significant
 
-_DAY_S = 86400
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
@@ -142,14 +141,6 @@ def _provenance(results: Results, path: Path | None, now: datetime | None) -> It
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     yield ""
-
-
-def age_text(results: Results, now: datetime) -> str:
-    """`3 days ago`, by the last of the runs; empty where that is less than a day."""
-    begun_s = datetime.fromisoformat(results.created_at).timestamp()
-    last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
-    days = int((now.timestamp() - last_s) // _DAY_S)
-    return "" if days < 1 else f"{counted(days, 'day')} ago"
 
 
 def software_text(environment: Environment) -> str:
