@@ -26,8 +26,6 @@ from gpuscale.night.attempt import (
 from gpuscale.night.night import night_exit
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind
-from gpuscale.run_directory import RunDirectory
-from gpuscale.worker.entry import RankFiles
 
 ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))
@@ -96,29 +94,6 @@ def test_what_the_training_or_the_user_does_is_no_fault_of_the_infrastructure(
     tried: Attempt,
 ) -> None:
     assert tried.faults == ()
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "system"),
-        (
-            RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3356, ncclRemoteError: remote"),
-            "system",
-        ),
-        (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"), "system"),
-        (OSError(28, "No space left on device"), "system"),
-        (ConnectionResetError(104, "Connection reset by peer"), "system"),
-        (ValueError("no such batch"), "raised"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "raised"),
-    ],
-)
-def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
-    tmp_path: Path, error: Exception, kind: str
-) -> None:
-    directory = RunDirectory(path=tmp_path)
-    RankFiles(directory, 1).leave_failure(error, lost_peer=False)
-    assert directory.failure(1).read().failure.kind == kind
 
 
 def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path: Path) -> None:
