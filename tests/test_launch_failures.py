@@ -10,6 +10,7 @@ from test_overhead import request_for_cpu
 from gpuscale.launch.failures import crash_failure
 from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory
+from gpuscale.worker.entry import RankFiles
 
 ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
 
@@ -47,3 +48,26 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
 ) -> None:
     failure = crash_failure(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
     assert failure.message == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "system"),
+        (
+            RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3356, ncclRemoteError: remote"),
+            "system",
+        ),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"), "system"),
+        (OSError(28, "No space left on device"), "system"),
+        (ConnectionResetError(104, "Connection reset by peer"), "system"),
+        (ValueError("no such batch"), "raised"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "raised"),
+    ],
+)
+def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
+    tmp_path: Path, error: Exception, kind: str
+) -> None:
+    directory = RunDirectory(path=tmp_path)
+    RankFiles(directory, 1).leave_failure(error, lost_peer=False)
+    assert directory.failure(1).read().failure.kind == kind

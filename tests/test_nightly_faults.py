@@ -1,7 +1,7 @@
 """What a night brings to files, memory and time: each fault is done for real, nothing is lost.
 
-Killed and hanging ranks are in test_faults.py, nodes that die in the tests of the launchers, and
-results files that two sessions want to append to in test_resume.py.
+Ranks that are killed, hang or lack memory are in test_faults.py, nodes that die in the tests of
+the launchers, and results files that two sessions want to append to in test_resume.py.
 """
 
 import os
@@ -17,21 +17,9 @@ import pytest
 from ci_checkout import REPOSITORY
 from measuring import TIMEOUT_S, pytest_command, run_pytest, write_case
 
-from gpuscale.errors import CANNOT_WRITE
 from gpuscale.store import read_results
 
 QUICK = ("--gpus", "1", "--device", "cpu", "--run-seconds", "0.05")
-OUT_OF_MEMORY_ON_RANK_1 = """
-import os, resource
-
-class Case(Tiny):
-    def model(self):
-        if os.environ["RANK"] == "1":
-            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
-            self.too_much = torch.zeros(2**28)
-        return super().model()
-"""
 
 
 @contextmanager
@@ -64,7 +52,7 @@ def test_a_full_disk_ends_the_session_and_keeps_every_run_before(tmp_path: Path)
         session = run_pytest(
             tmp_path, *QUICK, "--runs", "30", "--results", str(small / "results.jsonl")
         )
-        assert session.exit_code == CANNOT_WRITE, session.output
+        assert session.exit_code == 74, session.output
         assert "the disk is full; free some space, or choose another folder" in session.output
         assert "earlier runs are kept" in session.output
         kept = read_results(small / "results.jsonl").runs
@@ -77,10 +65,11 @@ def test_a_read_only_folder_is_told_before_anything_is_measured(tmp_path: Path) 
     write_case(tmp_path, "Case = Tiny")
     with mounted(tmp_path / "fixed", "ro,size=16k") as fixed:
         session = run_pytest(tmp_path, *QUICK, "--results", str(fixed / "night/results.jsonl"))
-        assert session.exit_code == pytest.ExitCode.USAGE_ERROR, session.output
+        assert session.exit_code == 4, session.output
         assert f"{fixed}: the file system is read-only; choose another folder" in session.output
 
 
+@pytest.mark.thorough
 def test_two_jobs_in_one_folder_keep_all_runs_of_both(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     both = [
@@ -100,23 +89,7 @@ def test_two_jobs_in_one_folder_keep_all_runs_of_both(tmp_path: Path) -> None:
         assert [run.is_valid for run in read_results(path).runs] == [True]
 
 
-def test_a_rank_that_runs_out_of_memory_is_named_with_its_host_and_the_remedy(
-    tmp_path: Path,
-) -> None:
-    write_case(tmp_path, OUT_OF_MEMORY_ON_RANK_1)
-    options = ("--gpus", "1,2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.05")
-    session = run_pytest(tmp_path, *options)
-    assert session.exit_code == 1, session.output
-    assert f"rank 1 on {os.uname().nodename} ran out of memory; give it more" in session.output
-    healthy, failed = session.results.runs
-    assert (healthy.gpus, healthy.is_valid) == (1, True)
-    assert failed.failure is not None
-    assert (failed.failure.kind, failed.failure.rank) == ("raised", 1)
-
-
-def test_a_night_whose_time_is_up_keeps_what_it_has_and_can_be_gone_on_with(
-    tmp_path: Path,
-) -> None:
+def test_a_night_whose_time_is_up_keeps_what_it_has(tmp_path: Path) -> None:
     write_case(tmp_path, "class Case(Tiny):\n    pass\n")
     nights = tmp_path / "nights"
     command = [sys.executable, "-m", "gpuscale", "night", "here", "1", "measure", *QUICK]
@@ -138,7 +111,7 @@ def test_a_night_whose_time_is_up_keeps_what_it_has_and_can_be_gone_on_with(
     results = wait_for_runs(nights, 2, night)
     # As Slurm does at the time limit: every process of the job gets it.
     os.killpg(night.pid, signal.SIGTERM)
-    output, _ = night.communicate(timeout=60)
+    output, _ = night.communicate(timeout=TIMEOUT_S)
     assert night.returncode == 5, output
     assert "not everything was measured; stopped by SIGTERM" in output
     record = (results.parent / "night.txt").read_text()
@@ -148,9 +121,3 @@ def test_a_night_whose_time_is_up_keeps_what_it_has_and_can_be_gone_on_with(
     before = read_results(results).runs
     assert len(before) >= 2
     assert all(run.is_valid for run in before)
-    more = str(len(before) + 1)
-    resumed = run_pytest(tmp_path, *QUICK, "--runs", more, "--resume", str(results))
-    assert resumed.exit_code == 0, resumed.output
-    after = read_results(results).runs
-    assert after[: len(before)] == before
-    assert len(after) == len(before) + 1

@@ -108,6 +108,7 @@ def sequential_session(
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deviation_over_target", [0.4, 0.9])
 def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: float) -> None:
     # 95% without stopping; docs/measuring.md states what is left of it. The worst deviations lie
@@ -130,6 +131,7 @@ def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: f
     assert min(covered.values()) / sessions > 0.93 - 3 * math.sqrt(0.93 * 0.07 / sessions)
 
 
+@pytest.mark.thorough
 def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldomer() -> None:
     random = np.random.default_rng(7)
     sessions, covered = 3000, 0
