@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpuscale.compare.quantity import ErrorRates, Quantity, rise_in_points
+from gpuscale.compare.decision import ErrorRates, Quantity, rise_in_points
 from gpuscale.records import Limits
 from gpuscale.statistics.estimates import Term, difference
 

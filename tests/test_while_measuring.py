@@ -29,7 +29,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.statistics.sequential import crossing_probability, nominal_error
+from gpuscale.statistics.significance import crossing_probability, nominal_error
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from gpuscale.compare.decision import ONE_ANALYSIS, ErrorRates
 from gpuscale.compare.judgement import Judgement, too_few_valid_runs
 from gpuscale.compare.machine import hardware_label, machine_mismatch
 from gpuscale.compare.matching import (
@@ -18,7 +19,6 @@ from gpuscale.compare.matching import (
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import Figures, judge_published, published_speedup
-from gpuscale.compare.quantity import ONE_ANALYSIS, ErrorRates
 from gpuscale.errors import UsageError
 from gpuscale.records import (
     Baseline,

@@ -3,12 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.decision import NAMING_SIGNIFICANCE, Decision, Quantities, decide
+from gpuscale.compare.decision import (
+    NAMING_SIGNIFICANCE,
+    ONE_ANALYSIS,
+    OTHER_WEIGHT,
+    TIME_WEIGHT,
+    Decision,
+    ErrorRates,
+    Quantities,
+    Quantity,
+    decide,
+)
 from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
-from gpuscale.compare.metrics import MetricPairing, pair_metrics
-from gpuscale.compare.pairing import Gains, Pairing, pair_rows
-from gpuscale.compare.quantity import ONE_ANALYSIS, OTHER_WEIGHT, TIME_WEIGHT, ErrorRates, Quantity
+from gpuscale.compare.pairing import Gains, MetricPairing, Pairing, pair_metrics, pair_rows
 from gpuscale.records import (
     EntryKey,
     Finding,

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gpuscale.compare.decision import ErrorRates
 from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Entry, Row, Side
-from gpuscale.compare.quantity import ErrorRates
 from gpuscale.records import (
     EntryKey,
     PublishedFigure,

@@ -14,9 +14,9 @@ from enum import StrEnum
 import msgspec
 
 from gpuscale.compare.comparison import Assessment, assess, comparison_of, entries_of
+from gpuscale.compare.decision import ErrorRates
 from gpuscale.compare.judgement import Judgement, too_few_valid_runs
 from gpuscale.compare.matching import Row
-from gpuscale.compare.quantity import ErrorRates
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -31,7 +31,7 @@ from gpuscale.records import (
 )
 from gpuscale.scaling import PointKey, References
 from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
-from gpuscale.statistics.sequential import nominal_error
+from gpuscale.statistics.significance import nominal_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
-"""Tests of several changes at once, the smallest loss that a test finds, and counted rates."""
+"""Tests of several changes at once or again and again, what they find, and counted rates."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
+from statistics import NormalDist
 
 from gpuscale.records.verdict import Estimate, Rate
 from gpuscale.statistics.distributions import beta_quantile
@@ -12,6 +15,12 @@ from gpuscale.statistics.estimates import (
     Difference,
     exponential,
 )
+
+_NORMAL = NormalDist()
+_LOWEST = -8.0
+_INTERVALS = 80
+"""Even, as Simpson's rule needs; levels are then exact to five digits."""
+_TOLERANCE = 1e-6
 
 
 def benjamini_hochberg(
@@ -88,3 +97,69 @@ def _clopper_pearson(rate: float, trials: float) -> tuple[float, float]:
     low = beta_quantile(tail, events, trials - events + 1) if rate > 0 else 0.0
     high = beta_quantile(1 - tail, events + 1, trials - events) if rate < 1 else 1.0
     return low, high
+
+
+@cache
+def nominal_error(overall: float, first: int, last: int) -> float:
+    """The one-sided error of each analysis after `first`, …, `last` runs, after Pocock (1977).
+
+    The analyses share their data, so each may err more than `overall` over their number. Taken
+    is the case in which they share least: all that varies are the runs that are added. What
+    stays the same from one to the next, the baseline and tonight's nodes, only ties them
+    closer together, and the overall error is then smaller.
+
+    Args:
+        overall: the chance that a true null is rejected at any analysis.
+        first: runs at the first analysis.
+        last: runs at the last analysis; there is one after each run between.
+    """
+    shares = [runs / last for runs in range(first, last + 1)]
+    low, high = overall / len(shares), overall
+    while high - low > _TOLERANCE:
+        middle = (low + high) / 2
+        if crossing_probability(shares, _NORMAL.inv_cdf(1 - middle)) > overall:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def crossing_probability(shares: Sequence[float], bound: float) -> float:
+    """The chance that a standardised mean exceeds `bound` at any analysis under the null.
+
+    The recursion of Armitage, McPherson and Rowe (1969), by Simpson's rule.
+
+    Args:
+        shares: the part of all data that each analysis has, ascending.
+        bound: in standard deviations, the same at each.
+    """
+    step = (bound - _LOWEST) / _INTERVALS
+    grid = [_LOWEST + step * i for i in range(_INTERVALS + 1)]
+    weights = [step / 3 * _simpson(i) for i in range(_INTERVALS + 1)]
+    crossed = 1 - _NORMAL.cdf(bound)
+    inside = [_NORMAL.pdf(z) for z in grid]
+    for before, now in itertools.pairwise(shares):
+        kept, deviation = math.sqrt(before / now), math.sqrt(1 - before / now)
+        mass = [weight * density for weight, density in zip(weights, inside, strict=True)]
+        crossed += math.fsum(
+            part * _NORMAL.cdf((kept * z - bound) / deviation)
+            for part, z in zip(mass, grid, strict=True)
+        )
+        inside = [_density(z, kept, deviation, mass, grid) for z in grid]
+    return crossed
+
+
+def _simpson(position: int) -> int:
+    if position in (0, _INTERVALS):
+        return 1
+    return 4 if position % 2 else 2
+
+
+def _density(
+    at: float, kept: float, deviation: float, mass: Sequence[float], grid: Sequence[float]
+) -> float:
+    scale = 1 / (deviation * math.sqrt(2 * math.pi))
+    return scale * math.fsum(
+        part * math.exp(-0.5 * ((at - kept * z) / deviation) ** 2)
+        for part, z in zip(mass, grid, strict=True)
+    )
