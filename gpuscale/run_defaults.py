@@ -1,19 +1,70 @@
 """How a run is made where nobody asks for anything else, by the machine that it is made on."""
 
 import math
+import sys
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from gpuscale.records import Environment, TimingPlan
+from gpuscale.cases import TrainingCase
+from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 
 _MOST_DATA_WORKERS = 8
+_TIMEOUT_S = 600.0
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
     "cuda": TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
     "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
 SIZES: Mapping[str, str] = {"cuda": "full", "cpu": "smoke"}
+
+
+def default_request(
+    case: type[TrainingCase],
+    environment: Environment,
+    *,
+    strategy: str,
+    gpus: int,
+    run: int,
+    size: str | None = None,
+) -> RunRequest:
+    """The request for one run of a case; a `CaseError` says why it cannot be trained so."""
+    built = case()
+    configuration = Configuration(
+        case=case.name(),
+        strategy=strategy,
+        device=environment.device,
+        size=size or SIZES[environment.device],
+        precision="fp32",
+        channels_last=False,
+        compiled=False,
+        scaling=case.scaling,
+        data="synthetic",
+        threads_per_rank=1,
+        data_workers=data_workers(environment),
+    )
+    found = built.named_size(configuration.size)
+    return RunRequest(
+        configuration=configuration,
+        gpus=gpus,
+        index=run,
+        batch_per_gpu=built.batch_per_gpu(found, gpus),
+        sample_shape=found.sample_shape,
+        case_module=case.__module__,
+        case_file=file_of_case(case),
+        case_class=case.__qualname__,
+        import_paths=tuple(sys.path),
+        devices=devices_of_run(environment, run=run, gpus=gpus),
+        data_root=None,
+        download=False,
+        timing=TIMING_PLANS[environment.device],
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def file_of_case(case: type[TrainingCase]) -> str:
+    """The path of the file that a case was imported from."""
+    return str(sys.modules[case.__module__].__file__)
 
 
 def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:

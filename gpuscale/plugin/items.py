@@ -1,20 +1,20 @@
 """From tests to items, one for each (case, strategy, gpus, run), and to what each asks for."""
 
 import inspect
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Configuration, EntryKey, Environment, RunRequest, Window
+from gpuscale.records import EntryKey, Environment, RunRequest, Window
 from gpuscale.records.configuration import ScalingMode
-from gpuscale.run_defaults import SIZES, data_workers, devices_of_run, timing_plan
+from gpuscale.run_defaults import default_request, file_of_case, timing_plan
 from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
 
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
@@ -117,8 +117,8 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
         first = cases.setdefault(plan.case.name(), plan.case)
         if first is not plan.case:
             raise UsageError(
-                f"two cases are named {plan.case.name()}: {_case_file(first)} and "
-                f"{_case_file(plan.case)}; rename one, or choose one of the files"
+                f"two cases are named {plan.case.name()}: {file_of_case(first)} and "
+                f"{file_of_case(plan.case)}; rename one, or choose one of the files"
             )
     _refuse_unknown_size([case for _, case in sorted(cases.items())], options.size)
     most = max((STRATEGIES[plan.strategy].processes(plan.gpus) for plan in plans), default=0)
@@ -153,34 +153,27 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
     """The request for an item's run; a `CaseError` says why the case cannot be trained so."""
-    case = plan.case()
-    configuration = Configuration(
-        case=case.name(),
+    request = default_request(
+        plan.case,
+        environment,
         strategy=plan.strategy,
-        device=environment.device,
-        size=options.size or SIZES[environment.device],
+        gpus=plan.gpus,
+        run=plan.run,
+        size=options.size,
+    )
+    workers = request.configuration.data_workers
+    configuration = replace(
+        request.configuration,
         precision=options.precision,
         channels_last=options.channels_last,
         compiled=options.compiled,
-        scaling=case.scaling,
         data="synthetic" if options.data_root is None else "real",
         threads_per_rank=options.threads_per_rank,
-        data_workers=(
-            data_workers(environment) if options.data_workers is None else options.data_workers
-        ),
+        data_workers=workers if options.data_workers is None else options.data_workers,
     )
-    size = case.named_size(configuration.size)
-    return RunRequest(
+    return replace(
+        request,
         configuration=configuration,
-        gpus=plan.gpus,
-        index=plan.run,
-        batch_per_gpu=case.batch_per_gpu(size, plan.gpus),
-        sample_shape=size.sample_shape,
-        case_module=plan.case.__module__,
-        case_file=_case_file(plan.case),
-        case_class=plan.case.__qualname__,
-        import_paths=tuple(sys.path),
-        devices=devices_of_run(environment, run=plan.run, gpus=plan.gpus),
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
         timing=timing_plan(environment.device, options.run_seconds),
@@ -214,10 +207,6 @@ def _case_of(test: pytest.Item) -> type[TrainingCase]:
             f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(SCALING_MODES)}"
         )
     return case
-
-
-def _case_file(case: type[TrainingCase]) -> str:
-    return str(sys.modules[case.__module__].__file__)
 
 
 def _refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None) -> None:

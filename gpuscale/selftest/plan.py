@@ -5,11 +5,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import UsageError
 from gpuscale.records import CauseKind, Configuration, Environment, Fault, RunRequest
 from gpuscale.records.selftest import Injection
-from gpuscale.run_defaults import SIZES, TIMING_PLANS, data_workers, devices_of_run
+from gpuscale.run_defaults import TIMING_PLANS, default_request
 from gpuscale.strategies import ranks_of
 
 RUNS_PER_BLOCK = 3
@@ -23,7 +25,6 @@ _DEFAULT_CASES: Mapping[str, str] = {
     "cuda": "bench_cases/test_resnet50.py::Resnet50",
     "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
 }
-_TIMEOUT_S = 600.0
 _FAULT_SIZES = (0.2, 0.4)
 
 
@@ -96,37 +97,9 @@ def case_request(
     injections: tuple[str, ...] = (),
 ) -> RunRequest:
     """The request for one run of a case as gpuscale measures it by default."""
-    built = case()
-    size = built.named_size(SIZES[environment.device])
-    return RunRequest(
-        configuration=Configuration(
-            case=case.name(),
-            strategy=max(case.strategies, key=lambda name: ranks_of(name, 2) or 0),
-            device=environment.device,
-            size=SIZES[environment.device],
-            precision="fp32",
-            channels_last=False,
-            compiled=False,
-            scaling=case.scaling,
-            data="synthetic",
-            threads_per_rank=1,
-            data_workers=data_workers(environment),
-        ),
-        gpus=gpus,
-        index=run,
-        batch_per_gpu=built.batch_per_gpu(size, gpus),
-        sample_shape=size.sample_shape,
-        case_module=case.__module__,
-        case_file=str(sys.modules[case.__module__].__file__),
-        case_class=case.__qualname__,
-        import_paths=tuple(sys.path),
-        devices=devices_of_run(environment, run=run, gpus=gpus),
-        data_root=None,
-        download=False,
-        timing=TIMING_PLANS[environment.device],
-        timeout_s=_TIMEOUT_S,
-        injections=injections,
-    )
+    strategy = max(case.strategies, key=lambda name: ranks_of(name, 2) or 0)
+    request = default_request(case, environment, strategy=strategy, gpus=gpus, run=run)
+    return replace(request, injections=injections)
 
 
 def possible_faults(
