@@ -36,7 +36,7 @@ from gpuscale.records import (
 )
 from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
 
-_DESCRIBE_TIMEOUT_S = 180.0
+_DESCRIBE_S = 180.0
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOOK_S = 0.05
@@ -68,17 +68,14 @@ class NodesLauncher(Launcher):
     @cached_property
     def environment(self) -> Environment:
         """The nodes of the job as the ranks see them; found out at the first use."""
-        placement = Placement(
-            hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1, independent=True
-        )
+        hosts = self._hosts
+        placement = Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1, independent=True)
         with self._run_folder() as directory:
-            write_atomically(directory.hosts, "\n".join(self._hosts))
-            left = [directory.environment(host).path for host in self._hosts]
-            code, timed_out = self._start(
-                directory, "describe", placement, _DESCRIBE_TIMEOUT_S, left
-            )
+            self._leave_addresses(directory, hosts)
+            left = [directory.environment(host).path for host in hosts]
+            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S, left)
             found = job_environment(
-                self._hosts, directory, self._device, exit_code=code, timed_out=timed_out
+                hosts, directory, self._device, exit_code=code, timed_out=timed_out
             )
         return replace(found, launcher=self._starter.name)
 
@@ -225,9 +222,8 @@ def _wait_for(paths: Sequence[Path], patience_s: float) -> None:
 def _environment() -> dict[str, str]:
     """This process's environment, in which gpuscale can be imported even if not installed."""
     package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([*([inherited] if inherited else []), package_parent])
-    return {**os.environ, "PYTHONPATH": path}
+    parts = (os.environ.get("PYTHONPATH"), package_parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in parts if part)}
 
 
 @contextlib.contextmanager
@@ -285,13 +281,10 @@ def _exits_left(directory: RunDirectory, ranks: int) -> list[RankExit]:
 
     When one has failed, the scheduler kills the others.
     """
-    found = []
-    for rank in range(ranks):
-        file = directory.exit(rank)
-        exited = file.read_if_left()
-        if exited is not None:
-            found.append((file.path.stat().st_mtime_ns, rank, exited))
-    return [exited for _, _, exited in sorted(found, key=lambda entry: entry[:2])]
+    files = [directory.exit(rank) for rank in range(ranks)]
+    left = [(file.path, file.read_if_left()) for file in files]
+    found = [(path.stat().st_mtime_ns, exited) for path, exited in left if exited is not None]
+    return [exited for _, exited in sorted(found, key=lambda each: (each[0], each[1].rank))]
 
 
 def _own_failures(exits: Sequence[RankExit]) -> dict[int, int]:

@@ -9,9 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -25,7 +23,7 @@ from gpuscale.records import (
     RankReport,
     RunRequest,
 )
-from gpuscale.run_directory import RecordFile, RunDirectory, write_atomically
+from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
@@ -43,8 +41,6 @@ _OF_THE_SYSTEM = re.compile(
     r"|No space left on device|Disk quota exceeded|Read-only file system",
     re.IGNORECASE,
 )
-
-R = TypeVar("R", bound=msgspec.Struct)
 
 _SEED = 42
 _PROGRESS_BYTES = 64
@@ -81,11 +77,6 @@ class RankFiles:
         # more on a shared file system, and all ranks wait for it at the window's barrier.
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
-    def leave(self, file: RecordFile[R], record: R) -> None:
-        """Write what this rank measured."""
-        faulthandler.cancel_dump_traceback_later()
-        file.write(record)
-
     def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
         """Write the traceback of what ended this rank."""
         summary = "".join(traceback.format_exception_only(error)).strip()
@@ -116,6 +107,7 @@ def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> No
     files.announce(request.timeout_s)
     try:
         work(request, files)
+        faulthandler.cancel_dump_traceback_later()
     except BaseException as error:
         text = str(error)
         lost_peer = isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
@@ -176,7 +168,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     strategy.barrier()
     keep_to_the_end(training, strategy)
     outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
-    files.leave(files.directory.outcome(strategy.rank), outcome)
+    files.directory.outcome(strategy.rank).write(outcome)
 
 
 def _report(parts: Parts, training: Training, measurement: Measurement) -> RankReport:

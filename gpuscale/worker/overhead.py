@@ -62,7 +62,7 @@ def _measure(request: RunRequest, files: RankFiles) -> None:
     strategy.barrier()
     keep_to_the_end(training, strategy)
     outcome = OverheadOutcome(rank=strategy.rank, steps_per_window=steps, pairs=tuple(pairs))
-    files.leave(files.directory.overhead(files.rank), outcome)
+    files.directory.overhead(files.rank).write(outcome)
 
 
 def _bare_s(training: Training, parts: Parts, steps: int, sampler_pid: int | None) -> float:
