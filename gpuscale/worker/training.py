@@ -1,13 +1,15 @@
-"""What one rank trains, built from its request, its training step, and what is left of it."""
+"""What one rank trains, built from its request: its step, the phases of it, and what it left."""
 
 import hashlib
 import importlib
 import importlib.util
 import math
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +21,6 @@ from gpuscale.errors import CaseError
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy
 
 
@@ -205,3 +206,80 @@ def parameter_digest(model: torch.nn.Module) -> str:
         flat = parameter.detach().reshape(-1).contiguous().cpu()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+class Phase(IntEnum):
+    """What a rank does between two marks, in the order of the fields of `Phases`."""
+
+    DATA = 0
+    H2D = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+
+
+class HostPhaseClock:
+    """For the CPU, where work is done when a call returns."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._seconds = [0.0] * len(Phase)
+        self._last_s = time.perf_counter()
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        now_s = time.perf_counter()
+        self._seconds[phase] += now_s - self._last_s
+        self._last_s = now_s
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds."""
+        return _phases(self._seconds)
+
+
+class CudaPhaseClock:
+    """For CUDA: events on the current stream, read after the window.
+
+    An event is passed when the device has done what was asked before it. Where the host is
+    late, as with slow data, the device waits, and the wait lies between the same two events.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: list[torch.cuda.Event] = []
+        self._marks: list[Phase] = []
+
+    def begin(self) -> None:
+        """Start a window."""
+        self._marks = []
+        self._record(0)
+
+    def mark(self, phase: Phase) -> None:
+        """The time since the last mark was spent in this phase."""
+        self._marks.append(phase)
+        self._record(len(self._marks))
+
+    def phases(self) -> Phases:
+        """The phases since `begin`, in seconds; to be asked after the device is done."""
+        seconds = [0.0] * len(Phase)
+        for number, phase in enumerate(self._marks):
+            elapsed_ms = self._pool[number].elapsed_time(self._pool[number + 1])
+            seconds[phase] += elapsed_ms / 1000
+        return _phases(seconds)
+
+    def _record(self, number: int) -> None:
+        if number == len(self._pool):
+            self._pool.append(torch.cuda.Event(enable_timing=True))
+        self._pool[number].record(torch.cuda.current_stream(self._device))
+
+
+def phase_clock(device: torch.device) -> HostPhaseClock | CudaPhaseClock:
+    """The clock for a device."""
+    return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()
+
+
+def _phases(seconds: list[float]) -> Phases:
+    return Phases(**dict(zip(Phases.__struct_fields__, seconds, strict=True)))
