@@ -30,7 +30,7 @@ from gpuscale.report.phrases import (
     verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.results_table import software_text
+from gpuscale.report.results_table import cells_of, software_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
@@ -129,24 +129,16 @@ def _published_table(baseline: Baseline, columns: int | None) -> str:
 
 def _measured_lines(entries: Iterable[Entry], columns: int | None) -> Iterator[str]:
     points = [(entry.point, len(entry.runs)) for entry in entries]
-    configurations = [point.configuration for point, _ in points]
-    names = set_apart(configurations)
+    names = set_apart([point.configuration for point, _ in points])
     headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    rows = [
-        [
-            names[point.configuration],
-            str(point.key.gpus),
-            str(point.batch_per_gpu),
-            f"{point.valid_runs} ({nights})",
-            time_text(point.step_time_s),
-            interval_text(point.speedup),
-            interval_text(point.efficiency),
-        ]
-        for point, nights in points
-    ]
+    rows = []
+    for point, nights in points:
+        cells = {"case": names[point.configuration], **cells_of(point)}
+        cells["runs (allocations)"] = f"{point.valid_runs} ({nights})"
+        rows.append([cells[header] for header in headers])
     yield table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
     yield ""
-    yield f"{configurations_text(configurations)}; intervals: 95%, over runs"
+    yield f"{configurations_text(names)}; intervals: 95%, over runs"
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -233,14 +225,12 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         return {}
     if isinstance(entry, Entry):
         point = entry.point
-        gpus, pair = point.key.gpus, (point.speedup, point.efficiency)
-        values = {"step time": time_text(point.step_time_s)}
-        made = {"measured": _runs_text(point.valid_runs, len(entry.runs))}
-        batch = point.batch_per_gpu
-    else:
-        gpus, pair = entry.gpus, _published_pair(entry, figures)
-        values = {"figure": "{} ({})".format(*_published_text(entry))}
-        made, batch = {"runs": str(entry.runs)}, entry.batch_per_gpu
-    if gpus > 1:
-        values |= zip(_PAIR_HEADERS, map(interval_text, pair), strict=True)
-    return {**values, **made, "batch/gpu": str(batch)}
+        cells = cells_of(point)
+        cells["measured"] = _runs_text(point.valid_runs, len(entry.runs))
+        pair = _PAIR_HEADERS if point.key.gpus > 1 else ()
+        return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
+    values = {"figure": "{} ({})".format(*_published_text(entry))}
+    if entry.gpus > 1:
+        texts = map(interval_text, _published_pair(entry, figures))
+        values |= zip(_PAIR_HEADERS, texts, strict=True)
+    return values | {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}

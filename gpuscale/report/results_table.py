@@ -1,7 +1,7 @@
 """A results file for the terminal: where from, its scaling table, what failed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -76,30 +76,37 @@ def scaling_table(
     )
     rows = []
     for point in points:
-        rows.append([names[point.configuration], *_cells(point, unsteady[point.point_key])])
-        if has_energy:
-            rows[-1].append(_rate_text(point.samples_per_j))
-        if not on_cpu:
-            used = point.gpu_utilization
-            rows[-1].append(UNKNOWN if used is None else format_percent(used))
-        memory = point.peak_host_memory_bytes if on_cpu else point.peak_memory_bytes
-        rows[-1].append(UNKNOWN if memory is None else format_bytes(memory))
+        told = {"case": names[point.configuration], "runs": _runs_text(point, unsteady)}
+        cells = told | cells_of(point)
+        rows.append([cells[header] for header in headers])
     return table(headers, rows, columns, first=_FIRST)
 
 
-def _cells(point: ScalingPoint, unsteady: int) -> list[str]:
-    counts = {"unsteady": unsteady, "failed": point.failed_runs - unsteady}
+def cells_of(point: ScalingPoint) -> dict[str, str]:
+    """The numbers of a point as tables show them, by the headers of their columns."""
+    used, peak = point.gpu_utilization, point.peak_memory_bytes
+    on_host = point.peak_host_memory_bytes
+    return {
+        "gpus": str(point.key.gpus),
+        "scaling": point.configuration.scaling or UNKNOWN,
+        "batch/gpu": str(point.batch_per_gpu),
+        "step time": time_text(point.step_time_s),
+        "samples/s": _rate_text(point.samples_per_s),
+        "speedup": interval_text(point.speedup),
+        "efficiency": interval_text(point.efficiency),
+        "samples/J": _rate_text(point.samples_per_j),
+        "GPU util": UNKNOWN if used is None else format_percent(used),
+        "peak memory": UNKNOWN if peak is None else format_bytes(peak),
+        "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
+    }
+
+
+def _runs_text(point: ScalingPoint, unsteady: Mapping[PointKey, int]) -> str:
+    """`3 (1 unsteady, 2 failed)`."""
+    of_point = unsteady.get(point.point_key, 0)
+    counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
     without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return [
-        str(point.key.gpus),
-        point.configuration.scaling or UNKNOWN,
-        str(point.batch_per_gpu),
-        f"{point.valid_runs} ({without})" if without else str(point.valid_runs),
-        time_text(point.step_time_s),
-        _rate_text(point.samples_per_s),
-        interval_text(point.speedup),
-        interval_text(point.efficiency),
-    ]
+    return f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
 
 
 def _rate_text(rate: Estimate | None) -> str:

@@ -281,11 +281,14 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
     """The reasons of the verdicts, each sentence once; rows that are simply ok need none."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for number, row in enumerate(rows):
-        if not row.reason or _is_simply_ok(row.entry):
+        entry = row.entry
+        # A row that is simply ok needs no words; one whose speedup is unknown says why it is.
+        known = entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+        if not row.reason or (entry.verdict is Verdict.OK and known):
             continue
         # What has causes or lost metrics of its own is explained by itself.
         alone = number if row.causes or row.lost_metrics else None
-        alike.setdefault((row.reason, row.entry.finding, alone), []).append(row)
+        alike.setdefault((row.reason, entry.finding, alone), []).append(row)
     return [
         Explanation(
             subject="all rows" if len(group) == len(rows) > 1 else _subject(group),
@@ -349,12 +352,6 @@ def _causes(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple
         label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
         found[i] = tuple(view(cause, label) for cause in entries[i].causes)
     return found
-
-
-def _is_simply_ok(entry: EntryVerdict) -> bool:
-    """True of a row that needs no words; one whose speedup is unknown says why it is."""
-    ok = entry.verdict is Verdict.OK and entry.finding is None
-    return ok and entry.changed_quantity is not QuantityName.THROUGHPUT
 
 
 def _subject(rows: Iterable[Row]) -> str:
