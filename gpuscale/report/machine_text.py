@@ -3,13 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
-from gpuscale.records import (
-    Configuration,
-    NodeProbe,
-    OverheadReport,
-    Rate,
-    TrialsReport,
-)
+from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
 from gpuscale.report.phrases import UNKNOWN, counted, gpus_text, interval_text
 from gpuscale.report.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine

@@ -3,14 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from gpuscale.records import (
-    Configuration,
-    Environment,
-    Estimate,
-    QuantityName,
-    Results,
-    Verdict,
-)
+from gpuscale.records import Configuration, Environment, Estimate, QuantityName, Results, Verdict
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"

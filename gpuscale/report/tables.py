@@ -40,13 +40,7 @@ from gpuscale.report.phrases import (
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.report.step_time import budget_lines, phase_lines
-from gpuscale.scaling import (
-    PointKey,
-    ScalingPoint,
-    geometric_mean,
-    scaling_points,
-    unit_error_note,
-)
+from gpuscale.scaling import PointKey, ScalingPoint, geometric_mean, scaling_points, unit_error_note
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 

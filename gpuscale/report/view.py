@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
@@ -180,16 +179,10 @@ class View:
     """All that any format shows of a comparison."""
 
     comparison: Comparison
+    results: Sequence[Results]
     rows: tuple[Row, ...]
     """In the order of the baseline."""
     notes: tuple[str, ...]
-    injections: tuple[str, ...]
-    """The faults that were made on purpose in the results."""
-    measured_at: datetime
-    """The time of the newest of the results."""
-    hosts: tuple[str, ...]
-    wall_s: float
-    """The time that all runs took."""
     exit_code: int
     """Of the process."""
     screen: Screen
@@ -198,6 +191,11 @@ class View:
     def ranked(self) -> list[Row]:
         """The rows that got worse first, then those not shown to be fine, then the passes."""
         return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
+
+    @property
+    def injections(self) -> tuple[str, ...]:
+        """The faults that were made on purpose in the results."""
+        return tuple(dict.fromkeys(each for result in self.results for each in result.injections))
 
     @property
     def warning(self) -> str:
@@ -252,6 +250,7 @@ def view_of(
     causes = _causes(comparison.entries, names)
     return View(
         comparison=comparison,
+        results=results,
         rows=tuple(
             Row(
                 entry=entry,
@@ -263,10 +262,6 @@ def view_of(
             for entry, name, found in zip(comparison.entries, names, causes, strict=True)
         ),
         notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
-        injections=tuple(dict.fromkeys(each for result in results for each in result.injections)),
-        measured_at=max(datetime.fromisoformat(result.created_at) for result in results),
-        hosts=tuple(dict.fromkeys(result.environment.host or "" for result in results)),
-        wall_s=sum(wall_s.values()),
         exit_code=int(comparison.exit_code if exit_code is None else exit_code),
         screen=screen or Screen(),
     )
