@@ -23,7 +23,7 @@ from gpuscale.recording.from_results import (
     results_of,
 )
 from gpuscale.records import Baseline
-from gpuscale.report.baseline_table import step_time_text
+from gpuscale.report.tables import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
 

@@ -24,8 +24,8 @@ from gpuscale.recording.from_results import (
     revised,
 )
 from gpuscale.records import Baseline, Results
-from gpuscale.report.baseline_table import EntryChange, changes_text
 from gpuscale.report.reason_words import statement_text
+from gpuscale.report.tables import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "

@@ -33,14 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
     content = read_any(path)
     columns, now = columns_of(sys.stdout), datetime.now(UTC)
     if isinstance(content, Results):
-        from gpuscale.report.results_table import results_text
+        from gpuscale.report.tables import results_text
 
         phases: bool = arguments.phases
         text = results_text(content, phases=phases, path=path, now=now, columns=columns)
     elif arguments.phases:
         raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     else:
-        from gpuscale.report.baseline_table import baseline_text
+        from gpuscale.report.tables import baseline_text
 
         text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")

@@ -19,8 +19,8 @@ from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
 from gpuscale.report import text
 from gpuscale.report.phrases import injection_warning, spread_text
-from gpuscale.report.results_table import scaling_lines
 from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
+from gpuscale.report.tables import scaling_lines
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
 from gpuscale.version import __version__

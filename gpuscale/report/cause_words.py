@@ -237,10 +237,7 @@ _WORDS: Mapping[CauseCode, tuple[str, str]] = {
     CauseCode.OTHER_METRICS: ("{kind}", "{metrics} got worse and the step did not get longer"),
     CauseCode.NO_PHASES_BEFORE: ("{kind}", "the baseline keeps no phases and paces of these runs"),
     CauseCode.NO_PHASES_AFTER: ("{kind}", "the results hold no phases and paces of these runs"),
-    CauseCode.WITHIN_NOISE: (
-        "{kind}",
-        "no part of the step got longer by more than its own noise",
-    ),
+    CauseCode.WITHIN_NOISE: ("{kind}", "no part of the step got longer by more than its own noise"),
     CauseCode.PUBLISHED_FIGURES: (
         "{kind}",
         "published figures hold no phases, so what is different from them cannot be told",

@@ -40,7 +40,7 @@ def render(view: View) -> str:
 def _losses(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Title and message of each row that got worse, the largest loss first."""
     lost = [row for row in rows if row.entry.verdict.is_loss]
-    lost.sort(key=_size_of_loss, reverse=True)
+    lost.sort(key=lambda row: 0.0 if row.change is None else -abs(row.change.value))
     return [
         (
             f"{row.label}: {row.verdict} {row.short_reason}".rstrip(),
@@ -48,10 +48,6 @@ def _losses(rows: Sequence[Row]) -> list[tuple[str, str]]:
         )
         for row in lost
     ]
-
-
-def _size_of_loss(row: Row) -> float:
-    return 0.0 if row.change is None else abs(row.change.value)
 
 
 def _doubts(rows: Sequence[Row]) -> list[tuple[str, str]]:

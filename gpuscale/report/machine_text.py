@@ -3,13 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
-from gpuscale.records import (
-    Configuration,
-    NodeProbe,
-    OverheadReport,
-    Rate,
-    TrialsReport,
-)
+from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
 from gpuscale.report.phrases import UNKNOWN, counted, gpus_text, interval_text
 from gpuscale.report.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine
@@ -163,10 +157,8 @@ def _link_rate(probe: NodeProbe, place: int, message_bytes: int) -> str:
 def _shared_memory(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "absent: loader processes need it"
-    text = format_bytes(size_bytes)
-    if size_bytes >= _SMALL_SHARED_MEMORY_BYTES:
-        return text
-    return f"{text}: too small for many loader processes; in a container, see --shm-size"
+    small = ": too small for many loader processes; in a container, see --shm-size"
+    return format_bytes(size_bytes) + (small if size_bytes < _SMALL_SHARED_MEMORY_BYTES else "")
 
 
 def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
@@ -209,10 +201,6 @@ def _with_unit(number: float, quantity: Quantity) -> str:
     return f"{number:.0f} {quantity.unit}".rstrip()
 
 
-def _clock_events(gpu: ExaminedGpu) -> str:
-    return ", ".join(gpu.reading.answers["clock_event_reasons"]) or "none"
-
-
 def _pcie_generation(gpu: ExaminedGpu) -> str:
     answers = gpu.reading.answers
     generation, most = answers["pcie_generation"], answers.get("pcie_max_generation")
@@ -236,7 +224,9 @@ def _nvlink(gpu: ExaminedGpu) -> str:
 
 
 _OWN_TEXTS: Mapping[str, Callable[[ExaminedGpu], str]] = {
-    "clock_event_reasons": _clock_events,
+    "clock_event_reasons": lambda gpu: (
+        ", ".join(gpu.reading.answers["clock_event_reasons"]) or "none"
+    ),
     "pcie_generation": _pcie_generation,
     "pcie_width": _pcie_width,
     "nvlink_active": _nvlink,

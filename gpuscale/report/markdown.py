@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.errors import ExitCode
-from gpuscale.records import MetricVerdict, Verdict
+from gpuscale.records import Verdict
 from gpuscale.report.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
 from gpuscale.report.view import DETECTABLE, Row, View, explanations, weight
 
@@ -108,22 +108,20 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
         ((row, metric) for row in rows for metric in row.entry.metrics),
         key=lambda item: weight(item[1].verdict),
     )
-    lines = [_metric_row(row, metric) for row, metric in found]
-    return (
-        [_folded("Other metrics", _table(_METRICS_HEADER, lines, _METRICS_BYTES))] if lines else []
-    )
-
-
-def _metric_row(row: Row, metric: MetricVerdict) -> str:
-    return _cells(
-        _plain(row.name),
-        str(row.entry.key.gpus),
-        metric.metric.words,
-        amount_text(metric.baseline.value, metric.metric.unit),
-        amount_text(metric.current.value, metric.metric.unit),
-        change_text(metric.change),
-        f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
-    )
+    lines = [
+        _cells(
+            _plain(row.name),
+            str(row.entry.key.gpus),
+            metric.metric.words,
+            amount_text(metric.baseline.value, metric.metric.unit),
+            amount_text(metric.current.value, metric.metric.unit),
+            change_text(metric.change),
+            f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
+        )
+        for row, metric in found
+    ]
+    table = _table(_METRICS_HEADER, lines, _METRICS_BYTES)
+    return [_folded("Other metrics", table)] if lines else []
 
 
 def _cells(*texts: str) -> str:

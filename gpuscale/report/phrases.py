@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from gpuscale.records import Configuration, Estimate, QuantityName, Results, Verdict
+from gpuscale.records import Configuration, Environment, Estimate, QuantityName, Results, Verdict
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
@@ -66,6 +66,19 @@ def age_text(results: Results, now: datetime) -> str:
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)
     return "" if days < 1 else f"{counted(days, 'day')} ago"
+
+
+def software_text(environment: Environment) -> str:
+    """The versions that a measurement depends on: `torch 2.15.0, CUDA 13.2, …`."""
+    versions = {
+        "torch": environment.torch_version,
+        "CUDA": environment.cuda_version if environment.device == "cuda" else None,
+        "NCCL": environment.nccl_version,
+        "driver": environment.driver_version,
+        "Python": environment.python_version,
+        "cases": environment.cases_revision,
+    }
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def injection_warning(injections: Sequence[str]) -> str:

@@ -230,10 +230,6 @@ def _signed(change: float) -> str:
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
-def _beside(change: float) -> str:
-    return f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}"
-
-
 def _failures(counts: Mapping[str, int]) -> str:
     words = {kind: _FAILED.get(kind, _NO_WINDOWS) for kind in counts}
     return ", ".join(f"{count} {words[kind][count > 1]}" for kind, count in counts.items())
@@ -243,7 +239,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
     "signed": _signed,
     "moved": _moved,
-    "beside": _beside,
+    "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,
     "gpus": gpus_text,
     "row": lambda key: str(key.label),

@@ -239,12 +239,14 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
             "mean over runs; what DDP does with one rank's gradients is in it, which the "
             "efficiency budget leaves out"
         )
-    for strategy in dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1):
-        demands = STRATEGIES.get(strategy)
-        if demands is not None and demands.inside_computing is not None:
+    several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
+    demands = {name: STRATEGIES[name] for name in several if name in STRATEGIES}
+    measurable = {name for name, its in demands.items() if its.inside_computing is None}
+    for strategy in demands:
+        if strategy not in measurable:
             yield (
-                f"{strategy}: {demands.inside_computing} are inside forward and backward; "
-                "communication cannot be told apart"
+                f"{strategy}: {demands[strategy].inside_computing} are inside forward and "
+                "backward; communication cannot be told apart"
             )
     for point, step in steps.items():
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
@@ -254,20 +256,14 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
                 f"{format_seconds(step.typical_s)} in the scaling table, since its runs or windows "
                 "are of different pace"
             )
-        if _lacks_communication(point, step):
+        could_measure = point.gpus > 1 and point.configuration.strategy in measurable
+        if could_measure and step.communication_s is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
             yield (
                 f"{label}: the phases of {step.missing_windows} of {step.windows} windows miss "
                 f"the window's time by more than {SUM_TOLERANCE:.0%}"
             )
-
-
-def _lacks_communication(point: PointKey, step: _Step) -> bool:
-    """True of a row whose exposed communication could have been measured, and was not."""
-    demands = STRATEGIES.get(point.configuration.strategy)
-    could = demands is not None and point.gpus > 1 and demands.inside_computing is None
-    return could and step.communication_s is None
 
 
 def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
@@ -180,16 +179,10 @@ class View:
     """All that any format shows of a comparison."""
 
     comparison: Comparison
+    results: Sequence[Results]
     rows: tuple[Row, ...]
     """In the order of the baseline."""
     notes: tuple[str, ...]
-    injections: tuple[str, ...]
-    """The faults that were made on purpose in the results."""
-    measured_at: datetime
-    """The time of the newest of the results."""
-    hosts: tuple[str, ...]
-    wall_s: float
-    """The time that all runs took."""
     exit_code: int
     """Of the process."""
     screen: Screen
@@ -198,6 +191,11 @@ class View:
     def ranked(self) -> list[Row]:
         """The rows that got worse first, then those not shown to be fine, then the passes."""
         return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
+
+    @property
+    def injections(self) -> tuple[str, ...]:
+        """The faults that were made on purpose in the results."""
+        return tuple(dict.fromkeys(each for result in self.results for each in result.injections))
 
     @property
     def warning(self) -> str:
@@ -252,6 +250,7 @@ def view_of(
     causes = _causes(comparison.entries, names)
     return View(
         comparison=comparison,
+        results=results,
         rows=tuple(
             Row(
                 entry=entry,
@@ -263,10 +262,6 @@ def view_of(
             for entry, name, found in zip(comparison.entries, names, causes, strict=True)
         ),
         notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
-        injections=tuple(dict.fromkeys(each for result in results for each in result.injections)),
-        measured_at=max(datetime.fromisoformat(result.created_at) for result in results),
-        hosts=tuple(dict.fromkeys(result.environment.host or "" for result in results)),
-        wall_s=sum(wall_s.values()),
         exit_code=int(comparison.exit_code if exit_code is None else exit_code),
         screen=screen or Screen(),
     )
@@ -281,11 +276,14 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
     """The reasons of the verdicts, each sentence once; rows that are simply ok need none."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for number, row in enumerate(rows):
-        if not row.reason or _is_simply_ok(row.entry):
+        entry = row.entry
+        # A row that is simply ok needs no words; one whose speedup is unknown says why it is.
+        known = entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+        if not row.reason or (entry.verdict is Verdict.OK and known):
             continue
         # What has causes or lost metrics of its own is explained by itself.
         alone = number if row.causes or row.lost_metrics else None
-        alike.setdefault((row.reason, row.entry.finding, alone), []).append(row)
+        alike.setdefault((row.reason, entry.finding, alone), []).append(row)
     return [
         Explanation(
             subject="all rows" if len(group) == len(rows) > 1 else _subject(group),
@@ -349,12 +347,6 @@ def _causes(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple
         label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
         found[i] = tuple(view(cause, label) for cause in entries[i].causes)
     return found
-
-
-def _is_simply_ok(entry: EntryVerdict) -> bool:
-    """True of a row that needs no words; one whose speedup is unknown says why it is."""
-    ok = entry.verdict is Verdict.OK and entry.finding is None
-    return ok and entry.changed_quantity is not QuantityName.THROUGHPUT
 
 
 def _subject(rows: Iterable[Row]) -> str:

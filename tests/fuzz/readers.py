@@ -20,8 +20,7 @@ from pathlib import Path
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
-from gpuscale.report.baseline_table import baseline_text
-from gpuscale.report.results_table import results_text
+from gpuscale.report.tables import baseline_text, results_text
 from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import _decode_either, decoded
 

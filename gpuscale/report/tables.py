@@ -1,13 +1,16 @@
-"""Baselines for the terminal: whose one is and what it holds, and where two of them differ."""
+"""Results and baselines as tables: where from, their numbers, and where two baselines differ."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
+from pathlib import Path
 
 from gpuscale.compare.machine import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.notes import expiry_note
 from gpuscale.compare.published import Figures, published_speedup
+from gpuscale.printable import visible
 from gpuscale.recording.from_results import entries_of
 from gpuscale.records import (
     Baseline,
@@ -17,27 +20,165 @@ from gpuscale.records import (
     EntryVerdict,
     Estimate,
     PublishedFigure,
+    Results,
     Run,
 )
 from gpuscale.report.phrases import (
     UNKNOWN,
+    age_text,
     configurations_text,
     counted,
     gpus_text,
+    injection_warning,
     interval_text,
     set_apart,
+    software_text,
+    spread_text,
     time_text,
     verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.results_table import software_text
 from gpuscale.report.screen import fitted, table
-from gpuscale.scaling import geometric_mean
+from gpuscale.report.step_time import budget_lines, phase_lines
+from gpuscale.scaling import PointKey, ScalingPoint, geometric_mean, scaling_points, unit_error_note
 from gpuscale.statistics.estimates import log_sample
-from gpuscale.units import format_seconds, significant
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
+_FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
+"""Columns that a narrow terminal shows first."""
+_DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _PAIR_HEADERS = ("speedup", "efficiency")
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
+
+
+def results_text(
+    results: Results,
+    *,
+    phases: bool = False,
+    path: Path | None = None,
+    now: datetime | None = None,
+    columns: int | None = None,
+) -> str:
+    """The scaling table of the results or else their phases, without a line break at its end.
+
+    `path` is where they were read from. Of another day than `now` they say how old they are.
+    Lines keep to so many columns; None is where there is room for any line.
+    """
+    lines = [*fitted(_origin_of_results(results, path, now), columns)]
+    if phases:
+        lines += phase_lines(results.runs, columns)
+    else:
+        lines += scaling_lines(results.runs, columns) if results.runs else ["no run was recorded"]
+        lines += fitted(_failures(results), columns)
+    return "\n".join(lines)
+
+
+def scaling_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
+    """The scaling table of the runs, with its notes and where the lost efficiency went."""
+    points = scaling_points(runs)
+    yield from scaling_table(points, runs, columns=columns).splitlines()
+    yield ""
+    yield from fitted((*table_notes(points), *budget_lines(runs)), columns)
+
+
+def scaling_table(
+    points: Sequence[ScalingPoint], runs: Iterable[Run] = (), *, columns: int | None = None
+) -> str:
+    """A row for each point; intervals are 95%, and absent where a single run gives none.
+
+    Of the runs that the points are made of, unsteady ones are told from failed ones.
+    """
+    on_cpu = all(point.configuration.device == "cpu" for point in points)
+    has_energy = any(point.samples_per_j is not None for point in points)
+    headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
+    headers += ["speedup", "efficiency", *(["samples/J"] if has_energy else [])]
+    headers += ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
+    names = set_apart([point.configuration for point in points])
+    unsteady = Counter(
+        PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
+    )
+    rows = []
+    for point in points:
+        told = {"case": names[point.configuration], "runs": _made_text(point, unsteady)}
+        cells = told | cells_of(point)
+        rows.append([cells[header] for header in headers])
+    return table(headers, rows, columns, first=_FIRST)
+
+
+def cells_of(point: ScalingPoint) -> dict[str, str]:
+    """The numbers of a point as tables show them, by the headers of their columns."""
+    used, peak = point.gpu_utilization, point.peak_memory_bytes
+    on_host = point.peak_host_memory_bytes
+    return {
+        "gpus": str(point.key.gpus),
+        "scaling": point.configuration.scaling or UNKNOWN,
+        "batch/gpu": str(point.batch_per_gpu),
+        "step time": time_text(point.step_time_s),
+        "samples/s": _rate_text(point.samples_per_s),
+        "speedup": interval_text(point.speedup),
+        "efficiency": interval_text(point.efficiency),
+        "samples/J": _rate_text(point.samples_per_j),
+        "GPU util": UNKNOWN if used is None else format_percent(used),
+        "peak memory": UNKNOWN if peak is None else format_bytes(peak),
+        "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
+    }
+
+
+def _made_text(point: ScalingPoint, unsteady: Mapping[PointKey, int]) -> str:
+    """`3 (1 unsteady, 2 failed)`."""
+    of_point = unsteady.get(point.point_key, 0)
+    counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
+    without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
+
+
+def _rate_text(rate: Estimate | None) -> str:
+    return UNKNOWN if rate is None else significant(rate.value) + spread_text(rate)
+
+
+def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """The lines below the table: how it was measured, and what cannot be right."""
+    several = any(point.valid_runs > 1 for point in points)
+    intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
+    yield f"{configurations_text(point.configuration for point in points)}; {intervals}"
+    spreads = (spread_text(point.step_time_s) for point in points if point.step_time_s is not None)
+    wide = next((spread for spread in spreads if "×" in spread), None)
+    if wide is not None:
+        yield (
+            f"{wide.strip()}: a wide interval, as factors of the value; measure more runs, "
+            "or on a quieter machine"
+        )
+    for point in points:
+        if note := unit_error_note(point.key, point.efficiency):
+            yield statement_text(note)
+
+
+def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:
+    """Which results these are: file, time, machine and software, and an empty line."""
+    environment = results.environment
+    if results.injections:
+        yield injection_warning(results.injections)
+    if path is not None:
+        yield f"results   {visible(str(path))}"
+    age = "" if now is None else age_text(results, now)
+    yield (
+        f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
+        f"{f', {age}' if age else ''}"
+    )
+    device = _DEVICES.get(environment.device, environment.device)
+    yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
+    yield f"software  {software_text(environment)}"
+    if environment.job_id is not None:
+        yield f"job       {environment.scheduler} {environment.job_id}"
+    yield ""
+
+
+def _failures(results: Results) -> Iterator[str]:
+    for run in results.runs:
+        if run.failure is not None:
+            # What is not steady says so itself.
+            kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
+            yield f"{run.key.label}, run {run.index}: {kind}{run.failure.message}"
 
 
 def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None) -> str:
@@ -45,11 +186,11 @@ def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None
 
     Lines keep to so many columns; None is where there is room for any line.
     """
-    return "\n".join(fitted(_lines(baseline, today, columns), columns))
+    return "\n".join(fitted(_baseline_lines(baseline, today, columns), columns))
 
 
-def _lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
-    yield from _provenance(baseline)
+def _baseline_lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
+    yield from _origin_of_baseline(baseline)
     if baseline.published:
         yield ""
         yield _published_table(baseline, columns)
@@ -70,7 +211,7 @@ def _lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str
         yield f"note: {statement_text(note)}"
 
 
-def _provenance(baseline: Baseline) -> Iterator[str]:
+def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     yield f"baseline  {baseline.name}: {hardware_label(baseline.cluster, baseline.hardware)}"
     if baseline.source is not None:
         parts = [baseline.source.title, baseline.source.published, baseline.source.url]
@@ -129,24 +270,16 @@ def _published_table(baseline: Baseline, columns: int | None) -> str:
 
 def _measured_lines(entries: Iterable[Entry], columns: int | None) -> Iterator[str]:
     points = [(entry.point, len(entry.runs)) for entry in entries]
-    configurations = [point.configuration for point, _ in points]
-    names = set_apart(configurations)
+    names = set_apart([point.configuration for point, _ in points])
     headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    rows = [
-        [
-            names[point.configuration],
-            str(point.key.gpus),
-            str(point.batch_per_gpu),
-            f"{point.valid_runs} ({nights})",
-            time_text(point.step_time_s),
-            interval_text(point.speedup),
-            interval_text(point.efficiency),
-        ]
-        for point, nights in points
-    ]
+    rows = []
+    for point, nights in points:
+        cells = {"case": names[point.configuration], **cells_of(point)}
+        cells["runs (allocations)"] = f"{point.valid_runs} ({nights})"
+        rows.append([cells[header] for header in headers])
     yield table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
     yield ""
-    yield f"{configurations_text(configurations)}; intervals: 95%, over runs"
+    yield f"{configurations_text(names)}; intervals: 95%, over runs"
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -233,14 +366,12 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         return {}
     if isinstance(entry, Entry):
         point = entry.point
-        gpus, pair = point.key.gpus, (point.speedup, point.efficiency)
-        values = {"step time": time_text(point.step_time_s)}
-        made = {"measured": _runs_text(point.valid_runs, len(entry.runs))}
-        batch = point.batch_per_gpu
-    else:
-        gpus, pair = entry.gpus, _published_pair(entry, figures)
-        values = {"figure": "{} ({})".format(*_published_text(entry))}
-        made, batch = {"runs": str(entry.runs)}, entry.batch_per_gpu
-    if gpus > 1:
-        values |= zip(_PAIR_HEADERS, map(interval_text, pair), strict=True)
-    return {**values, **made, "batch/gpu": str(batch)}
+        cells = cells_of(point)
+        cells["measured"] = _runs_text(point.valid_runs, len(entry.runs))
+        pair = _PAIR_HEADERS if point.key.gpus > 1 else ()
+        return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
+    values = {"figure": "{} ({})".format(*_published_text(entry))}
+    if entry.gpus > 1:
+        texts = map(interval_text, _published_pair(entry, figures))
+        values |= zip(_PAIR_HEADERS, texts, strict=True)
+    return values | {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}
