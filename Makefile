@@ -13,7 +13,6 @@ bench: setup
 test: setup
 	$(BIN)/python -m pytest tests -n 3 \
 	    -m "not alone and not thorough and not scheduler"
-	$(BIN)/python -m pytest tests -m "alone and not thorough"
 
 # Slurm, Grid Engine and Open MPI for real. Without them, or not as root, these tests are skipped.
 test-schedulers: setup

@@ -132,6 +132,7 @@ def test_mnist_cnn_holds_back_the_validation_share_of_the_source(digits: Path) -
     assert len(training) == 8_500
 
 
+@pytest.mark.thorough
 @needs_digits
 def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
     case = MnistCnn()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from builders import run
 from changing import replace
 from measuring import REPOSITORY, write_case
@@ -142,6 +143,7 @@ def test_a_rank_ends_with_the_daemon_that_started_its_task(tmp_path: Path) -> No
     assert directory.exit(0).read().code == -9
 
 
+@pytest.mark.thorough
 def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
     process = subprocess.Popen(task(directory))

@@ -1,5 +1,6 @@
 """How a night tells faults apart, whom it blames, and how it ends, without any process."""
 
+from datetime import date
 from pathlib import Path
 
 import builders as make
@@ -11,7 +12,8 @@ from ci_checkout import (
 )
 
 from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.errors import MachineError, UsageError
+from gpuscale.clusters.schedulers.base import Ending, JobState
+from gpuscale.errors import FileError, MachineError, UsageError
 from gpuscale.launch.collect import joined
 from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.night.attempt import (
@@ -23,7 +25,18 @@ from gpuscale.night.attempt import (
     suspects,
     tell_night,
 )
-from gpuscale.night.night import night_exit
+from gpuscale.night.night import (
+    FIRST_ATTEMPT,
+    NightExit,
+    has_regressed,
+    job_exit,
+    new_night,
+    next_job,
+    night_exit,
+    night_meaning,
+    nights_folder,
+    record_text,
+)
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind
 
@@ -174,6 +187,82 @@ def test_the_night_ends_with_what_matters_most(
 ) -> None:
     assert int(night_exit(last, compare_exit)) == code
     assert int(night_exit(last, compare_exit, first_regressed=True)) == code_after_regression
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "compare_exit", "has_baseline", "meaning"),
+    [
+        (WELL, 0, 0, True, "ok"),
+        (WELL, 1, 1, True, "regressed"),
+        (WELL, 4, 4, True, "nothing comparable was measured"),
+        (WELL, 4, None, False, "measured, and judged by nothing: no baseline was named"),
+        (NOTHING, 4, None, True, "nothing was measured"),
+        (NOTHING, 2, None, False, "it could not be run or judged"),
+        (NODE_FAILED, 1, 0, True, "regressed, by what the first attempt measured: see attempt-1"),
+        (NODE_FAILED, 6, 0, False, "infrastructure failed"),
+        (
+            TIME_UP,
+            5,
+            0,
+            True,
+            "not everything was measured; stopped by SIGTERM (the job's time limit?)",
+        ),
+    ],
+)
+def test_a_night_says_how_it_ended(
+    last: Attempt, code: int, compare_exit: int | None, has_baseline: bool, meaning: str
+) -> None:
+    said = night_meaning(NightExit(code), last, compare_exit, has_baseline=has_baseline)
+    assert said == meaning
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        (JobState(stage="ended", exit_code=3, ending=Ending.COMPLETED), 3, "not shown to be fine"),
+        (JobState(stage="ended", exit_code=0, ending=Ending.COMPLETED), 0, "ok"),
+        (JobState(stage="ended", exit_code=7, ending=Ending.COMPLETED), 2, "exit code 7"),
+        (JobState(stage="ended", exit_code=None, ending=Ending.COMPLETED), 2, "no exit code"),
+        (JobState(stage="ended", exit_code=0, ending=Ending.RESOURCES_LOST), 6, "infrastructure"),
+        (JobState(stage="ended", exit_code=0, ending=Ending.TIME_UP), 5, "its time was up"),
+    ],
+)
+def test_a_job_that_did_not_end_as_a_night_does_is_told_from_one_that_did(
+    state: JobState, code: int, words: str
+) -> None:
+    found, meaning = job_exit(state)
+    assert int(found) == code
+    assert meaning.startswith(words)
+
+
+def test_every_night_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    day = date(2026, 11, 21)
+    folder = new_night(tmp_path / "nights", name="here", job=JOB, day=day)
+    assert folder == tmp_path / f"nights/here/2026-11-21_{JOB}"
+    assert folder.is_dir()
+    with pytest.raises(FileError, match="is there already"):
+        new_night(tmp_path / "nights", name="here", job=JOB, day=day)
+    with pytest.raises(FileError, match="cannot be made"):
+        new_night(Path("/dev/null"), name="here", job=JOB, day=day)
+    for name, job in (("a/b", JOB), ("", JOB), (".", JOB), ("here", "../x"), ("here", "")):
+        with pytest.raises(UsageError, match="is no name of a folder"):
+            new_night(tmp_path, name=name, job=job, day=day)
+
+
+def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
+    night = tmp_path / f"2026-11-21_{JOB}"
+    (night / FIRST_ATTEMPT).mkdir(parents=True)
+    text = record_text("ok", NightExit.OK, [("retried as", "4712"), ("reason", None)])
+    assert text == "night: ok\nexit: 0\nretried as: 4712\n"
+    (night / FIRST_ATTEMPT / "night.txt").write_text(text)
+    assert next_job(tmp_path, JOB) == "4712"
+    assert next_job(tmp_path, "1") is None
+    assert not has_regressed(night / FIRST_ATTEMPT)
+    assert not has_regressed(night)
+    (night / "night.txt").write_text(record_text("regressed", NightExit.REGRESSED, []))
+    assert has_regressed(night)
+    assert nights_folder({}) == Path(".gpuscale/nightly")
+    assert nights_folder({"GPUSCALE_NIGHTLY_DIR": "/nights"}) == Path("/nights")
 
 
 def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:

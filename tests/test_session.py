@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from changing import replace
-from measuring import Session, pytest_command, run_pytest, write_case
+from measuring import TIMEOUT_S, Session, pytest_command, run_pytest, write_case
 
 from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import Results, Run
@@ -33,7 +33,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + TIMEOUT_S
     while not path.exists() or path.read_bytes().count(b"\n") < 3:
         assert time.monotonic() < deadline
         assert process.poll() is None

@@ -1,12 +1,19 @@
 """Runs go on until they tell enough, what that does to intervals, and how a session ends."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import run
+from builders import baseline, measured, request, results, run
 
-from gpuscale.plugin.stopping import StoppingRule, status_of_verdict, status_without_verdict
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.stopping import (
+    BaselineJudge,
+    StoppingRule,
+    status_of_verdict,
+    status_without_verdict,
+)
 from gpuscale.records import (
     Comparison,
     EntryKey,
@@ -18,6 +25,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.scaling import PointKey, scaling_points
+from gpuscale.store import write_baseline
 
 
 def one_percent(*gpus: int) -> StoppingRule:
@@ -32,9 +40,9 @@ def runs(gpus: int, *step_times_s: float | None) -> list[Run]:
     return [run(gpus, time_s, index=i) for i, time_s in enumerate(step_times_s, start=1)]
 
 
-def settled(measured: list[Run], of_gpus: int, gpus: tuple[int, ...] = (1, 2, 4)) -> int | None:
-    key = next(PointKey.of(r) for r in measured if r.gpus == of_gpus)
-    return one_percent(*gpus).settled_after(key, measured)
+def settled(made: list[Run], of_gpus: int, gpus: tuple[int, ...] = (1, 2, 4)) -> int | None:
+    key = next(PointKey.of(r) for r in made if r.gpus == of_gpus)
+    return one_percent(*gpus).settled_after(key, made)
 
 
 def test_quiet_runs_are_settled_after_the_minimum() -> None:
@@ -92,6 +100,59 @@ def test_what_is_not_settled_at_the_end_is_named() -> None:
     short = runs(1, *QUIET) + runs(2, *QUIET[:2])
     assert [p.key.gpus for p in one_percent(1, 2).unsettled_points(short)] == [2]
     assert one_percent(1).unsettled_points(runs(1, None)) == ()
+
+
+def test_runs_are_three_or_what_decides_has_three_to_eight() -> None:
+    given = {"gpus": "1,2"}
+    assert parse_options(given).bounds_of_runs == (None, 3)
+    assert StoppingRule.of(parse_options(given)) is None
+    assert BaselineJudge.of(parse_options(given)) is None
+    asked = parse_options({**given, "runs": "4:9"})
+    assert asked.bounds_of_runs == (4, 9)
+    assert StoppingRule.of(asked) == StoppingRule(minimum_runs=4, target=0.01, gpus=(1, 2))
+    assert BaselineJudge.of(asked) is None
+    narrower = StoppingRule.of(parse_options({**given, "runs": "4:9", "target_ci": "2.5%"}))
+    assert narrower == StoppingRule(minimum_runs=4, target=0.025, gpus=(1, 2))
+    judged = parse_options({**given, "baseline": "b.json"})
+    assert judged.bounds_of_runs == (3, 8)
+    assert StoppingRule.of(judged) is None
+
+
+def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
+    made = runs(1, *NOISY)
+    (point,) = scaling_points(made)
+    estimate = point.step_time_s
+    assert estimate is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    half = (estimate.high - estimate.low) / 2 / estimate.value
+    for target, count in ((half, 3), (half * 1.01, 3), (half * 0.99, None)):
+        rule = StoppingRule(minimum_runs=3, target=target, gpus=(1,))
+        assert rule.settled_after(point.point_key, made) == count
+
+
+def test_a_run_that_is_not_needed_is_left_out_with_the_reason() -> None:
+    settled_runs = results(*runs(1, *QUIET))
+    assert one_percent(1).reason_to_leave_out(request(index=4), settled_runs) == (
+        "settled after 3 runs"
+    )
+    assert one_percent(1).reason_to_leave_out(request(index=4), measured({1: NOISY})) is None
+
+
+def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
+    write_baseline(tmp_path / "b.json", baseline({1: [2.0, 2.001, 1.999] * 2, 2: [1.0] * 6}))
+    options = parse_options({"gpus": "1,2", "baseline": str(tmp_path / "b.json")})
+    judge = BaselineJudge.of(options)
+    assert judge is not None
+    assert (judge.plan.fewest_runs, judge.plan.most_runs, judge.gpus) == (3, 8, (1, 2))
+    now = measured({1: QUIET, 2: [2.0, 2.001, 1.999], 4: QUIET})
+    assert judge.reason_to_leave_out(request(index=3), now) is None
+    # Twice as slow, and so to be confirmed by a fresh run; T(1) too, which S(2) is taken over.
+    assert judge.reason_to_leave_out(request(gpus=2, index=4), now) is None
+    assert judge.reason_to_leave_out(request(gpus=8, index=4), now) is None
+    fine = measured({1: QUIET, 2: [0.5, 0.5005, 0.4995]})
+    assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
+    assert judge.comparison(fine).exit_code == 0
 
 
 def sequential_session(

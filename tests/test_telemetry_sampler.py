@@ -272,6 +272,8 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
     assert asked(calls, 0)["fields"] == 3
 
 
+@pytest.mark.alone
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fake_driver")
 def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
