@@ -1,13 +1,10 @@
 """Where the time of a step goes, as `gpuscale show --phases` prints it."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from builders import phased_run, phases, results, run
 from changing import replace
-from measuring import REPOSITORY
+from test_cli import ARC4, gpuscale
 
 from gpuscale.records import Run
 from gpuscale.report.tables import results_text
@@ -116,16 +113,6 @@ def test_results_without_phases_say_so() -> None:
     assert shown(run(1, 0.1), run(2, None)).endswith("\n\nno phases were recorded")
 
 
-def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_exposed_communication_is_the_mean_over_runs_as_in_the_budget() -> None:
     runs = [
         phased_run([WORKSHOP] * 2, communication_s=seconds, index=index)
@@ -156,7 +143,7 @@ def test_a_narrow_terminal_gets_the_phases_in_tables_that_fit(columns: int) -> N
 
 
 def test_a_baseline_has_no_phases_to_show() -> None:
-    answer = gpuscale("show", REPOSITORY / "baselines" / "arc4.json", "--phases")
+    answer = gpuscale("show", ARC4, "--phases")
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1
     assert "a baseline has no phases; give --phases a results file" in answer.stderr
