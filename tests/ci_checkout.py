@@ -16,6 +16,7 @@ from pathlib import Path
 
 import builders as make
 from changing import replace
+from measuring import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration, Results
 from gpuscale.store import write_baseline
@@ -203,6 +204,12 @@ def run_script(root: Path, script: str, *, verdict: int = 0, **settings: str) ->
 
 def run_night(command: list[str], cwd: Path, environment: Mapping[str, str], root: Path) -> Night:
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     return Night(exit_code=done.returncode, output=done.stdout + done.stderr, root=root)

@@ -183,7 +183,10 @@ def test_job_loads_the_modules_of_the_site(checkout: Path, script: str) -> None:
             ("arc4.sge", settings)
             for settings in (
                 dict.fromkeys(SUBMITTED_FROM, ""),
-                {"GPUSCALE_MODULES": "gcc", "BASH_FUNC_module%%": "() { return 1; }"},
+                {
+                    "GPUSCALE_MODULES": "gcc",
+                    "BASH_FUNC_module%%": "() { echo no such module; return 1; }",
+                },
                 {"GPUSCALE_VENV": "/nonexistent"},
                 {"GPUSCALE_BASELINE": "/nonexistent"},
                 {"GPUSCALE_NIGHTLY_DIR": "/dev/null/nights"},

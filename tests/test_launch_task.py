@@ -58,7 +58,7 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
         data_root=None,
         download=False,
         timing=QUICK,
-        timeout_s=60.0,
+        timeout_s=240.0,
     )
     directory.request.write(request)
     directory.hosts.write_text(socket.gethostname())
@@ -84,7 +84,7 @@ def task(directory: RunDirectory, *before: str, driver: Path | None = None) -> l
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if condition():
             return True
@@ -151,7 +151,7 @@ def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
     assert wait_until(directory.progress.exists)
     rank = int(directory.pid(0).read_text())
     shutil.rmtree(directory.path)
-    assert process.wait(timeout=60) == 128 + 9
+    assert process.wait(timeout=240) == 128 + 9
     assert not is_running(rank)
 
 

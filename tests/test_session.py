@@ -39,7 +39,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=TIMEOUT_S)
     lines = path.read_bytes().splitlines(keepends=True)
     # As if the kill had come while the third run was being written.
     path.write_bytes(b"".join(lines[:3]) + b'{"run": {"configuration"')

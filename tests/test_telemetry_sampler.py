@@ -62,9 +62,9 @@ def fake_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not condition():
-        assert time.monotonic() < deadline, f"waited 30 s in vain until {what}"
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.01)
 
 
