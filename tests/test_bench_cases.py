@@ -88,7 +88,7 @@ def test_a_strong_batch_that_cannot_be_divided_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case_type", CASES)
-@pytest.mark.parametrize("size_name", ["full", "smoke"])
+@pytest.mark.parametrize("size_name", ["smoke", pytest.param("full", marks=pytest.mark.thorough)])
 def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
     case_type: type[TrainingCase], size_name: str
 ) -> None:
