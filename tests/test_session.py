@@ -155,6 +155,7 @@ def test_what_is_clearly_fine_stops_after_the_fewest_runs(tmp_path: Path, real: 
     assert "elsewhere" not in session.output
 
 
+@pytest.mark.thorough
 def test_a_file_that_cannot_be_imported_keeps_a_good_verdict_from_ending_with_0(
     tmp_path: Path, real: Results
 ) -> None:
