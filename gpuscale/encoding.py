@@ -54,9 +54,9 @@ def from_json(kind: type[T], text: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        _refuse_value(kind, _parsed(text), str(error))
+        _refuse_value(kind, parsed(text), str(error))
     except msgspec.DecodeError as error:
-        _parsed(text)
+        parsed(text)
         problem = str(error).removeprefix("JSON is malformed: ")
         raise DecodeError("", f"this is not JSON: {problem}") from None
     except RecursionError:
@@ -86,12 +86,16 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
     return value
 
 
-def _parsed(text: str) -> object:
-    """The document of a text, for what is wrong with it; json names lines, msgspec bytes."""
+def parsed(text: str, **how: Any) -> object:
+    """The document of a text, read by `json.loads`, which tells lines where msgspec tells bytes.
+
+    Raises:
+        DecodeError: it is no JSON.
+    """
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
-        return json.loads(text)
+        return json.loads(text, **how)
     except json.JSONDecodeError as error:
         place, problem = f"column {error.colno}", f"this is not JSON: {error.msg}"
         raise DecodeError(place, problem, line=error.lineno) from None

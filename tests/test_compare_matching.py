@@ -16,7 +16,7 @@ from builders import (
 from changing import replace
 
 from gpuscale.compare import compare
-from gpuscale.compare.machine import machine_mismatch, same_gpu_model
+from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import UsageError
 from gpuscale.recording.from_results import baseline_from_results

@@ -8,7 +8,7 @@ from changing import replace
 
 from gpuscale.cli.baseline import last_valid_day
 from gpuscale.compare import compare
-from gpuscale.compare.machine import foreign_note
+from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.notes import expiry_note, with_validity
 from gpuscale.errors import UsageError
 from gpuscale.records import (

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.cli.baseline import add_expiry, last_valid_day, login_name, measured_entries
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
-from gpuscale.compare.machine import machine_mismatch
+from gpuscale.compare.hardware import machine_mismatch
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
 from gpuscale.recording.from_results import (

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import ONE_ANALYSIS, ErrorRates
+from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.judgement import Judgement, too_few_valid_runs
-from gpuscale.compare.machine import hardware_label, machine_mismatch
 from gpuscale.compare.matching import (
     Entry,
     Row,

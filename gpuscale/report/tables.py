@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-from gpuscale.compare.machine import hardware_label
+from gpuscale.compare.hardware import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.notes import expiry_note
 from gpuscale.compare.published import Figures, published_speedup

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscale.encoding import from_json, to_json
+from gpuscale.encoding import from_json, parsed, to_json
 from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
 from gpuscale.records import Baseline, Environment, Results, Run
@@ -241,7 +241,7 @@ def _joined(content: Mapping[str, msgspec.Raw]) -> str:
 
 
 def _value(raw: msgspec.Raw) -> object:
-    return msgspec.json.decode(raw)
+    return from_json(object, bytes(raw).decode())
 
 
 def _refuse_repeated_keys(text: str, runs: msgspec.Raw | None) -> None:
@@ -256,4 +256,4 @@ def _refuse_repeated_keys(text: str, runs: msgspec.Raw | None) -> None:
             line = line_of_repeated_key(text)
             raise DecodeError("", f"the field {found} stands twice in one object", line=line)
 
-    json.loads(head, object_pairs_hook=unique, parse_int=whole_number)
+    parsed(head, object_pairs_hook=unique, parse_int=whole_number)
