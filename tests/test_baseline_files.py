@@ -28,7 +28,9 @@ def speedup(baseline: Baseline, gpus: int) -> float:
 
 
 def test_every_shipped_baseline_is_tested_here() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(NAMES)
+    # A user's own baselines lie beside them and have no published figures.
+    files = FOLDER.glob("*.json")
+    assert sorted(path.stem for path in files if read_baseline(path).published) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

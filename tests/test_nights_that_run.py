@@ -26,10 +26,21 @@ from gpuscale.night.attempt import read_items
 from gpuscale.records import Failure, Run
 
 
+STEADY = """
+import time
+
+class Case(Tiny):
+    def loss(self, output, target):
+        time.sleep(0.02)
+        return super().loss(output, target)
+"""
+"""A case whose step time hardly depends on what else runs on the machine."""
+
+
 def test_items_that_need_no_run_are_told_from_those_that_cannot_be_measured(
     tmp_path: Path,
 ) -> None:
-    write_case(tmp_path, "Case = Tiny")
+    write_case(tmp_path, STEADY)
     quick = ("--device", "cpu", "--run-seconds", "0.05", "--junitxml", "items.xml")
     wide = ("--runs", "6:7", "--target-ci", "99%")
     session = run_pytest(tmp_path, *quick, *wide, "--gpus", "1,4096")
