@@ -25,7 +25,6 @@ from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night.attempt import read_items
 from gpuscale.records import Failure, Run
 
-
 STEADY = """
 import time
 
