@@ -23,7 +23,7 @@ from gpuscale.records import (
 )
 from gpuscale.report.reason_words import reason_text
 
-COMMUNICATION, MEMORY, ENERGY = METRICS[1:]
+COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000)
 GIB = 2**30

@@ -422,7 +422,8 @@ def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     assert answer.returncode == 2
     assert (
         "estimate: 9 fresh starts of about 45.0 s and 60.0 s around them are 7 min 45 s on 1 node"
-        ": 0.13 node-hours (start-up is guessed; the time limit allows 1)" in answer.stdout
+        ": 0.13 node-hours of the 1 that the time limit allows (start-up is guessed)"
+        in answer.stdout
     )
     assert "may not fit into the time limit" not in answer.stdout
     answer = gpuscale(site, "submit", "arc4", "--runs", "100", environment=environment)

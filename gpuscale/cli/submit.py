@@ -207,8 +207,9 @@ def _announcement(request: JobRequest) -> Iterator[str]:
     yield (
         f"estimate: {items} fresh starts of about {format_seconds(item_s)} and "
         f"{format_seconds(_BESIDE_MEASURING_S)} around them are {format_seconds(seconds)} on "
-        f"{nodes}: {seconds * demand.nodes / 3600:.2g} node-hours "
-        f"(start-up is guessed; the time limit allows {demand.limit_s * demand.nodes / 3600:.2g})"
+        f"{nodes}: {seconds * demand.nodes / 3600:.2g} node-hours of the "
+        f"{demand.limit_s * demand.nodes / 3600:.2g} that the time limit allows "
+        "(start-up is guessed)"
     )
     if seconds > demand.limit_s:
         yield (

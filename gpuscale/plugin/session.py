@@ -219,10 +219,16 @@ class _MeasuringSession:
                 return recorder.append(launcher.run(request), sampling)
         except RunTerminated as terminated:
             # A scheduler's way to say that time is up: what comes after would be killed.
-            pytest.exit(f"{terminated}; earlier runs are kept", returncode=128 + terminated.number)
+            pytest.exit(f"{terminated}; {self._kept()}", returncode=128 + terminated.number)
         except FileError as error:
             # The next run would be lost as this one is, after as long a time.
-            pytest.exit(f"{error}; earlier runs are kept", returncode=CANNOT_WRITE)
+            pytest.exit(f"{error}; {self._kept()}", returncode=CANNOT_WRITE)
+
+    def _kept(self) -> str:
+        if not self._recorder.measured.runs:
+            return "no run was recorded"
+        path = terminal.relative(self._recorder.path)
+        return f"earlier runs are kept; go on with pytest --resume {path}"
 
     def pytest_keyboard_interrupt(self) -> None:
         # By Ctrl-C, or by the session itself.

@@ -81,7 +81,7 @@ def header_lines(
 
 def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterator[str]:
     runs = len(resumed.results.runs)
-    yield f"resuming {_relative(resumed.path)}: {runs} run{'' if runs == 1 else 's'} so far"
+    yield f"resuming {relative(resumed.path)}: {runs} run{'' if runs == 1 else 's'} so far"
     if resumed.copy is not None:
         yield (
             "its last line is cut short (was the job killed?): the first new run takes its "
@@ -118,10 +118,10 @@ def summary_lines(
         notes += _stopping_lines(results, stopping)
     if interrupted:
         notes.append(
-            f"not all runs were made; go on with: pytest … --resume {shlex.quote(_relative(path))} "
+            f"not all runs were made; go on with: pytest … --resume {shlex.quote(relative(path))} "
             "(all else as before, without --results)"
         )
-    yield from fitted([*notes, f"results: {_relative(path)}"], columns)
+    yield from fitted([*notes, f"results: {relative(path)}"], columns)
 
 
 def verdict_lines(
@@ -165,7 +165,8 @@ def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
         )
 
 
-def _relative(path: Path) -> str:
+def relative(path: Path) -> str:
+    """The path as a user would type it here; whole where it lies elsewhere."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

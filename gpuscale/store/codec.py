@@ -216,7 +216,8 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         if error.key == "format":
             problem = "a second header; a file holds one invocation, so split it before this line"
             raise DecodeError("", problem, line=number) from None
-        raise DecodeError(error.place, error.problem, line=number) from None
+        remedy = "" if _is_json(line) else "; delete the line to use the others"
+        raise DecodeError(error.place, f"{error.problem}{remedy}", line=number) from None
     if run.failure is None and not run.is_valid:
         problem = "a run without failure has a step_time_s; give it, or say in 'failure' why not"
         raise DecodeError("measured", problem, line=number)
