@@ -105,6 +105,15 @@ def parsed(text: str, **how: Any) -> object:
         raise DecodeError("", f"this is not JSON: {error}") from None
 
 
+def is_json(text: str | bytes) -> bool:
+    """True where a text is one whole JSON document, and not cut short, for instance."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _refuse_value(kind: Any, document: object, message: str) -> NoReturn:
     """Raises what msgspec says of a value, in the words of people, with the value."""
     match = _WHERE.fullmatch(message)

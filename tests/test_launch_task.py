@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import run
+from builders import CNN, run
 from changing import replace
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
-from gpuscale.records import Configuration, RankExit, RunRequest, SampledDevices, TimingPlan, Window
+from gpuscale.records import RankExit, RunRequest, SampledDevices, TimingPlan, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.summary import RunSampling
 
@@ -34,18 +34,7 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
     directory = RunDirectory(path=folder / "run")
     directory.path.mkdir()
     request = RunRequest(
-        configuration=Configuration(
-            case="case",
-            strategy="ddp",
-            device="cpu",
-            size="smoke",
-            precision="fp32",
-            channels_last=False,
-            compiled=False,
-            scaling="weak",
-            data="synthetic",
-            threads_per_rank=1,
-        ),
+        configuration=replace(CNN, case="case", device="cpu", size="smoke", threads_per_rank=1),
         gpus=1,
         index=1,
         batch_per_gpu=8,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gpuscale.encoding import from_json, parsed, to_json
+from gpuscale.encoding import from_json, is_json, parsed, to_json
 from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
 from gpuscale.records import Baseline, Environment, Results, Run
@@ -186,13 +186,13 @@ def _decode_header(text: str, line: str, *, cut_short: bool) -> Header:
     try:
         return from_json(Header, _joined(_open_envelope(line, RESULTS_FORMAT)))
     except DecodeError as error:
-        if cut_short and not _is_json(line) and format_of(text) == RESULTS_FORMAT:
+        if cut_short and not is_json(line) and format_of(text) == RESULTS_FORMAT:
             problem = "the header is cut short (was the job killed while writing it?)"
             raise DecodeError(
                 "", f"{problem}; no run was recorded, measure again", line=1
             ) from None
         declared = format_of(text)
-        if not _is_json(line) and declared is not None:
+        if not is_json(line) and declared is not None:
             _refuse_format(declared, RESULTS_FORMAT)
         raise DecodeError(error.place, error.problem, line=1) from None
 
@@ -206,7 +206,7 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
     try:
         run = from_json(Run, line)
     except DecodeError as error:
-        if cut_short and not _is_json(line):
+        if cut_short and not is_json(line):
             problem = "the line is cut short (was the job killed while writing it?)"
             remedy = "it was the first run, so measure again"
             if number > 2:
@@ -216,20 +216,12 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         if error.key == "format":
             problem = "a second header; a file holds one invocation, so split it before this line"
             raise DecodeError("", problem, line=number) from None
-        remedy = "" if _is_json(line) else "; delete the line to use the others"
+        remedy = "" if is_json(line) else "; delete the line to use the others"
         raise DecodeError(error.place, f"{error.problem}{remedy}", line=number) from None
     if run.failure is None and not run.is_valid:
         problem = "a run without failure has a step_time_s; give it, or say in 'failure' why not"
         raise DecodeError("measured", problem, line=number)
     return run
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _raw(text: str) -> dict[str, msgspec.Raw]:

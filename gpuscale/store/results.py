@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from gpuscale.encoding import is_json
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Environment, Results, Run
 from gpuscale.store.codec import Header, decode_results, encode_header, encode_run
@@ -247,11 +247,7 @@ def _size_without_partial_line(content: bytes) -> int:
     before, line_break, last = content.rpartition(b"\n")
     if not line_break:
         return len(content)
-    try:
-        json.loads(last)
-    except (ValueError, RecursionError):
-        return len(before) + 1
-    return len(content)
+    return len(content) if is_json(last) else len(before) + 1
 
 
 def _lock(path: Path, descriptor: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import builders
 from changing import replace
 
 from gpuscale.recording.from_results import baseline_from_results
@@ -32,19 +33,7 @@ from gpuscale.store import ResultsWriter
 
 EPOCH = datetime(2096, 3, 1, 2, 0, tzinfo=UTC)
 """In the future, so that no output says how long ago it was."""
-CNN = Configuration(
-    case="mnist_cnn",
-    strategy="ddp",
-    device="cuda",
-    size="full",
-    precision="fp32",
-    channels_last=False,
-    compiled=False,
-    scaling="weak",
-    data="synthetic",
-    threads_per_rank=8,
-    data_workers=2,
-)
+CNN = replace(builders.CNN, threads_per_rank=8, data_workers=2)
 RESNET = replace(CNN, case="resnet50", precision="tf32", channels_last=True)
 ON_CPU = replace(CNN, device="cpu", size="smoke", threads_per_rank=1, data_workers=0)
 BY_DP = replace(CNN, strategy="dp")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from builders import CNN
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
-    Configuration,
     Environment,
     Failure,
     GpuDevice,
@@ -227,20 +227,7 @@ def _night(logs: Logs, job: str, scenario: Scenario | None = None) -> Results:
     )
 
 
-_CONFIGURATIONS = {
-    case: Configuration(
-        case=case,
-        strategy="ddp",
-        device="cuda",
-        size="full",
-        precision="fp32",
-        channels_last=False,
-        compiled=False,
-        scaling="weak",
-        data="synthetic",
-    )
-    for case in STEP_TIMES_S
-}
+_CONFIGURATIONS = {case: replace(CNN, case=case) for case in STEP_TIMES_S}
 _RANKS = tuple(
     RankReport(
         rank=rank,
