@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from builders import CNN, environment, gpu_summary, phased_run, phases, results, with_values
+from builders import CNN, environment, gpu_summary, phased_run, phases, results, run, with_values
 from changing import replace
+from comparison_records import entry
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
+from gpuscale.diagnose.attribution import Step, changes_of
+from gpuscale.diagnose.evidence import Point, Row
 from gpuscale.recording.from_results import baseline_from_results
 from gpuscale.records import (
     Baseline,
@@ -21,7 +24,9 @@ from gpuscale.records import (
     Phases,
     Results,
     Run,
+    Verdict,
 )
+from gpuscale.scaling import PointKey
 
 HEALTHY = phases(data_s=0.002, h2d_s=0.001, forward_s=0.030, backward_s=0.055, optimizer_s=0.004)
 EXPOSED_S = 0.008
@@ -37,19 +42,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What is wrong with a training; nothing, unless given."""
+    """The faults of a training; none, unless given."""
 
     ranks: Callable[[Place, Phases], Phases] = lambda place, own: own
     """From a rank's healthy phases to its own."""
     communication_s: float = 0.0
-    """What each step waits longer in gradient synchronisation."""
+    """By which each step waits longer in gradient synchronisation."""
     devices: Callable[[GpuSummary], GpuSummary] = lambda summary: summary
     """From what a healthy device shows to what this one does."""
     gpus: frozenset[int] | None = None
     """The numbers of GPUs that it hits; None is all."""
 
     def hits(self, gpus: int) -> bool:
-        """Whether ranks on so many GPUs have it."""
+        """True where ranks on so many GPUs have it."""
         return self.gpus is None or gpus in self.gpus
 
 
@@ -137,18 +142,18 @@ def noisy_run(
         for place in places
     ]
     exposed_s = (EXPOSED_S + hit.communication_s) * common * float(np.exp(rng.normal(0, own)))
-    run = phased_run(
+    healthy = phased_run(
         ranks,
         communication_s=exposed_s if gpus > 1 else None,
         index=index,
         configuration=configuration,
         devices=uuids,
     )
-    error_s = float(rng.normal(0, deviation / 2)) * run.windows[0].time_s
-    unsynced = tuple(replace(w, time_s=w.time_s + error_s) for w in run.unsynced_windows)
+    error_s = float(rng.normal(0, deviation / 2)) * healthy.windows[0].time_s
+    unsynced = tuple(replace(w, time_s=w.time_s + error_s) for w in healthy.unsynced_windows)
     summaries = tuple(hit.devices(replace(_healthy_gpu(rng), uuid=uuid)) for uuid in uuids)
     return replace(
-        run,
+        healthy,
         unsynced_windows=unsynced,
         ranks=tuple(
             replace(
@@ -156,7 +161,7 @@ def noisy_run(
                 host=f"node{rank.rank // gpus_per_node + 1}",
                 device_uuids=() if configuration.device == "cpu" else rank.device_uuids,
             )
-            for rank in run.ranks
+            for rank in healthy.ranks
         ),
         gpu_summaries=summaries if telemetry else (),
     )
@@ -234,6 +239,26 @@ def well(
         telemetry=telemetry,
     )
     return baseline_from_results([before], name="nightly", cluster="ARC4")
+
+
+def row_of(
+    before: Sequence[Step],
+    after: Sequence[Step],
+    *,
+    gpus: int,
+    said: EntryVerdict | None = None,
+    configuration: Configuration = CNN,
+) -> Row:
+    """A row whose runs are taken apart already, in one environment."""
+    point = Point(
+        key=PointKey.of(run(gpus, 9.0, configuration=configuration)),
+        before=tuple(before),
+        after=tuple(after),
+        changes=changes_of(before, after, 0.01),
+        environments_before=(environment(),),
+        environments_after=(environment(),),
+    )
+    return Row(entry=said or entry(Verdict.REGRESSED, gpus=gpus), points={gpus: point})
 
 
 def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict]:

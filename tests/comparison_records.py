@@ -24,19 +24,17 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import (
     Cause,
-    CauseCode,
     CauseKind,
     Onset,
     PhaseChange,
     Remedy,
-    RemedyCode,
 )
 from gpuscale.report.view import View, view_of
 
 PEAK_MEMORY = METRICS_BY_NAME["peak_memory_bytes"]
 ALL_REDUCE = Cause(
     kind=CauseKind.COMMUNICATION,
-    code=CauseCode.COMMUNICATION,
+    code="communication",
     share=0.83,
     lost_s=0.014,
     before_s=0.003,
@@ -46,7 +44,7 @@ ALL_REDUCE = Cause(
     hosts=("node1",),
     device_uuids=("GPU-2",),
     evidence=(PhaseChange(name="communication", before_s=0.003, after_s=0.017),),
-    remedy=Remedy(code=RemedyCode.GPU_LINKS),
+    remedy=Remedy("gpu_links"),
 )
 REASONS = {
     Verdict.OK: Statement.of(ReasonCode.BOUNDED_LOSS, bound=0.029),

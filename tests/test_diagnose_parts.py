@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from builders import gpu_summary, phases, run, with_values
+from cause_records import row_of
 from changing import replace
-from comparison_records import entry
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of
 from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
-from gpuscale.diagnose.row import Point, Row, onset_of
-from gpuscale.diagnose.slow_device import slow_device
-from gpuscale.diagnose.stragglers import stragglers_of
-from gpuscale.records import GpuSummary, Verdict
+from gpuscale.diagnose.evidence import Point, Row, onset_of
+from gpuscale.diagnose.stragglers import slow_device, stragglers_of
+from gpuscale.records import GpuSummary
 from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 
@@ -134,19 +133,7 @@ def test_ranks_that_are_all_on_one_host_are_not_called_that_host() -> None:
 def test_a_rank_takes_part_from_half_of_what_the_median_rank_lost_on(
     after_s: tuple[float, ...], ranks: tuple[int, ...]
 ) -> None:
-    known = Row(
-        entry=entry(Verdict.REGRESSED),
-        points={
-            4: Point(
-                key=PointKey.of(run(4, 9.0)),
-                before=(paced(7.0, 7.0, 7.0, 7.0),),
-                after=(paced(*after_s),),
-                changes={},
-            )
-        },
-        environments_before=(),
-        environments_after=(),
-    )
+    known = row_of([paced(7.0, 7.0, 7.0, 7.0)], [paced(*after_s)], gpus=4)
     assert known.shared_by(lambda each: each.pace_s) == RanksOf(ranks, 4)
 
 
@@ -227,18 +214,7 @@ def on_one_gpu(
             for time_s in found
         )
 
-    own = Point(
-        key=PointKey.of(run(gpus, 9.0)),
-        before=steps(before, 1000),
-        after=steps(after, clock_mhz),
-        changes={},
-    )
-    return Row(
-        entry=entry(Verdict.INCONCLUSIVE, gpus=gpus),
-        points={gpus: own},
-        environments_before=(),
-        environments_after=(),
-    )
+    return row_of(steps(before, 1000), steps(after, clock_mhz), gpus=gpus)
 
 
 STEADY = {"A": (1.0, 1.01), "B": (1.0, 1.01), "C": (1.0, 1.01)}

@@ -1,7 +1,10 @@
 """A comparison in order: the worst first, what is alike folded, and text that fits a terminal."""
 
+import ast
 import io
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from builders import CNN
@@ -14,9 +17,9 @@ from comparison_records import (
     view,
 )
 
+from gpuscale import diagnose
 from gpuscale.records import EntryVerdict, EnvironmentChange, NoteCode, ReasonCode, Verdict
 from gpuscale.records.cause import (
-    CauseCode,
     CauseKind,
     CountOf,
     DeviceSymptom,
@@ -25,10 +28,10 @@ from gpuscale.records.cause import (
     PhaseChange,
     RanksOf,
     Remedy,
-    RemedyCode,
 )
 from gpuscale.report import text
-from gpuscale.report.cause_words import next_step
+from gpuscale.report.cause_words import NEXT_STEPS, next_step
+from gpuscale.report.cause_words import WORDS as WORDS_OF_CAUSES
 from gpuscale.report.reason_words import WORDS
 from gpuscale.report.screen import Screen, wrapped
 from gpuscale.report.view import explanations
@@ -55,7 +58,7 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
 
 
 def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
-    other = replace(ALL_REDUCE, remedy=Remedy(code=RemedyCode.STORAGE))
+    other = replace(ALL_REDUCE, remedy=Remedy("storage"))
     lost = [
         entry(Verdict.REGRESSED, gpus=gpus, causes=causes)
         for gpus, causes in (
@@ -83,13 +86,13 @@ EVERYTHING = replace(
         DeviceSymptom(kind=CauseKind.DRIVER_ERRORS, uuid="A", host=None, counter="xids", now=79),
         EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
         EfficiencyLoss(gpus=4, lost=0.4, part=0.3),
-        LostMetric(name="peak_memory_bytes"),
+        LostMetric("peak_memory_bytes"),
     ),
 )
 
 
-@pytest.mark.parametrize("code", CauseCode)
-def test_every_cause_has_words(code: CauseCode) -> None:
+@pytest.mark.parametrize("code", WORDS_OF_CAUSES)
+def test_the_words_of_a_cause_have_all_their_facts(code: str) -> None:
     (row,) = view(
         comparison(entry(Verdict.REGRESSED, causes=[replace(EVERYTHING, code=code)]))
     ).rows
@@ -103,12 +106,38 @@ def test_every_cause_has_words(code: CauseCode) -> None:
     )
 
 
-@pytest.mark.parametrize("code", RemedyCode)
-def test_every_remedy_has_words(code: RemedyCode) -> None:
-    remedy = Remedy(code=code, hosts=("node1", "node2"), runs=6)
+@pytest.mark.parametrize("code", NEXT_STEPS)
+def test_the_words_of_a_remedy_have_all_their_facts(code: str) -> None:
+    remedy = Remedy(code, hosts=("node1", "node2"), runs=6)
     text = next_step(replace(ALL_REDUCE, remedy=remedy))
     assert text
     assert not set("{}") & set(text)
+
+
+def codes_of(call: ast.expr) -> Iterator[str]:
+    """The text of an argument, or its two texts where a condition decides."""
+    match call:
+        case ast.Constant(value=str(code)):
+            yield code
+        case ast.IfExp():
+            yield from (*codes_of(call.body), *codes_of(call.orelse))
+
+
+def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over() -> None:
+    causes: set[str] = set()
+    remedies: set[str] = set()
+    for path in Path(diagnose.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="Remedy"), args=[code, *_]):
+                    remedies.update(codes_of(code))
+                case ast.Call(func=ast.Name(id="_open"), args=[code, *_]):
+                    causes.update(codes_of(code))
+                case ast.Call(func=ast.Name(id="Cause")):
+                    (code,) = (each.value for each in node.keywords if each.arg == "code")
+                    causes.update(codes_of(code))
+    assert causes == set(WORDS_OF_CAUSES)
+    assert remedies == set(NEXT_STEPS)
 
 
 def test_two_ways_of_one_case_have_names_of_their_own() -> None:

@@ -1,5 +1,96 @@
-"""What a loss is put down to: values in, values out; no files, no output."""
+"""What a loss is put down to: values in, values out; no files, no output.
 
-from gpuscale.diagnose.diagnosis import diagnose
+A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and its words in
+`report.cause_words`.
+"""
 
-__all__ = ["diagnose"]
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from gpuscale.budget import efficiency_budgets
+from gpuscale.diagnose.attribution import Change, Part
+from gpuscale.diagnose.causes import (
+    communication,
+    computing,
+    data,
+    device_faults,
+    environment,
+    lost_to_ideal,
+    not_established,
+    time_in_no_part,
+)
+from gpuscale.diagnose.evidence import Row, onset_of, points_of
+from gpuscale.diagnose.stragglers import slow_device, stragglers
+from gpuscale.records import Baseline, Cause, Comparison, EntryVerdict, Results, Verdict
+
+OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
+    Part.COMMUNICATION: communication,
+    Part.DATA: data,
+    Part.COMPUTING: computing,
+    Part.SKEW: stragglers,
+    Part.REST: time_in_no_part,
+}
+"""The cause of a part of the step that stands out, without its times."""
+
+
+def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The causes of the parts that stand out, with the time that they lost; the most first."""
+    changes = row.point.changes
+    standing_out = [changes[part] for part in OF_PARTS if part in changes]
+    for change in sorted(standing_out, key=lambda change: -change.lost_s):
+        if change.stands_out:
+            yield replace(
+                OF_PARTS[change.part](row, change),
+                share=change.share,
+                lost_s=change.lost_s,
+                before_s=change.before_s,
+                after_s=change.after_s,
+                onset=onset_of(change.part, row.point, row.points),
+            )
+
+
+CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
+    slow_device,
+    lost_parts,
+    device_faults,
+    not_established,
+    environment,
+)
+"""In the order in which they are named; each is given those that stand before it."""
+
+
+def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
+    """The comparison with the causes of each row that says that something got worse.
+
+    A row on one GPU that is inconclusive is given the device that makes it so, if one does.
+    """
+    configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
+    if not configurations:
+        return comparison
+    points = points_of(baseline, results, configurations)
+    runs = [run for result in results for run in result.runs] if baseline.published else []
+    budgets = {(each.configuration, each.key): each for each in reversed(efficiency_budgets(runs))}
+
+    def causes(entry: EntryVerdict) -> tuple[Cause, ...]:
+        assert entry.configuration is not None, "a row without one is not diagnosed"
+        of_configuration = points.get(entry.configuration, {})
+        if entry.key.gpus in of_configuration:
+            row = Row(entry=entry, points=of_configuration)
+            named: tuple[Cause, ...] = ()
+            for find in CAUSES if entry.verdict.is_loss else (slow_device,):
+                named += tuple(find(row, named))
+            return named
+        if entry.verdict.is_loss:
+            return tuple(lost_to_ideal(budgets.get((entry.configuration, entry.key))))
+        return ()
+
+    entries = tuple(
+        replace(entry, causes=causes(entry)) if _is_diagnosed(entry) else entry
+        for entry in comparison.entries
+    )
+    return replace(comparison, entries=entries)
+
+
+def _is_diagnosed(entry: EntryVerdict) -> bool:
+    alone = entry.verdict is Verdict.INCONCLUSIVE and entry.key.gpus == 1
+    return entry.configuration is not None and (entry.verdict.is_loss or alone)

@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from gpuscale.records import Phases, RankReport, Run
+from gpuscale.records import Phases, Run
 from gpuscale.statistics.distributions import t_quantile
 
 NAMED_SHARE = 0.1
@@ -20,7 +21,7 @@ NAMED_SHARE = 0.1
 _NAMED_CONFIDENCE = 0.95
 """One-sided, that a part got longer at all; that the step did is known when this is asked."""
 _PRIOR_DF = 3.0
-"""How many degrees of freedom the deviation of the whole step is worth for that of a part."""
+"""Degrees of freedom that the deviation of the whole step is worth for that of a part."""
 _UNKNOWN_DEVIATION = 0.05
 """Of the step time between runs, where single runs before and after do not tell it."""
 
@@ -35,8 +36,7 @@ class Part(StrEnum):
     REST = "rest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Rank(NamedTuple):
     """A rank whose own pace is known, with what it is made of, in seconds per step."""
 
     rank: int
@@ -57,7 +57,7 @@ class Rank:
 
     @property
     def backward_s(self) -> float:
-        """What of its computing is neither forward nor optimizer."""
+        """Its computing that is neither forward nor optimizer."""
         return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
 
 
@@ -84,7 +84,7 @@ class Step:
 
     @property
     def skew_s(self) -> float:
-        """By how much the slowest rank is behind the median rank."""
+        """Seconds by which the slowest rank is behind the median rank."""
         return self.slowest.pace_s - self.median.pace_s
 
     @property
@@ -102,33 +102,20 @@ class Step:
 
 def step_of(run: Run) -> Step | None:
     """The parts of a valid run's step; None where its evidence does not tell them."""
-    ranks = _ranks(run.ranks)
+    ranks = [
+        Rank(each.rank, each.host, each.device_uuids, each.pace_s, each.phases)
+        for each in run.ranks
+        if each.pace_s is not None and each.phases is not None
+    ]
     exposed_s = run.measured.get("exposed_communication_s")
-    if not ranks or (len(ranks) > 1 and exposed_s is None):
+    if not ranks or len(ranks) < len(run.ranks) or (len(ranks) > 1 and exposed_s is None):
         return None
     return Step(
         time_s=run.step_time_s,
         communication_s=exposed_s if len(ranks) > 1 else None,
-        ranks=ranks,
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.pace_s)),
         run=run,
     )
-
-
-def _ranks(found: Sequence[RankReport]) -> tuple[Rank, ...]:
-    """From fast to slow; none where one of them is not known."""
-    ranks = [
-        Rank(
-            rank=each.rank,
-            host=each.host,
-            device_uuids=each.device_uuids,
-            pace_s=each.pace_s,
-            phases=each.phases,
-        )
-        for each in found
-        if each.pace_s is not None and each.phases is not None
-    ]
-    ranks.sort(key=lambda rank: rank.pace_s)
-    return tuple(ranks) if len(ranks) == len(found) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,17 +129,17 @@ class Change:
     """after - before, less what another part gained by it; negative for a gain."""
     noise_s: float
     """A change up to this is no finding."""
-    share: float
+    share: float = 0.0
     """Of all time that is lost; 0 for a gain."""
 
     @property
     def growth(self) -> float:
-        """By which fraction of itself the part got longer; infinite for one that took no time."""
+        """The part's relative change; infinite for one that took no time."""
         return self.lost_s / self.before_s if self.before_s > 0 else math.inf
 
     @property
     def stands_out(self) -> bool:
-        """Whether it is longer than before beyond its noise, and carries enough to be named."""
+        """True where it is longer by more than its noise, and carries enough to be named."""
         return self.lost_s > self.noise_s and self.share >= NAMED_SHARE
 
 
@@ -167,65 +154,43 @@ def changes_of(
     """
     if not before or not after:
         return {}
+    times = [[step.time_s for step in steps] for steps in (before, after)]
+    df = len(before) + len(after) - 2
+    # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
+    # step, which no part of it exceeds by much.
+    prior = _squares(*times) / df if df else (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
     old, new = ([step.parts for step in steps] for steps in (before, after))
-    of_step = _Spread.of([step.time_s for step in before], [step.time_s for step in after])
     found = {}
     for part in old[0]:
         olds, news = ([parts[part] for parts in each if part in parts] for each in (old, new))
         if not olds or not news:
             continue
         before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
-        of_part = _Spread.of(olds, news)
+        df = _PRIOR_DF + len(olds) + len(news) - 2
+        variance = (_PRIOR_DF * prior + _squares(olds, news)) / df
+        of_means = variance * (1 / len(olds) + 1 / len(news))
+        of_allocations = (allocation_deviation * before_s) ** 2
         found[part] = Change(
             part=part,
             before_s=before_s,
             after_s=after_s,
             lost_s=after_s - before_s,
-            noise_s=_noise_s(of_part, of_step, allocation_deviation * before_s),
-            share=0.0,
+            noise_s=t_quantile(_NAMED_CONFIDENCE, df) * math.sqrt(of_means + of_allocations),
         )
-    return _with_shares(_without_hidden_communication(found))
+    changes = _without_hidden_communication(found)
+    lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
+    return {
+        part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
+        for part, change in changes.items()
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spread:
-    """The variance between runs, pooled over before and after."""
-
-    squares: float
-    df: int
-    shares: float
-    """The variance of a difference of means over that of a run."""
-    mean_s: float
-
-    @classmethod
-    def of(cls, before: Sequence[float], after: Sequence[float]) -> "_Spread":
-        means = (statistics.fmean(before), statistics.fmean(after))
-        return cls(
-            squares=math.fsum(
-                (value - mean) ** 2
-                for values, mean in zip((before, after), means, strict=True)
-                for value in values
-            ),
-            df=len(before) + len(after) - 2,
-            shares=1 / len(before) + 1 / len(after),
-            mean_s=means[0],
-        )
-
-    @property
-    def variance(self) -> float:
-        """Of one run, in square seconds."""
-        return self.squares / self.df if self.df else (_UNKNOWN_DEVIATION * self.mean_s) ** 2
-
-
-def _noise_s(part: _Spread, step: _Spread, allocations_s: float) -> float:
-    """By how much the mean of a part may differ without a cause.
-
-    A few runs tell a variance badly, so it is drawn towards that of the whole step, which no
-    part of it exceeds by much.
-    """
-    df = _PRIOR_DF + part.df
-    variance = (_PRIOR_DF * step.variance + part.squares) / df
-    return t_quantile(_NAMED_CONFIDENCE, df) * math.sqrt(variance * part.shares + allocations_s**2)
+def _squares(*samples: Sequence[float]) -> float:
+    """The squared deviations of values from the mean of their sample, all together."""
+    means = [statistics.fmean(values) for values in samples]
+    return math.fsum(
+        (value - mean) ** 2 for values, mean in zip(samples, means, strict=True) for value in values
+    )
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
@@ -238,18 +203,8 @@ def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Cha
     computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
     if computing is None or communication is None:
         return changes
-    hidden_s = min(computing.lost_s, -communication.lost_s)
-    if hidden_s <= 0:
-        return changes
+    hidden_s = max(0.0, min(computing.lost_s, -communication.lost_s))
     return changes | {
         Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
         Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
-    }
-
-
-def _with_shares(changes: dict[Part, Change]) -> dict[Part, Change]:
-    lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
-    return {
-        part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
-        for part, change in changes.items()
     }

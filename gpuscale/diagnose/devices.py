@@ -1,4 +1,4 @@
-"""What is wrong with a device now that was not wrong with it in the baseline, as NVML saw it."""
+"""Symptoms of devices now that they did not have in the baseline, as NVML saw them."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class _Low(NamedTuple):
     counter: str
     kind: CauseKind
     drop: float = 0.0
-    """By which fraction it must have fallen."""
+    """The fraction by which it must have fallen."""
     most: str | None = None
     """The counter of the most that it could be, where nothing tells what is usual."""
 
@@ -43,7 +43,7 @@ _LOW_LINKS = (
     _Low("nvlink_active_min", CauseKind.NVLINK),
 )
 _ERRORS = {"nvlink_errors": CauseKind.NVLINK, "ecc_uncorrected": CauseKind.MEMORY_ERRORS}
-"""What is counted at one moment, and is a symptom where it counted more than before."""
+"""By the moment at which they are counted; each is a symptom where there are more than before."""
 _SLOWING = ("sm_clock_mean_mhz", "memory_clock_mean_mhz")
 """The counters that computing is proportional to."""
 
@@ -56,24 +56,31 @@ class _State:
     """Counters by name, but for those that no run tells."""
     clock_event_reasons: Mapping[str, float]
     """Mean share of the samples by reason."""
-    xids: frozenset[int]
+    errors: Mapping[str, float]
+    """By the moment of their counters, together."""
+    xids: Sequence[int]
+    """Each once."""
 
     @classmethod
     def of(cls, summaries: Sequence[GpuSummary]) -> "_State":
-        values = {name: fold(name, (s.get(name) for s in summaries)) for name in NUMBERS}
+        folded = {name: fold(name, (s.values.get(name) for s in summaries)) for name in NUMBERS}
+        values = {name: value for name, value in folded.items() if value is not None}
         reasons = [s.clock_event_reasons for s in summaries if s.clock_event_reasons is not None]
         return cls(
-            values={name: value for name, value in values.items() if value is not None},
+            values=values,
             clock_event_reasons={
                 name: statistics.fmean(each.get(name, 0.0) for each in reasons)
                 for name in sorted({name for each in reasons for name in each})
             },
-            xids=frozenset(xid for s in summaries for xid in s.xids or ()),
+            errors={
+                moment: sum(value for n, value in values.items() if NUMBERS[n].moment == moment)
+                for moment in _ERRORS
+            },
+            xids=tuple(dict.fromkeys(xid for s in summaries for xid in s.xids or ())),
         )
 
-    def errors(self, moment: str) -> float:
-        """The counters that are read at that moment, together."""
-        return sum(self.values.get(n, 0) for n, field in NUMBERS.items() if field.moment == moment)
+
+_NO_ERRORS = _State.of(())
 
 
 def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSymptom, ...]:
@@ -88,29 +95,26 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
     beside = Beside.BASELINE if old else Beside.OTHER_GPUS
     found: list[DeviceSymptom] = []
     for uuid, summaries in new.items():
-        itself = _State.of(old[uuid]) if uuid in old else None
-        usual = itself or known or _others(uuid, new)
-        symptom = partial(DeviceSymptom, uuid=uuid, host=hosts.get(uuid))
-        state = _State.of(summaries)
-        found += _low(_LOW_CLOCKS, symptom, state, usual, beside)
-        found += _clock_events(symptom, state, usual, beside)
-        found += _low(_LOW_LINKS, symptom, state, usual, beside)
-        found += _errors(symptom, state, itself)
-        for xid in dict.fromkeys(xid for s in summaries for xid in s.xids or ()):
-            if itself is None or xid not in itself.xids:
-                found.append(symptom(kind=CauseKind.DRIVER_ERRORS, counter="xids", now=xid))
+        state, itself = _State.of(summaries), _State.of(old[uuid]) if uuid in old else None
+        others = [s for other, each in new.items() if other != uuid for s in each]
+        usual = itself or known or (_State.of(others) if others else None)
+        symptom = partial(DeviceSymptom, uuid=uuid, host=hosts.get(uuid), beside=beside)
+        found += _low(_LOW_CLOCKS, symptom, state, usual)
+        found += _clock_events(symptom, state, usual)
+        found += _low(_LOW_LINKS, symptom, state, usual)
+        found += _errors(symptom, state, itself or _NO_ERRORS)
     return tuple(found)
 
 
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: frozenset[str], slowdown: float
 ) -> tuple[DeviceSymptom, ...]:
-    """What is wrong with the clocks of these devices, where that explains the slowdown.
+    """The symptoms of the clocks of these devices, where they explain the slowdown.
 
     The median of them must explain that computing takes longer by that fraction.
     """
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
-    if not uuids or not clocks:
+    if not clocks:
         return ()
     drops = dict.fromkeys(uuids, 0.0)
     for each in clocks:
@@ -129,35 +133,29 @@ def _summaries(steps: Sequence[Step]) -> dict[str, list[GpuSummary]]:
     return found
 
 
-def _others(uuid: str, summaries: Mapping[str, Sequence[GpuSummary]]) -> _State | None:
-    found = [s for other, each in summaries.items() if other != uuid for s in each]
-    return _State.of(found) if found else None
-
-
 _Symptom = partial[DeviceSymptom]
 
 
 def _low(
-    watched: Sequence[_Low], symptom: _Symptom, state: _State, usual: _State | None, beside: Beside
+    watched: Sequence[_Low], symptom: _Symptom, state: _State, usual: _State | None
 ) -> Iterator[DeviceSymptom]:
     for counter, kind, drop, most in watched:
         now = state.values.get(counter)
         # No GPU that computes has a clock or a power limit of 0.
         if now is None or (now == 0 and kind is CauseKind.CLOCKS):
             continue
-        then, where = None if usual is None else usual.values.get(counter), beside
+        found = partial(symptom, kind=kind, counter=counter, now=now)
+        then = None if usual is None else usual.values.get(counter)
         if then is None and most is not None:
-            then, where = state.values.get(most), Beside.MOST
+            found, then = partial(found, beside=Beside.MOST), state.values.get(most)
         if then is not None and now < (1 - drop) * then:
-            yield symptom(kind=kind, counter=counter, now=now, usual=then, beside=where)
+            yield found(usual=then)
 
 
 def _clock_events(
-    symptom: _Symptom, state: _State, usual: _State | None, beside: Beside
+    symptom: _Symptom, state: _State, usual: _State | None
 ) -> Iterator[DeviceSymptom]:
-    if usual is None:
-        return
-    for reason, share in state.clock_event_reasons.items():
+    for reason, share in state.clock_event_reasons.items() if usual is not None else ():
         then = usual.clock_event_reasons.get(reason, 0.0)
         if reason not in _HARMLESS_REASONS and share - then >= _REASON_SHARE:
             yield symptom(
@@ -165,14 +163,15 @@ def _clock_events(
                 counter="clock_event_reasons",
                 now=share,
                 usual=then,
-                beside=beside,
                 reason=reason,
                 temperature_max_c=state.values.get("temperature_max_c"),
             )
 
 
-def _errors(symptom: _Symptom, state: _State, before: _State | None) -> Iterator[DeviceSymptom]:
+def _errors(symptom: _Symptom, state: _State, before: _State) -> Iterator[DeviceSymptom]:
     for moment, kind in _ERRORS.items():
-        count = state.errors(moment)
-        if count > (0 if before is None else before.errors(moment)):
-            yield symptom(kind=kind, counter=moment, now=count)
+        if state.errors[moment] > before.errors[moment]:
+            yield symptom(kind=kind, counter=moment, now=state.errors[moment])
+    for xid in state.xids:
+        if xid not in before.xids:
+            yield symptom(kind=CauseKind.DRIVER_ERRORS, counter="xids", now=xid)

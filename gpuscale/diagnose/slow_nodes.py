@@ -1,10 +1,10 @@
-"""Which node or link of a job is slow, from what a rank on each node saw.
+"""The slow nodes and links of a job, from what a rank on each node saw.
 
 A sick node is told from a sick link by its other links: all of them are slow, or only one is.
 """
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -20,14 +20,14 @@ SLOW_COMPUTATION = 1.2
 Pair = tuple[int, int]
 
 
-class NodeFinding(msgspec.Struct, frozen=True, kw_only=True):
+class NodeFinding(msgspec.Struct, frozen=True):
     """Something slow, as far as it can be told where."""
 
     kind: Literal["computation", "node links", "link", "direction"]
     hosts: tuple[str, ...]
     """The node, or the two ends of the link."""
     slower: float
-    """How many times as long it takes as what it is compared with."""
+    """Its time over that of what it is compared with."""
     text: str
     """A sentence for people, with what to do."""
 
@@ -43,23 +43,17 @@ def find_slow(probes: Sequence[NodeProbe]) -> tuple[NodeFinding, ...]:
 def _slow_computation(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
     """Every device against the median of all devices of the other nodes."""
     for place, probe in enumerate(probes):
-        others = [
-            time_s for other, its in enumerate(probes) if other != place for time_s in its.compute_s
-        ]
-        typical_s = statistics.median(others)
+        others = (*probes[:place], *probes[place + 1 :])
+        typical_s = statistics.median(time_s for other in others for time_s in other.compute_s)
         for device, time_s in enumerate(probe.compute_s):
             slower = time_s / typical_s
             if slower > SLOW_COMPUTATION:
                 what = f" on GPU {device}" if len(probe.compute_s) > 1 else ""
-                yield NodeFinding(
-                    kind="computation",
-                    hosts=(probe.host,),
-                    slower=slower,
-                    text=(
-                        f"{probe.host} computes {slower:.3g}× as long{what} as the other nodes: "
-                        "see its clocks, temperature and what else runs there"
-                    ),
+                text = (
+                    f"{probe.host} computes {slower:.3g}× as long{what} as the other nodes: "
+                    "see its clocks, temperature and what else runs there"
                 )
+                yield NodeFinding("computation", (probe.host,), slower, text)
 
 
 def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
@@ -70,48 +64,40 @@ def _slow_links(probes: Sequence[NodeProbe]) -> Iterator[NodeFinding]:
         yield from _slow_direction(probes, times)
         return
     pairs = {
-        pair: max(times[pair], times[pair[1], pair[0]])
-        for pair in combinations(range(len(probes)), 2)
+        (one, other): max(times[one, other], times[other, one])
+        for one, other in combinations(range(len(probes)), 2)
     }
     # The lower quartile: where one node of three is sick, two links in three are slow.
     typical_s = sorted(pairs.values())[(len(pairs) - 1) // 4]
-    slow = {pair: time_s / typical_s for pair, time_s in pairs.items()}
-    slow = {pair: slower for pair, slower in slow.items() if slower > SLOW_LINK}
+    slow = {
+        pair: time_s / typical_s for pair, time_s in pairs.items() if time_s / typical_s > SLOW_LINK
+    }
     sick = _nodes_of_slow_links(slow, len(probes))
     for place in sick:
         host = probes[place].host
-        slower = statistics.median(times for pair, times in slow.items() if place in pair)
-        yield NodeFinding(
-            kind="node links",
-            hosts=(host,),
-            slower=slower,
-            text=(
-                f"{host}: its links take {slower:.3g}× as long as those between the other nodes; "
-                "see its network adapter, cable and port, and leave it out meanwhile"
-            ),
+        slower = statistics.median(slower for pair, slower in slow.items() if place in pair)
+        text = (
+            f"{host}: its links take {slower:.3g}× as long as those between the other nodes; "
+            "see its network adapter, cable and port, and leave it out meanwhile"
         )
+        yield NodeFinding("node links", (host,), slower, text)
     for pair, slower in slow.items():
-        if sick.intersection(pair):
-            continue
-        one, other = (probes[place].host for place in pair)
-        yield NodeFinding(
-            kind="link",
-            hosts=(one, other),
-            slower=slower,
-            text=(
+        if not sick.intersection(pair):
+            one, other = (probes[place].host for place in pair)
+            text = (
                 f"{one} – {other} takes {slower:.3g}× as long as other links, and their links to "
                 "other nodes do not: see the route between the two"
-            ),
-        )
+            )
+            yield NodeFinding("link", (one, other), slower, text)
 
 
-def _nodes_of_slow_links(slow: dict[Pair, float], nodes: int) -> set[int]:
+def _nodes_of_slow_links(slow: Collection[Pair], nodes: int) -> set[int]:
     """The fewest nodes that the slow links have in common, if most links of each are slow."""
     left = set(slow)
     sick: set[int] = set()
     while left:
         counts = {place: sum(place in pair for pair in left) for place in range(nodes)}
-        worst = max(counts, key=lambda place: counts[place])
+        worst = max(counts, key=counts.__getitem__)
         # Links to nodes that are sick already say nothing of this one.
         if counts[worst] < 2 or counts[worst] * 2 <= nodes - 1 - len(sick):
             break
@@ -120,19 +106,17 @@ def _nodes_of_slow_links(slow: dict[Pair, float], nodes: int) -> set[int]:
     return sick
 
 
-def _slow_direction(probes: Sequence[NodeProbe], times: dict[Pair, float]) -> Iterator[NodeFinding]:
+def _slow_direction(
+    probes: Sequence[NodeProbe], times: Mapping[Pair, float]
+) -> Iterator[NodeFinding]:
     """Of two nodes there is one link, and nothing to compare it with but its own other way."""
     for sender, receiver in ((0, 1), (1, 0)):
         slower = times[sender, receiver] / times[receiver, sender]
         if slower > SLOW_LINK:
             one, other = probes[sender].host, probes[receiver].host
-            yield NodeFinding(
-                kind="direction",
-                hosts=(one, other),
-                slower=slower,
-                text=(
-                    f"{one} → {other} takes {slower:.3g}× as long as {other} → {one}: {one}'s "
-                    f"sending or {other}'s receiving is slow; which of them cannot be told with "
-                    "two nodes, so try each with a third"
-                ),
+            text = (
+                f"{one} → {other} takes {slower:.3g}× as long as {other} → {one}: {one}'s "
+                f"sending or {other}'s receiving is slow; which of them cannot be told with "
+                "two nodes, so try each with a third"
             )
+            yield NodeFinding("direction", (one, other), slower, text)

@@ -1,22 +1,37 @@
-"""Stragglers: ranks, or devices, that the others waited for, and what makes them slow."""
+"""Ranks or devices that are slow alone: stragglers, and one device in runs on one GPU.
+
+Runs on one GPU take the devices in turn. A sick one makes T(1) uncertain rather than worse, as
+one slow run in four is a wide interval: that is asked of inconclusive rows too, and not of the
+mean over runs but of each device's own.
+"""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpuscale.diagnose.attribution import Part, Rank, Step
+from gpuscale.diagnose.attribution import Change, Part, Rank, Step
+from gpuscale.diagnose.causes import look_at_devices, look_at_loaders
 from gpuscale.diagnose.devices import explaining_clocks
-from gpuscale.diagnose.row import Row
-from gpuscale.diagnose.slower_parts import look_at_devices, look_at_loaders
-from gpuscale.records.cause import Cause, CauseCode, CauseKind, CountOf, Remedy, RemedyCode
+from gpuscale.diagnose.evidence import Row
+from gpuscale.records.cause import Cause, CauseKind, CountOf, Remedy
+from gpuscale.statistics.distributions import t_quantile
+from gpuscale.statistics.estimates import grouped_log_sample
 
 _OF_THE_SKEW = 0.5
 """A rank is a straggler of a run where its pace is behind by at least this part of the skew."""
 _OF_THE_RUNS = 2 / 3
 """A straggler in fewer of the runs with more skew than usual is chance."""
 
+_SIGNIFICANCE = 0.01
+"""Of a device that is slow alone, over all devices together."""
+_LEAST_SLOWDOWN = 0.05
+"""Healthy GPUs of one model differ by as much, so less is not called sick."""
+_OTHERS_MOVED = 0.25
+"""A device is slow alone where the others changed by less than this part of its change."""
+_LEAST_DF = 2
+"""Degrees of freedom without which nothing tells how much runs on one device differ."""
 
 _Seat = tuple[str, tuple[str, ...], int | None]
 """What can stay slow in run after run: devices of a host, or a rank's number on it."""
@@ -24,14 +39,41 @@ _Seat = tuple[str, tuple[str, ...], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """Who was behind in the runs of now; no ranks where it was another one in each run."""
+    """The ranks that were behind in the runs of now; none where it was another one in each run."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[Rank, ...] = ()
     """As the run with the largest skew shows them; without devices where those change."""
-    runs: int
-    """In how many runs they were behind."""
-    is_whole_host: bool
+    runs: int = 0
+    """The number of runs in which they were behind."""
+    is_whole_host: bool = False
     """They are all the ranks of one host, among ranks of other hosts."""
+
+
+def stragglers(row: Row, change: Change) -> Cause:
+    """One rank, or a few of them, keep the others waiting."""
+    found = stragglers_of(row.point.after, change.before_s)
+    uuids = frozenset(uuid for rank in found.ranks for uuid in rank.device_uuids)
+    hosts = tuple(dict.fromkeys(rank.host for rank in found.ranks))
+    in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
+    if in_data_s > change.lost_s / 2:
+        kind, remedy = CauseKind.DATA, look_at_loaders(row)
+    else:
+        computing_s = row.point.changes[Part.COMPUTING].after_s
+        slowdown = change.lost_s / computing_s if computing_s > 0 else math.inf
+        clocks = explaining_clocks(row.symptoms, uuids, slowdown)
+        kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
+        remedy = look_at_devices(row, hosts) if hosts else Remedy("jobs_in_turn")
+    return Cause(
+        kind=kind,
+        code="stragglers",
+        ranks=tuple(rank.rank for rank in found.ranks),
+        hosts=hosts,
+        device_uuids=tuple(sorted(uuids)),
+        is_whole_host=found.is_whole_host,
+        seen_in=CountOf(found.runs, len(row.point.after)),
+        evidence=row.symptoms_on(uuids),
+        remedy=remedy,
+    )
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Stragglers:
@@ -43,29 +85,23 @@ def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Stragglers:
     mean_s = statistics.fmean(step.skew_s for step in steps)
     threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
+    worst = max(steps, key=lambda step: step.skew_s)
     for seat_of in (_by_device, _by_number):
         counts = Counter(seat_of(rank) for step in late for rank in _behind(step))
         seats = {seat for seat, count in counts.items() if count >= _OF_THE_RUNS * len(late)}
         if seats:
-            return _named(late, seats, seat_of, max(counts[seat] for seat in seats))
-    return Stragglers(ranks=(), runs=0, is_whole_host=False)
-
-
-def _named(
-    late: Sequence[Step], seats: Collection[_Seat], seat_of: Callable[[Rank], _Seat], runs: int
-) -> Stragglers:
-    worst = max(late, key=lambda step: step.skew_s)
-    ranks = [rank for rank in worst.ranks if seat_of(rank) in seats]
-    hosts = {rank.host for rank in ranks}
-    there = [rank for rank in worst.ranks if rank.host in hosts]
-    return Stragglers(
-        ranks=tuple(
-            replace(rank, device_uuids=seat_of(rank)[1])
-            for rank in sorted(ranks, key=lambda rank: rank.rank)
-        ),
-        runs=runs,
-        is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
-    )
+            ranks = [rank for rank in worst.ranks if seat_of(rank) in seats]
+            hosts = {rank.host for rank in ranks}
+            there = [rank for rank in worst.ranks if rank.host in hosts]
+            return Stragglers(
+                ranks=tuple(
+                    rank._replace(device_uuids=seat_of(rank)[1])
+                    for rank in sorted(ranks, key=lambda rank: rank.rank)
+                ),
+                runs=max(counts[seat] for seat in seats),
+                is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
+            )
+    return Stragglers()
 
 
 def _by_device(rank: Rank) -> _Seat:
@@ -83,35 +119,74 @@ def _behind(step: Step) -> list[Rank]:
     return [rank for rank in step.ranks if rank.pace_s >= limit_s]
 
 
-def stragglers(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
-    """One rank, or a few of them, keep the others waiting."""
-    change = row.standing_out(Part.SKEW)
-    if change is None:
+def _skew_in_data_s(steps: Sequence[Step]) -> float:
+    """The part of the skew that is in getting batches, as a mean over runs."""
+    return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
+
+
+def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The device whose runs alone got slower; of runs on one GPU only."""
+    found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
+    if found is None:
         return
-    found = stragglers_of(row.point.after, change.before_s)
-    uuids = frozenset(uuid for rank in found.ranks for uuid in rank.device_uuids)
-    hosts = tuple(dict.fromkeys(rank.host for rank in found.ranks))
-    in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
-    if in_data_s > change.lost_s / 2:
-        kind, remedy = CauseKind.DATA, look_at_loaders(row)
-    else:
-        computing_s = row.point.changes[Part.COMPUTING].after_s
-        slowdown = change.lost_s / computing_s if computing_s > 0 else math.inf
-        clocks = explaining_clocks(row.symptoms, uuids, slowdown)
-        kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
-        remedy = look_at_devices(row, hosts) if hosts else Remedy(code=RemedyCode.JOBS_IN_TURN)
-    yield replace(
-        row.cause(change, kind, CauseCode.STRAGGLERS),
-        ranks=tuple(rank.rank for rank in found.ranks),
+    uuid, slowdown = found
+    there = [step for step in row.point.after if uuid in step.median.device_uuids]
+    after_s = statistics.fmean(step.time_s for step in there)
+    before_s = after_s / math.exp(slowdown)
+    uuids = frozenset((uuid,))
+    clocks = explaining_clocks(row.symptoms, uuids, after_s / before_s - 1)
+    hosts = (there[0].median.host,)
+    yield Cause(
+        kind=CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK,
+        code="slow_device",
+        lost_s=after_s - before_s,
+        before_s=before_s,
+        after_s=after_s,
+        ranks=(0,),
         hosts=hosts,
-        device_uuids=tuple(sorted(uuids)),
-        is_whole_host=found.is_whole_host,
-        seen_in=CountOf(found.runs, len(row.point.after)),
+        device_uuids=(uuid,),
+        seen_in=CountOf(len(there), len(row.point.after)),
         evidence=row.symptoms_on(uuids),
-        remedy=remedy,
+        remedy=look_at_devices(row, hosts),
     )
 
 
-def _skew_in_data_s(steps: Sequence[Step]) -> float:
-    """How much of the skew is in getting batches, as a mean over runs."""
-    return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
+def _slow_alone(
+    steps_before: Sequence[Step], steps_after: Sequence[Step]
+) -> tuple[str, float] | None:
+    """The device and its slowdown, as a logarithm."""
+    before, after = _log_times(steps_before), _log_times(steps_after)
+    if not before or len(after) < 2:
+        return None
+    noise = grouped_log_sample((*before.values(), *after.values()))
+    if noise.variance is None or noise.df < _LEAST_DF:
+        return None
+    usual = {uuid: _usual(uuid, before, noise.variance) for uuid in after}
+    slowdowns = {uuid: statistics.fmean(logs) - usual[uuid][0] for uuid, logs in after.items()}
+    worst, next_worst = sorted(after, key=lambda uuid: -slowdowns[uuid])[:2]
+    error = math.sqrt(noise.variance / len(after[worst]) + usual[worst][1])
+    needed = t_quantile(1 - _SIGNIFICANCE / len(after), noise.df) * error
+    if slowdowns[worst] < max(needed, _LEAST_SLOWDOWN):
+        return None
+    if slowdowns[next_worst] > _OTHERS_MOVED * slowdowns[worst]:
+        return None
+    return worst, slowdowns[worst]
+
+
+def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
+    """Logarithms of step times by device."""
+    logs: dict[str, list[float]] = {}
+    for step in steps:
+        for uuid in step.median.device_uuids:
+            logs.setdefault(uuid, []).append(math.log(step.time_s))
+    return logs
+
+
+def _usual(
+    uuid: str, before: Mapping[str, Sequence[float]], variance: float
+) -> tuple[float, float]:
+    """Mean and variance of the device's own runs before; without any, of all devices there."""
+    if uuid in before:
+        return statistics.fmean(before[uuid]), variance / len(before[uuid])
+    means = [statistics.fmean(values) for values in before.values()]
+    return statistics.fmean(means), statistics.variance(means) if len(means) > 1 else variance

@@ -7,7 +7,7 @@ from gpuscale.records.environment import EnvironmentChange
 
 
 class CauseKind(StrEnum):
-    """The kinds of cause that a diagnosis tells apart; the values are those of the JSON report."""
+    """The kinds of cause that several finders share; the values are those of the JSON report."""
 
     DATA = "data"
     COMMUNICATION = "communication"
@@ -22,51 +22,8 @@ class CauseKind(StrEnum):
     NOT_ESTABLISHED = "cause not established"
 
 
-class CauseCode(StrEnum):
-    """What was found; `report.cause_words` has the words of each."""
-
-    COMMUNICATION = auto()
-    LATE_BATCHES = auto()
-    LATE_COPIES = auto()
-    COMPUTING = auto()
-    STRAGGLERS = auto()
-    SLOW_DEVICE = auto()
-    TIME_IN_NO_PART = auto()
-    DEVICE_FAULT = auto()
-    ENVIRONMENT_CHANGED = auto()
-    LOST_TO_IDEAL = auto()
-    # Why no cause is established.
-    OTHER_METRICS = auto()
-    NO_PHASES_BEFORE = auto()
-    NO_PHASES_AFTER = auto()
-    WITHIN_NOISE = auto()
-    PUBLISHED_FIGURES = auto()
-
-
-class RemedyCode(StrEnum):
-    """What to run or look at next; `report.cause_words` has the words of each."""
-
-    DOCTOR_ON_HOSTS = auto()
-    PROCESSES_ON_HOSTS = auto()
-    JOBS_ON_HOSTS = auto()
-    JOBS_IN_TURN = auto()
-    GPU_LINKS = auto()
-    NETWORK = auto()
-    PROCESSES_ON_HOST = auto()
-    STORAGE = auto()
-    CPU_LOAD = auto()
-    COPIES = auto()
-    FAULTS = auto()
-    ENVIRONMENT_AS_IT_WAS = auto()
-    CASE_AND_LIBRARIES = auto()
-    RECORD_AGAIN = auto()
-    MEASURE_AGAIN = auto()
-    MORE_RUNS = auto()
-    RECORD_OWN = auto()
-
-
 class Beside(StrEnum):
-    """What a device is set beside."""
+    """The usual that a device is set beside."""
 
     BASELINE = auto()
     OTHER_GPUS = auto()
@@ -110,7 +67,7 @@ class EfficiencyLoss:
     part: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LostMetric:
     """A metric that got worse while the step did not."""
 
@@ -122,14 +79,14 @@ Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | Lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onset:
-    """On which numbers of GPUs a part is lost too, each in ascending order."""
+    """The numbers of GPUs on which a part is lost too, and those that are spared, ascending."""
 
     lost_on: tuple[int, ...]
     spared_on: tuple[int, ...]
     nodes: int
-    """On how many nodes the ranks lie where the loss begins."""
+    """Nodes of the ranks where the loss begins."""
     spared_nodes: int | None
-    """On how many at most below; None where no smaller number of GPUs is spared."""
+    """The most nodes below that; None where no smaller number of GPUs is spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +105,12 @@ class RanksOf:
     of: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do next."""
+    """The next thing to run or look at."""
 
-    code: RemedyCode
+    code: str
+    """Of its words in `report.cause_words`."""
     hosts: tuple[str, ...] = ()
     runs: int | None = None
 
@@ -161,10 +119,12 @@ class Remedy:
 class Cause:
     """One thing that a finding is put down to; the first of several carries the most."""
 
-    kind: CauseKind
-    code: CauseCode
+    kind: str
+    """One of `CauseKind`, or a finder's own, as the JSON report has it."""
+    code: str
+    """Of its words in `report.cause_words`."""
     share: float | None = None
-    """What part of the lost time it carries, 1.0 for all; None where that cannot be told."""
+    """The part of the lost time that it carries, 1.0 for all; None where that cannot be told."""
     lost_s: float | None = None
     """Seconds per step, like the next two."""
     before_s: float | None = None

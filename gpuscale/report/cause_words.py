@@ -8,13 +8,11 @@ from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
 from gpuscale.records.cause import (
     Beside,
     Cause,
-    CauseCode,
     CauseKind,
     DeviceSymptom,
     EfficiencyLoss,
     LostMetric,
     PhaseChange,
-    RemedyCode,
 )
 from gpuscale.report.phrases import gpus_text, numbers_text
 from gpuscale.units import significant, whole_percent
@@ -25,12 +23,12 @@ _Kind = TypeVar("_Kind")
 
 def headline(cause: Cause) -> str:
     """A few words for a table's row: `exposed all-reduce +14 ms`."""
-    return _WORDS[cause.code][0].format_map(_Facts(cause))
+    return WORDS[cause.code][0].format_map(_Facts(cause))
 
 
 def statement(cause: Cause) -> str:
     """One sentence that names rank, host and GPU where one of them carries it."""
-    return _WORDS[cause.code][1].format_map(_Facts(cause))
+    return WORDS[cause.code][1].format_map(_Facts(cause))
 
 
 def scope(cause: Cause) -> str:
@@ -74,7 +72,7 @@ def next_step(cause: Cause) -> str:
         return ""
     hosts = remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
-    words = _NEXT_STEPS[remedy.code]
+    words = NEXT_STEPS[remedy.code]
     return words.format(hosts=", ".join(hosts), places=places, runs=remedy.runs)
 
 
@@ -169,10 +167,10 @@ def _lost(cause: Cause) -> str:
 
 
 _FACTS: Mapping[str, Callable[[Cause], str]] = {
-    "kind": lambda cause: cause.kind.value,
+    "kind": lambda cause: cause.kind,
     "added": _added,
     "took": _took,
-    "link": lambda cause: f" ({cause.kind.value})" if cause.kind in _LINKS else "",
+    "link": lambda cause: f" ({cause.kind})" if cause.kind in _LINKS else "",
     "clocks": lambda cause: "clocks: " if cause.kind is CauseKind.CLOCKS else "",
     "inside": lambda cause: f", with {cause.includes} inside it," if cause.includes else "",
     "slow": _slow,
@@ -204,93 +202,87 @@ class _Facts:
         return _FACTS[name](self._cause)
 
 
-_WORDS: Mapping[CauseCode, tuple[str, str]] = {
-    CauseCode.COMMUNICATION: (
+WORDS: Mapping[str, tuple[str, str]] = {
+    "communication": (
         "exposed all-reduce {added}{link}",
         "gradient synchronisation holds all ranks up for {took}",
     ),
-    CauseCode.LATE_BATCHES: ("data {added}", "batches take {took}"),
-    CauseCode.LATE_COPIES: ("h2d {added}{link}", "batches take {took}"),
-    CauseCode.COMPUTING: ("{clocks}computing {added}", "computing{inside} takes {took}"),
-    CauseCode.STRAGGLERS: ("{who} {late} {added}", "{lag}"),
-    CauseCode.SLOW_DEVICE: (
+    "late_batches": ("data {added}", "batches take {took}"),
+    "late_copies": ("h2d {added}{link}", "batches take {took}"),
+    "computing": ("{clocks}computing {added}", "computing{inside} takes {took}"),
+    "stragglers": ("{who} {late} {added}", "{lag}"),
+    "slow_device": (
         "{device} {slow} {added}",
         "it takes {took}, and the other devices do not ({seen in} were on it)",
     ),
-    CauseCode.TIME_IN_NO_PART: (
+    "time_in_no_part": (
         "{kind} {added}",
         "training takes {took} beyond the slowest rank's own pace and the communication, as where "
         "ranks are slow in turn within a run",
     ),
-    CauseCode.DEVICE_FAULT: (
+    "device_fault": (
         "{fault}{more}",
         "it was not so in the baseline, and how much time it costs is not known",
     ),
-    CauseCode.ENVIRONMENT_CHANGED: (
+    "environment_changed": (
         "changed: {change}{more}",
         "different from the baseline, which alone makes it no cause",
     ),
-    CauseCode.LOST_TO_IDEAL: (
+    "lost_to_ideal": (
         "{budget part} {percent} of the step",
         "{lost} here; how much of that the published figures had too is not known",
     ),
-    CauseCode.OTHER_METRICS: ("{kind}", "{metrics} got worse and the step did not get longer"),
-    CauseCode.NO_PHASES_BEFORE: ("{kind}", "the baseline keeps no phases and paces of these runs"),
-    CauseCode.NO_PHASES_AFTER: ("{kind}", "the results hold no phases and paces of these runs"),
-    CauseCode.WITHIN_NOISE: ("{kind}", "no part of the step got longer by more than its own noise"),
-    CauseCode.PUBLISHED_FIGURES: (
+    "other_metrics": ("{kind}", "{metrics} got worse and the step did not get longer"),
+    "no_phases_before": ("{kind}", "the baseline keeps no phases and paces of these runs"),
+    "no_phases_after": ("{kind}", "the results hold no phases and paces of these runs"),
+    "within_noise": ("{kind}", "no part of the step got longer by more than its own noise"),
+    "published_figures": (
         "{kind}",
         "published figures hold no phases, so what is different from them cannot be told",
     ),
 }
 """The headline and the statement of each cause."""
-_NEXT_STEPS: Mapping[RemedyCode, str] = {
-    RemedyCode.DOCTOR_ON_HOSTS: (
+NEXT_STEPS: Mapping[str, str] = {
+    "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it tells heat, power limits "
         "and links; and look there for other processes"
     ),
-    RemedyCode.PROCESSES_ON_HOSTS: (
-        "look for other processes on {places}, and for cores that ranks share"
-    ),
-    RemedyCode.JOBS_ON_HOSTS: "look for other jobs and daemons on {hosts}",
-    RemedyCode.JOBS_IN_TURN: (
+    "processes_on_hosts": ("look for other processes on {places}, and for cores that ranks share"),
+    "jobs_on_hosts": "look for other jobs and daemons on {hosts}",
+    "jobs_in_turn": (
         "look for other jobs and daemons that take turns on the hosts, and measure more runs"
     ),
-    RemedyCode.GPU_LINKS: (
+    "gpu_links": (
         "run 'gpuscale doctor' on each host, and measure again with NCCL_DEBUG=INFO, which "
         "logs how NCCL connects the GPUs"
     ),
-    RemedyCode.NETWORK: (
+    "network": (
         "test the network between the hosts without gpuscale, and look for its other users"
     ),
-    RemedyCode.PROCESSES_ON_HOST: (
+    "processes_on_host": (
         "look for other processes on the host: on one host, ranks on CPU talk through its memory"
     ),
-    RemedyCode.STORAGE: (
+    "storage": (
         "measure again without --data-root: where synthetic data are in time, look at storage"
     ),
-    RemedyCode.CPU_LOAD: (
+    "cpu_load": (
         "look for other load on the hosts' CPUs, since synthetic data come from no storage, and "
         "measure with more --data-workers"
     ),
-    RemedyCode.COPIES: (
-        "run 'gpuscale doctor' while a training runs: it tells the PCIe link of each GPU"
-    ),
-    RemedyCode.FAULTS: "run 'gpuscale doctor' there: it names each fault with its remedy",
-    RemedyCode.ENVIRONMENT_AS_IT_WAS: "measure again with the likeliest of them as it was",
-    RemedyCode.CASE_AND_LIBRARIES: (
-        "look at what changed in the case, the library and the environment"
-    ),
-    RemedyCode.RECORD_AGAIN: "record the baseline again: 'gpuscale baseline record' keeps them",
-    RemedyCode.MEASURE_AGAIN: "measure again with this gpuscale",
-    RemedyCode.MORE_RUNS: "measure more runs, with --runs {runs}",
-    RemedyCode.RECORD_OWN: (
+    "copies": ("run 'gpuscale doctor' while a training runs: it tells the PCIe link of each GPU"),
+    "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
+    "environment_as_it_was": "measure again with the likeliest of them as it was",
+    "case_and_libraries": ("look at what changed in the case, the library and the environment"),
+    "record_again": "record the baseline again: 'gpuscale baseline record' keeps them",
+    "measure_again": "measure again with this gpuscale",
+    "more_runs": "measure more runs, with --runs {runs}",
+    "record_own": (
         "record a baseline of your own with 'gpuscale baseline record' while all is well"
     ),
 }
-_SAID_BY_ONE = {CauseCode.DEVICE_FAULT, CauseCode.ENVIRONMENT_CHANGED}
+_SAID_BY_ONE = {"device_fault", "environment_changed"}
 """Causes whose headline says what there is to see, if it is a single thing."""
-_BUDGET_PARTS: Mapping[CauseKind, str] = {
+_BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.COMMUNICATION: "exposed all-reduce",
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",

@@ -1,14 +1,21 @@
 """Everything that is known of one row when its causes are looked for."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscale.diagnose.attribution import Change, Part, Rank, Step
+from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
-from gpuscale.records import EntryVerdict, Environment
-from gpuscale.records.cause import Cause, CauseCode, CauseKind, DeviceSymptom, Onset, RanksOf
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    EntryVerdict,
+    Environment,
+    Results,
+    Run,
+)
+from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 
 _TAKES_PART = 0.5
@@ -26,10 +33,12 @@ class Point:
     after: tuple[Step, ...]
     changes: Mapping[Part, Change]
     """Empty where the runs before or after tell nothing."""
+    environments_before: tuple[Environment, ...] = ()
+    environments_after: tuple[Environment, ...] = ()
 
     @property
     def nodes(self) -> int:
-        """On how many hosts the ranks of now ran."""
+        """The most hosts that the ranks of a run had, now."""
         return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
 
     def relative_loss(self, part: Part) -> float:
@@ -45,8 +54,6 @@ class Row:
     entry: EntryVerdict
     points: Mapping[int, Point]
     """Of the configuration, by the numbers of GPUs that the baseline has."""
-    environments_before: tuple[Environment, ...]
-    environments_after: tuple[Environment, ...]
 
     @property
     def point(self) -> Point:
@@ -63,23 +70,6 @@ class Row:
         """All hosts of the runs of now."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
-    def standing_out(self, part: Part) -> Change | None:
-        """The change of a part; None where it is no longer than before, or by too little."""
-        change = self.point.changes.get(part)
-        return change if change is not None and change.stands_out else None
-
-    def cause(self, change: Change, kind: CauseKind, code: CauseCode) -> Cause:
-        """A cause with the time that this change lost, and where else it is lost."""
-        return Cause(
-            kind=kind,
-            code=code,
-            share=change.share,
-            lost_s=change.lost_s,
-            before_s=change.before_s,
-            after_s=change.after_s,
-            onset=onset_of(change.part, self.point, self.points),
-        )
-
     def symptoms_on(self, uuids: frozenset[str]) -> tuple[DeviceSymptom, ...]:
         """The symptoms of those devices."""
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
@@ -94,16 +84,42 @@ class Row:
         return RanksOf(tuple(sorted(ranks or after)), len(after))
 
 
+def points_of(
+    baseline: Baseline, results: Sequence[Results], configurations: Collection[Configuration | None]
+) -> Mapping[Configuration, Mapping[int, Point]]:
+    """The points of those configurations that the baseline has, by their number of GPUs."""
+    deviation = baseline.tolerances.allocation_deviation_time
+    measured = [(_by_point(result.runs), result.environment) for result in results]
+    found: dict[Configuration, dict[int, Point]] = {}
+    for key, runs in _by_point(baseline.runs).items():
+        if key.configuration not in configurations:
+            continue
+        allocations = {run.allocation for run in runs}
+        there = [(its[key], environment) for its, environment in measured if key in its]
+        before, after = _steps(runs), _steps(run for runs_after, _ in there for run in runs_after)
+        found.setdefault(key.configuration, {})[key.gpus] = Point(
+            key=key,
+            before=before,
+            after=after,
+            changes=changes_of(before, after, deviation),
+            environments_before=tuple(
+                each for name, each in baseline.environments.items() if name in allocations
+            ),
+            environments_after=tuple(environment for _, environment in there),
+        )
+    return found
+
+
 def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | None:
-    """On which numbers of GPUs a part is lost as on one of them; None where no other tells it."""
-    known = {count: each for count, each in points.items() if part in each.changes}
+    """The numbers of GPUs on which a part is lost as on one; None where no other tells it."""
+    known = {gpus: each for gpus, each in points.items() if part in each.changes}
     if len(known) < 2 or point.key.gpus not in known:
         return None
     least = _AS_LARGE * point.relative_loss(part)
     lost_on = sorted(
-        count
-        for count, each in known.items()
-        if count == point.key.gpus
+        gpus
+        for gpus, each in known.items()
+        if gpus == point.key.gpus
         or (
             each.changes[part].lost_s > each.changes[part].noise_s
             and each.relative_loss(part) >= least
@@ -116,6 +132,19 @@ def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | N
         nodes=known[lost_on[0]].nodes,
         spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
     )
+
+
+def _by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
+    """The valid runs."""
+    found: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        if run.is_valid:
+            found.setdefault(PointKey.of(run), []).append(run)
+    return found
+
+
+def _steps(runs: Iterable[Run]) -> tuple[Step, ...]:
+    return tuple(step for run in runs if (step := step_of(run)) is not None)
 
 
 def _by_rank(steps: Sequence[Step], seconds: Callable[[Rank], float]) -> dict[int, float]:

@@ -1,0 +1,184 @@
+"""Finders of causes: parts of a step that take longer on all ranks, and what no part tells."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from gpuscale.budget import EfficiencyBudget
+from gpuscale.diagnose.attribution import NAMED_SHARE, Change, Rank
+from gpuscale.diagnose.devices import explaining_clocks
+from gpuscale.diagnose.evidence import Row
+from gpuscale.environment_diff import changes, host_changes
+from gpuscale.records.cause import (
+    Cause,
+    CauseKind,
+    EfficiencyLoss,
+    LostMetric,
+    PhaseChange,
+    Remedy,
+)
+from gpuscale.strategies import STRATEGIES
+
+
+def communication(row: Row, change: Change) -> Cause:
+    """Gradient synchronisation that is not hidden behind the backward pass takes longer."""
+    links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
+    kinds = {symptom.kind for symptom in links}
+    found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
+    if row.point.key.configuration.device == "cuda":
+        remedy = Remedy("gpu_links")
+    else:
+        remedy = Remedy("network" if row.point.nodes > 1 else "processes_on_host")
+    return Cause(
+        kind=next(found, CauseKind.COMMUNICATION),
+        code="communication",
+        evidence=tuple(links),
+        remedy=remedy,
+    )
+
+
+def data(row: Row, change: Change) -> Cause:
+    """Batches come later, or are copied later."""
+    waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
+    copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
+    is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
+    links = [s for s in row.symptoms if is_copy and s.kind is CauseKind.PCIE]
+    return Cause(
+        kind=CauseKind.PCIE if links else CauseKind.DATA,
+        code="late_copies" if is_copy else "late_batches",
+        shared_by=row.shared_by(lambda rank: rank.data_s),
+        evidence=(waiting, copying, *links),
+        remedy=Remedy("copies") if is_copy else look_at_loaders(row),
+    )
+
+
+def computing(row: Row, change: Change) -> Cause:
+    """Ranks take longer on their own, without waits for others."""
+    ranks = [rank for step in row.point.after for rank in step.ranks]
+    uuids = frozenset(uuid for rank in ranks for uuid in rank.device_uuids)
+    clocks = explaining_clocks(row.symptoms, uuids, change.growth)
+    demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    return Cause(
+        kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
+        code="computing",
+        shared_by=row.shared_by(lambda rank: rank.computing_s),
+        includes=demands.inside_computing if demands and row.point.key.gpus > 1 else None,
+        evidence=(
+            _phase("forward", row, lambda rank: rank.phases.forward_s),
+            _phase("backward", row, lambda rank: rank.backward_s),
+            _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
+            *clocks,
+        ),
+        remedy=look_at_devices(row, row.hosts),
+    )
+
+
+def time_in_no_part(row: Row, change: Change) -> Cause:
+    """Time that neither a rank's own pace nor gradient synchronisation holds."""
+    return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
+
+
+def device_faults(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Faults of devices that no lost time was seen to come from, one cause for each kind."""
+    told = {each for cause in named for each in cause.evidence}
+    # Clocks also fall where a device has nothing to do, which is a consequence.
+    faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
+    for kind in dict.fromkeys(symptom.kind for symptom in faults):
+        found = [s for s in faults if s.kind is kind and s not in told]
+        if found:
+            yield Cause(
+                kind=kind,
+                code="device_fault",
+                hosts=tuple(dict.fromkeys(s.host for s in found if s.host is not None)),
+                device_uuids=tuple(dict.fromkeys(s.uuid for s in found)),
+                evidence=tuple(found),
+                remedy=Remedy("faults"),
+            )
+
+
+def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Why no part of the step carries the loss, and what would tell it."""
+    if any(cause.lost_s is not None for cause in named):
+        return
+    entry, point = row.entry, row.point
+    lost = [LostMetric(each.metric.name) for each in entry.metrics if each.verdict.is_loss]
+    if lost and (entry.change is None or entry.change.value >= 0):
+        yield _open("other_metrics", Remedy("case_and_libraries"), lost)
+    elif not point.before:
+        yield _open("no_phases_before", Remedy("record_again"))
+    elif not point.after:
+        yield _open("no_phases_after", Remedy("measure_again"))
+    else:
+        parts = [
+            PhaseChange(name=change.part, before_s=change.before_s, after_s=change.after_s)
+            for change in point.changes.values()
+        ]
+        yield _open("within_noise", Remedy("more_runs", runs=2 * len(point.after)), parts)
+
+
+def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """What is different around a row's runs; that alone does not make it the cause."""
+    before, after = row.point.environments_before, row.point.environments_after
+    hosts = (
+        {rank.host for step in steps for rank in step.ranks}
+        or {each.host for each in environments if each.host is not None}
+        for steps, environments in ((row.point.before, before), (row.point.after, after))
+    )
+    found = (*changes(before, after), *host_changes(*hosts))
+    if found:
+        yield Cause(
+            kind=CauseKind.ENVIRONMENT,
+            code="environment_changed",
+            evidence=found,
+            remedy=Remedy("environment_as_it_was"),
+        )
+
+
+def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
+    """The parts of the lost efficiency, the heaviest first, and that no more can be told.
+
+    A published figure has no phases, so what changed since it was measured stays open.
+    """
+    lost = 0.0 if budget is None else 1 - budget.efficiency
+    if budget is not None and lost > 0:
+        parts = (
+            (CauseKind.COMMUNICATION, budget.communication),
+            (CauseKind.DATA, budget.data),
+            (CauseKind.SLOW_RANK, budget.skew),
+        )
+        causes = [
+            Cause(
+                kind=kind,
+                code="lost_to_ideal",
+                share=min(1.0, part / lost),
+                evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
+            )
+            for kind, part in parts
+            if part is not None and part >= NAMED_SHARE * lost
+        ]
+        yield from sorted(causes, key=lambda cause: -(cause.share or 0.0))
+    yield _open("published_figures", Remedy("record_own"))
+
+
+def look_at_devices(row: Row, hosts: tuple[str, ...]) -> Remedy:
+    """The remedy for ranks that compute slowly there."""
+    on_cpu = row.point.key.configuration.device == "cpu"
+    return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
+
+
+def look_at_loaders(row: Row) -> Remedy:
+    """The remedy for late batches."""
+    is_real = row.point.key.configuration.data == "real"
+    return Remedy("storage" if is_real else "cpu_load")
+
+
+def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange] = ()) -> Cause:
+    return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
+
+
+def _phase(name: str, row: Row, seconds: Callable[[Rank], float]) -> PhaseChange:
+    """Of the median rank, as means over runs."""
+    before_s, after_s = (
+        statistics.fmean(seconds(step.median) for step in steps)
+        for steps in (row.point.before, row.point.after)
+    )
+    return PhaseChange(name=name, before_s=before_s, after_s=after_s)
