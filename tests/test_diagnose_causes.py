@@ -119,7 +119,7 @@ def test_what_to_look_at_follows_from_what_is_slow_and_where(
 
 
 def test_a_lost_nvlink_comes_before_a_narrow_pcie_link() -> None:
-    def kind(**values: float) -> CauseKind:
+    def kind(**values: float) -> str:
         before = step(summaries=[gpu(pcie_width=16, nvlink_active_min=6)])
         after = step(communication_s=3.0, summaries=[gpu(**values)])
         (cause,) = lost_parts(row(after, before=before), ())

@@ -1,4 +1,4 @@
-"""What a loss is put down to: values in, values out; no files, no output.
+"""The causes of a loss: values in, values out; no files, no output.
 
 A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and its words in
 `report.cause_words`.

@@ -155,10 +155,14 @@ def changes_of(
     if not before or not after:
         return {}
     times = [[step.time_s for step in steps] for steps in (before, after)]
-    df = len(before) + len(after) - 2
+    step_df = len(before) + len(after) - 2
     # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
     # step, which no part of it exceeds by much.
-    prior = _squares(*times) / df if df else (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    prior = (
+        _squares(*times) / step_df
+        if step_df
+        else (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    )
     old, new = ([step.parts for step in steps] for steps in (before, after))
     found = {}
     for part in old[0]:

@@ -54,7 +54,7 @@ def data(row: Row, change: Change) -> Cause:
 def computing(row: Row, change: Change) -> Cause:
     """Ranks take longer on their own, without waits for others."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
-    uuids = frozenset(uuid for rank in ranks for uuid in rank.device_uuids)
+    uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
     clocks = explaining_clocks(row.symptoms, uuids, change.growth)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
     return Cause(
@@ -116,7 +116,7 @@ def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
-    """What is different around a row's runs; that alone does not make it the cause."""
+    """The changes around a row's runs; they alone do not make a cause."""
     before, after = row.point.environments_before, row.point.environments_after
     hosts = (
         {rank.host for step in steps for rank in step.ranks}

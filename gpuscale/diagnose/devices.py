@@ -1,7 +1,7 @@
 """Symptoms of devices now that they did not have in the baseline, as NVML saw them."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 
 
 def explaining_clocks(
-    symptoms: Sequence[DeviceSymptom], uuids: frozenset[str], slowdown: float
+    symptoms: Sequence[DeviceSymptom], uuids: Collection[str], slowdown: float
 ) -> tuple[DeviceSymptom, ...]:
     """The symptoms of the clocks of these devices, where they explain the slowdown.
 
@@ -155,7 +155,9 @@ def _low(
 def _clock_events(
     symptom: _Symptom, state: _State, usual: _State | None
 ) -> Iterator[DeviceSymptom]:
-    for reason, share in state.clock_event_reasons.items() if usual is not None else ():
+    if usual is None:
+        return
+    for reason, share in state.clock_event_reasons.items():
         then = usual.clock_event_reasons.get(reason, 0.0)
         if reason not in _HARMLESS_REASONS and share - then >= _REASON_SHARE:
             yield symptom(

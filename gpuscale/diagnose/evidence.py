@@ -70,7 +70,7 @@ class Row:
         """All hosts of the runs of now."""
         return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
 
-    def symptoms_on(self, uuids: frozenset[str]) -> tuple[DeviceSymptom, ...]:
+    def symptoms_on(self, uuids: Collection[str]) -> tuple[DeviceSymptom, ...]:
         """The symptoms of those devices."""
         return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
 

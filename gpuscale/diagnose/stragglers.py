@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step
 from gpuscale.diagnose.causes import look_at_devices, look_at_loaders
@@ -34,74 +34,54 @@ _LEAST_DF = 2
 """Degrees of freedom without which nothing tells how much runs on one device differ."""
 
 _Seat = tuple[str, tuple[str, ...], int | None]
-"""What can stay slow in run after run: devices of a host, or a rank's number on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stragglers:
-    """The ranks that were behind in the runs of now; none where it was another one in each run."""
-
-    ranks: tuple[Rank, ...] = ()
-    """As the run with the largest skew shows them; without devices where those change."""
-    runs: int = 0
-    """The number of runs in which they were behind."""
-    is_whole_host: bool = False
-    """They are all the ranks of one host, among ranks of other hosts."""
+"""Devices of a host, or a rank's number on it: they can stay slow in run after run."""
 
 
 def stragglers(row: Row, change: Change) -> Cause:
     """One rank, or a few of them, keep the others waiting."""
     found = stragglers_of(row.point.after, change.before_s)
-    uuids = frozenset(uuid for rank in found.ranks for uuid in rank.device_uuids)
-    hosts = tuple(dict.fromkeys(rank.host for rank in found.ranks))
     in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
     if in_data_s > change.lost_s / 2:
         kind, remedy = CauseKind.DATA, look_at_loaders(row)
     else:
         computing_s = row.point.changes[Part.COMPUTING].after_s
         slowdown = change.lost_s / computing_s if computing_s > 0 else math.inf
-        clocks = explaining_clocks(row.symptoms, uuids, slowdown)
+        clocks = explaining_clocks(row.symptoms, found.device_uuids, slowdown)
         kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
-        remedy = look_at_devices(row, hosts) if hosts else Remedy("jobs_in_turn")
-    return Cause(
-        kind=kind,
-        code="stragglers",
-        ranks=tuple(rank.rank for rank in found.ranks),
-        hosts=hosts,
-        device_uuids=tuple(sorted(uuids)),
-        is_whole_host=found.is_whole_host,
-        seen_in=CountOf(found.runs, len(row.point.after)),
-        evidence=row.symptoms_on(uuids),
-        remedy=remedy,
-    )
+        remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
+    return replace(found, kind=kind, evidence=row.symptoms_on(found.device_uuids), remedy=remedy)
 
 
-def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Stragglers:
-    """The ranks that are behind in most of the runs whose skew is unusual.
+def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
+    """The ranks that are behind in most of the runs whose skew is unusual, with these runs.
 
-    The usual is the baseline's, in seconds per step; each run has several ranks.
+    They are as the run with the largest skew shows them, without devices where those change;
+    no ranks where it is another one in each run. The usual is the baseline's, in seconds per
+    step; each run has several ranks.
     """
     # A sick device that takes its turn is not in every run, so runs below the mean are left out.
     mean_s = statistics.fmean(step.skew_s for step in steps)
     threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
     late = [step for step in steps if step.skew_s >= threshold_s]
     worst = max(steps, key=lambda step: step.skew_s)
+    nobody = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=CountOf(0, len(steps)))
     for seat_of in (_by_device, _by_number):
         counts = Counter(seat_of(rank) for step in late for rank in _behind(step))
         seats = {seat for seat, count in counts.items() if count >= _OF_THE_RUNS * len(late)}
         if seats:
-            ranks = [rank for rank in worst.ranks if seat_of(rank) in seats]
-            hosts = {rank.host for rank in ranks}
+            slow = (rank for rank in worst.ranks if seat_of(rank) in seats)
+            ranks = sorted(slow, key=lambda rank: rank.rank)
+            hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
             there = [rank for rank in worst.ranks if rank.host in hosts]
-            return Stragglers(
-                ranks=tuple(
-                    rank._replace(device_uuids=seat_of(rank)[1])
-                    for rank in sorted(ranks, key=lambda rank: rank.rank)
-                ),
-                runs=max(counts[seat] for seat in seats),
+            return replace(
+                nobody,
+                ranks=tuple(rank.rank for rank in ranks),
+                hosts=hosts,
+                device_uuids=tuple(sorted({uuid for r in ranks for uuid in seat_of(r)[1]})),
                 is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
+                seen_in=CountOf(max(counts[seat] for seat in seats), len(steps)),
             )
-    return Stragglers()
+    return nobody
 
 
 def _by_device(rank: Rank) -> _Seat:
@@ -133,8 +113,7 @@ def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     there = [step for step in row.point.after if uuid in step.median.device_uuids]
     after_s = statistics.fmean(step.time_s for step in there)
     before_s = after_s / math.exp(slowdown)
-    uuids = frozenset((uuid,))
-    clocks = explaining_clocks(row.symptoms, uuids, after_s / before_s - 1)
+    clocks = explaining_clocks(row.symptoms, (uuid,), after_s / before_s - 1)
     hosts = (there[0].median.host,)
     yield Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK,
@@ -146,7 +125,7 @@ def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
         hosts=hosts,
         device_uuids=(uuid,),
         seen_in=CountOf(len(there), len(row.point.after)),
-        evidence=row.symptoms_on(uuids),
+        evidence=row.symptoms_on((uuid,)),
         remedy=look_at_devices(row, hosts),
     )
 

@@ -24,6 +24,8 @@ from gpuscale.records.request import (
 from gpuscale.records.run import (
     Failure,
     FailureKind,
+    GpuSummary,
+    GpuWindow,
     Phases,
     RankReport,
     Results,
@@ -44,7 +46,6 @@ from gpuscale.records.selftest import (
     OverheadRun,
     TrialsReport,
 )
-from gpuscale.records.telemetry import GpuSummary, GpuWindow
 from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (
     Comparison,

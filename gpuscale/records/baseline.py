@@ -1,6 +1,6 @@
 """Reference results of one cluster: measured runs, or published numbers with their source."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -139,42 +139,36 @@ class Baseline(Record, frozen=True, kw_only=True):
     """The measured runs, each with its allocation."""
 
     def __post_init__(self) -> None:
-        problem = _figures_problem(self) or _runs_problem(self)
-        if problem is not None:
+        if problem := next(_problems(self), None):
             raise ValueError(problem)
 
 
-def _figures_problem(baseline: Baseline) -> str | None:
+def _problems(baseline: Baseline) -> Iterator[str]:
     if baseline.published and baseline.source is None:
-        return "published figures need a 'source'; name where they come from"
+        yield "published figures need a 'source'; name where they come from"
     per_node = baseline.hardware.gpus_per_node
     seen: set[EntryKey] = set()
     for position, figure in enumerate(baseline.published):
         place = f"published[{position}]"
         if per_node is not None and figure.gpus > figure.nodes * per_node:
             nodes = f"{figure.nodes} node{'' if figure.nodes == 1 else 's'}"
-            return f"{place}.nodes: {figure.gpus} GPUs do not fit on {nodes} of {per_node}"
+            yield f"{place}.nodes: {figure.gpus} GPUs do not fit on {nodes} of {per_node}"
         if figure.key in seen:
-            return f"{place}: {figure.key.label} stands twice; keep one, or name the cases apart"
+            yield f"{place}: {figure.key.label} stands twice; keep one, or name the cases apart"
         seen.add(figure.key)
-    return None
-
-
-def _runs_problem(baseline: Baseline) -> str | None:
     workloads: dict[object, object] = {}
     for position, run in enumerate(baseline.runs):
         place = f"runs[{position}]"
         if not run.is_valid or run.allocation is None:
-            return f"{place}: a baseline keeps valid runs with their 'allocation' only"
+            yield f"{place}: a baseline keeps valid runs with their 'allocation' only"
         if run.configuration.device != baseline.hardware.device:
-            return (
+            yield (
                 f"{place}.configuration.device: measured on '{run.configuration.device}', but "
                 f"hardware says '{baseline.hardware.device}'; correct one of the two"
             )
         workload = (run.batch_per_gpu, run.sample_shape)
         if workloads.setdefault((run.configuration, run.gpus), workload) != workload:
-            return (
+            yield (
                 f"{place}: {run.key.label} has another batch or sample shape before; make one "
                 "baseline for each"
             )
-    return None

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -27,11 +27,14 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
-from gpuscale.records.telemetry import GpuSummary
 from gpuscale.strategies import STRATEGIES
+from gpuscale.telemetry.fields import values_problem
 
 FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
 """`system` is an exception that a GPU, the network or a file system caused."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+# Names need no pattern, which takes ten times as long as to look for them in the table.
+Values = Mapping[str, int | float]
 
 
 class Phases(Record, frozen=True, kw_only=True):
@@ -60,13 +63,8 @@ class Phases(Record, frozen=True, kw_only=True):
 
     def scaled(self, factor: float) -> "Phases":
         """All phases times a factor: a window's become a step's."""
-        return Phases(
-            data_s=self.data_s * factor,
-            h2d_s=self.h2d_s * factor,
-            forward_s=self.forward_s * factor,
-            backward_s=self.backward_s * factor,
-            optimizer_s=self.optimizer_s * factor,
-        )
+        seconds = msgspec.structs.asdict(self)
+        return Phases(**{phase: time_s * factor for phase, time_s in seconds.items()})
 
 
 class Window(Record, frozen=True, kw_only=True):
@@ -117,6 +115,44 @@ class Failure(Record, frozen=True, kw_only=True):
     """The rank's traceback or last state; empty where it left none."""
 
 
+class GpuWindow(Record, frozen=True, kw_only=True):
+    """Telemetry of one device during one window."""
+
+    samples: Count
+    """With none, nothing else is known."""
+    values: Values = msgspec.field(default_factory=dict)
+    """As in `GpuSummary`, of those counters that windows have."""
+    clock_event_reasons: Mapping[Line, Share] | None = None
+    """As in `GpuSummary`."""
+
+    def __post_init__(self) -> None:
+        if problem := values_problem(self.values):
+            raise ValueError(problem)
+
+
+class GpuSummary(Record, frozen=True, kw_only=True):
+    """Telemetry of one device during a run's windows; None is what it did not offer."""
+
+    uuid: Name
+    name: Line | None = None
+    samples: Count
+    absent: tuple[Line, ...] = ()
+    """Counters that could not be read, each with NVML's reason."""
+    values: Values = msgspec.field(default_factory=dict)
+    """Counters by the names of `gpuscale.telemetry.fields`, but for those that are not offered."""
+    clock_event_reasons: Mapping[Line, Share] | None = None
+    """Why clocks were held back, as nvidia-smi names it (`sw_power_cap`), each with its share
+    of the samples; a reason that never held is left out, so none at all is an empty mapping."""
+    xids: tuple[Count, ...] | None = None
+    """The driver's error events, in order; empty where it reported none."""
+    windows: tuple[GpuWindow, ...] = ()
+    """One for each window of the run, in order."""
+
+    def __post_init__(self) -> None:
+        if problem := values_problem(self.values):
+            raise ValueError(problem)
+
+
 class Run(Record, frozen=True, kw_only=True):
     """The sampling unit of every statistic: one fresh start of all ranks.
 
@@ -153,10 +189,7 @@ class Run(Record, frozen=True, kw_only=True):
     """Why there are no GPU summaries; None where there are."""
 
     def __post_init__(self) -> None:
-        problem = measured_problem(self.measured) or _evidence_problem(self)
-        if problem is None and self.failure is None and self.ranks:
-            problem = _training_problem(self)
-        if problem is not None:
+        if problem := next(_problems(self), None):
             raise ValueError(problem)
 
     @property
@@ -237,35 +270,37 @@ def without_windows(run: Run) -> Run:
     )
 
 
-def _evidence_problem(run: Run) -> str | None:
+def _problems(run: Run) -> Iterator[str]:
+    if problem := measured_problem(run.measured):
+        yield problem
     numbers = [report.rank for report in run.ranks]
     if len(set(numbers)) < len(numbers):
-        return f"ranks: each rank is expected once, found {numbers[:20]}"
+        yield f"ranks: each rank is expected once, found {numbers[:20]}"
     if run.windows and run.steps_per_window is None:
-        return "steps_per_window: a run with windows says how many steps each had"
+        yield "steps_per_window: a run with windows says how many steps each had"
     for position, summary in enumerate(run.gpu_summaries):
         if len(summary.windows) not in (0, len(run.windows)):
-            return (
+            yield (
                 f"gpu_summaries[{position}].windows: expected one for each of the run's "
                 f"{len(run.windows)} windows, or none; found {len(summary.windows)}"
             )
-    return None
+    if run.failure is None and run.ranks:
+        yield from _training_problems(run)
 
 
-def _training_problem(run: Run) -> str | None:
-    """Says why ranks that ended well did not train together."""
+def _training_problems(run: Run) -> Iterator[str]:
+    """Why ranks that ended well did not train together."""
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
         for position, window in enumerate(windows):
             if len(window.busy_s) != len(run.ranks):
-                return (
+                yield (
                     f"{name}[{position}].busy_s: expected a number for each of "
                     f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
                 )
     demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:
-        return (
+        yield (
             "ranks: their parameter_digest differ, so the ranks did not train together; such a "
             "run has a 'failure' of kind 'invalid'"
         )
-    return None
