@@ -22,13 +22,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.cause import (
-    Cause,
-    CauseKind,
-    Onset,
-    PhaseChange,
-    Remedy,
-)
+from gpuscale.records.cause import Cause, CauseKind, Onset, PhaseChange, Remedy
 from gpuscale.report.view import View, view_of
 
 PEAK_MEMORY = METRICS_BY_NAME["peak_memory_bytes"]
@@ -160,11 +154,7 @@ def of_each_verdict() -> Comparison:
     return comparison(
         entry(Verdict.OK, gpus=1),
         entry(Verdict.OK, gpus=2, metrics=[peak_memory(Verdict.OK)]),
-        entry(
-            Verdict.REGRESSED,
-            metrics=[peak_memory(Verdict.REGRESSED)],
-            causes=[ALL_REDUCE],
-        ),
+        entry(Verdict.REGRESSED, metrics=[peak_memory(Verdict.REGRESSED)], causes=[ALL_REDUCE]),
         *(
             entry(verdict, case=f"case_{verdict.value}"[:12])
             for verdict in Verdict

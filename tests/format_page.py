@@ -35,11 +35,7 @@ def page_with_tables(page: str) -> str:
 def tables() -> dict[str, str]:
     """Every table that the page should have, by its name there."""
     made = {record.__name__: "\n".join(_rows(record)) for record in _records()}
-    return {
-        **made,
-        "METRICS": "\n".join(_metric_rows()),
-        "COUNTERS": "\n".join(_counter_rows()),
-    }
+    return {**made, "METRICS": "\n".join(_metric_rows()), "COUNTERS": "\n".join(_counter_rows())}
 
 
 def tables_on_page(page: str) -> set[str]:

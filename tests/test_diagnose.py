@@ -35,15 +35,7 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.records.cause import (
-    Beside,
-    Cause,
-    CauseKind,
-    CountOf,
-    DeviceSymptom,
-    RanksOf,
-    Remedy,
-)
+from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, RanksOf, Remedy
 from gpuscale.report.cause_words import evidence, headline
 
 

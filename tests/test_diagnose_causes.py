@@ -143,10 +143,7 @@ def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [
-        (Estimate(value=0.0), "other_metrics"),
-        (Estimate(value=-0.01), "within_noise"),
-    ],
+    [(Estimate(value=0.0), "other_metrics"), (Estimate(value=-0.01), "within_noise")],
 )
 def test_without_lost_time_the_metrics_that_were_lost_are_looked_at_else_the_noise(
     change: Estimate, code: str

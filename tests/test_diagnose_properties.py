@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.records import (
-    Baseline,
-    Phases,
-    RankReport,
-    Results,
-    Run,
-    Verdict,
-)
+from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
 from gpuscale.report.cause_words import evidence, next_step, whole_line
 
 pytestmark = pytest.mark.thorough
@@ -73,10 +66,7 @@ def test_no_numbers_break_a_diagnosis(data: st.DataObject) -> None:
         environments={"then": environment("Tesla V100-SXM2-16GB")},
     )
     night: Results = measured({gpus: data.draw(st.lists(STEPS, min_size=1, max_size=3))})
-    now = replace(
-        night,
-        runs=tuple(data.draw(with_evidence(run)) for run in night.runs),
-    )
+    now = replace(night, runs=tuple(data.draw(with_evidence(run)) for run in night.runs))
     comparison = compare(before, [now])
     called = tuple(replace(row, verdict=Verdict.REGRESSED) for row in comparison.entries)
     (row,) = diagnose(before, [now], replace(comparison, entries=called)).entries

@@ -8,14 +8,7 @@ from gpuscale.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.evidence import Row
 from gpuscale.environment_diff import changes, host_changes
-from gpuscale.records.cause import (
-    Cause,
-    CauseKind,
-    EfficiencyLoss,
-    LostMetric,
-    PhaseChange,
-    Remedy,
-)
+from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.strategies import STRATEGIES
 
 

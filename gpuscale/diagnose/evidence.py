@@ -7,14 +7,7 @@ from functools import cached_property
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
-from gpuscale.records import (
-    Baseline,
-    Configuration,
-    EntryVerdict,
-    Environment,
-    Results,
-    Run,
-)
+from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 

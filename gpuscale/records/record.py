@@ -5,12 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuscale.printable import (
-    DETAIL_LIMIT,
-    LINE_LIMIT,
-    UNPRINTABLE,
-    UNPRINTABLE_IN_LINES,
-)
+from gpuscale.printable import DETAIL_LIMIT, LINE_LIMIT, UNPRINTABLE, UNPRINTABLE_IN_LINES
 
 # `$` would let a line break pass at the end.
 _END = r"(?![\s\S])"
@@ -34,11 +29,7 @@ Lines = Annotated[str, Meta(max_length=DETAIL_LIMIT, pattern=f"^[^{UNPRINTABLE_I
 """Printable text that may have line breaks and tabs."""
 Name = Annotated[
     str,
-    Meta(
-        min_length=1,
-        max_length=NAME_LIMIT,
-        pattern=rf"^(?!\s)[^{UNPRINTABLE}]*(?<!\s){_END}",
-    ),
+    Meta(min_length=1, max_length=NAME_LIMIT, pattern=rf"^(?!\s)[^{UNPRINTABLE}]*(?<!\s){_END}"),
 ]
 """Text that tables show and that identifies something, without spaces around it."""
 Seconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
