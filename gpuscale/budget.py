@@ -84,7 +84,7 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     Times are means over the valid runs, since a part that only some runs had has lost its share
     of the efficiency that `scaling_points` gives; the parts add up to that loss.
     """
-    valid = _valid_by_point(runs)
+    valid = valid_by_point(runs)
     references = References(valid)
     budgets = []
     for point in scaling_points(runs):
@@ -95,7 +95,8 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     return tuple(budgets)
 
 
-def _valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
+def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
+    """The valid runs of each point, in their order."""
     valid: dict[PointKey, list[Run]] = {}
     for run in runs:
         if run.is_valid:
@@ -177,7 +178,7 @@ def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
     Runs on the same devices, on any number of GPUs, tell the noise together with a declared
     deviation; an analysis of variance must find the devices different with p < 0.01.
     """
-    valid = _valid_by_point(runs)
+    valid = valid_by_point(runs)
     spreads = (_device_spread(point, valid) for point in valid if point.gpus == 1)
     return tuple(spread for spread in spreads if spread is not None)
 

@@ -71,15 +71,13 @@ def run(
         startup_s=1.0,
         wall_s=10.0,
         gpu_summaries=() if utilization is None else (gpu_summary(utilization),),
-        failure=Failure(kind="killed", message="rank 1 died of signal 9")
-        if step_time_s is None
-        else None,
+        failure=None if step_time_s else Failure(kind="killed", message="rank 1 died of signal 9"),
     )
     return made if step_time_s is None else with_measured(made)
 
 
 def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
-    """What a run like `run`'s is asked for with, of a case that nobody looks for."""
+    """The request of a run like `run`'s, of a case that nobody looks for."""
     asked = RunRequest(
         configuration=CNN,
         gpus=gpus,
@@ -105,7 +103,7 @@ def window(time_s: float, ranks: int) -> Window:
 
 
 def rank_report(rank: int, peak_memory_bytes: int | None = None) -> RankReport:
-    """What a healthy rank says; its host memory grows with its number."""
+    """The report of a healthy rank; its host memory grows with its number."""
     return RankReport(
         rank=rank,
         local_rank=rank,
@@ -120,7 +118,7 @@ def rank_report(rank: int, peak_memory_bytes: int | None = None) -> RankReport:
 
 
 def gpu_summary(utilization: float) -> GpuSummary:
-    """What NVML saw of one GPU."""
+    """The telemetry of one GPU."""
     return GpuSummary(
         uuid="GPU-0",
         name="Tesla V100-SXM2-16GB",
@@ -253,22 +251,9 @@ def published(*figures: PublishedFigure) -> Baseline:
     )
 
 
-def phases(
-    *,
-    data_s: float = 0.0,
-    h2d_s: float = 0.0,
-    forward_s: float = 0.0,
-    backward_s: float = 0.0,
-    optimizer_s: float = 0.0,
-) -> Phases:
+def phases(**seconds: float) -> Phases:
     """Phases of a step; what is not given takes no time."""
-    return Phases(
-        data_s=data_s,
-        h2d_s=h2d_s,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        optimizer_s=optimizer_s,
-    )
+    return Phases(**{**dict.fromkeys(Phases.__struct_fields__, 0.0), **seconds})
 
 
 def phased_run(
@@ -310,18 +295,11 @@ def phased_run(
         )
         for i, report in enumerate(plain.ranks[: len(rank_phases)])
     )
-    synced = _window(step_s, slowest, len(ranks), added_s)
-    unsynced = () if communication_s is None else (_window(max(paces_s), slowest, len(ranks)),)
+    in_step = replace(slowest, backward_s=slowest.backward_s + added_s)
+    synced = replace(window(step_s, len(ranks)), phases=in_step)
+    alone = replace(window(max(paces_s), len(ranks)), phases=slowest)
+    unsynced = () if communication_s is None else (alone,)
     return replace(plain, ranks=ranks, windows=(synced,), unsynced_windows=unsynced)
-
-
-def _window(time_s: float, own: Phases, ranks: int, communication_s: float = 0.0) -> Window:
-    return Window(
-        time_s=time_s,
-        started_at_s=1.7e9,
-        busy_s=(time_s,) * ranks,
-        phases=replace(own, backward_s=own.backward_s + communication_s),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,38 +315,24 @@ class Made:
 def made_run(gpus: int, made: Made, index: int = 1) -> Run:
     """The run record that gives these numbers back."""
     plain = run(gpus, made.step_time_s, index=index, peak_memory_bytes=made.memory_bytes)
-    unsynced = (
-        ()
-        if made.communication_s is None
-        else (
-            Window(
-                time_s=made.step_time_s - made.communication_s,
-                started_at_s=1.7e9,
-                busy_s=(made.step_time_s,) * gpus,
-            ),
-        )
-    )
-    energy_j = made.energy_per_sample_j
-    summaries = (
-        ()
-        if energy_j is None
-        else tuple(with_values(gpu_summary(0.9), energy_j=energy_j * BATCH) for _ in range(gpus))
-    )
+    unsynced: tuple[Window, ...] = ()
+    summaries: tuple[GpuSummary, ...] = ()
+    if made.communication_s is not None:
+        unsynced = (window(made.step_time_s - made.communication_s, gpus),)
+    if made.energy_per_sample_j is not None:
+        energy_j = made.energy_per_sample_j * BATCH
+        summaries = (with_values(gpu_summary(0.9), energy_j=energy_j),) * gpus
     return replace(plain, unsynced_windows=unsynced, gpu_summaries=summaries)
 
 
 def made_results(runs: Mapping[int, Sequence[Made]], *, job_id: str = "now") -> Results:
     """Results of these runs by number of GPUs."""
-    return Results(
-        created_at="2026-11-21T03:00:00+00:00",
-        gpuscale_version="0",
-        environment=environment(job_id=job_id),
-        runs=tuple(
-            made_run(gpus, each, index)
-            for gpus, of_gpus in runs.items()
-            for index, each in enumerate(of_gpus, start=1)
-        ),
+    made = (
+        made_run(gpus, each, index)
+        for gpus, of_gpus in runs.items()
+        for index, each in enumerate(of_gpus, start=1)
     )
+    return results(*made, where=environment(job_id=job_id))
 
 
 def made_baseline(
@@ -381,8 +345,6 @@ def made_baseline(
         hardware=V100,
         tolerances=tolerances or Tolerances(),
         runs=tuple(
-            replace(without_windows(made_run(gpus, each, index)), allocation="then")
-            for gpus, of_gpus in runs.items()
-            for index, each in enumerate(of_gpus, start=1)
+            replace(without_windows(run), allocation="then") for run in made_results(runs).runs
         ),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from builders import CNN, environment, gpu_summary, phased_run, phases, results, run, with_values
@@ -50,12 +50,6 @@ class Fault:
     """By which each step waits longer in gradient synchronisation."""
     devices: Callable[[GpuSummary], GpuSummary] = lambda summary: summary
     """From what a healthy device shows to what this one does."""
-    gpus: frozenset[int] | None = None
-    """The numbers of GPUs that it hits; None is all."""
-
-    def hits(self, gpus: int) -> bool:
-        """True where ranks on so many GPUs have it."""
-        return self.gpus is None or gpus in self.gpus
 
 
 WELL = Fault()
@@ -120,60 +114,43 @@ def noisy_run(
     fault: Fault,
     *,
     deviation: float,
-    index: int = 1,
-    night: float = 1.0,
+    index: int,
+    night: float,
     configuration: Configuration = CNN,
-    gpus_per_node: int = 4,
     telemetry: bool = False,
-    first_device: int = 0,
 ) -> Run:
     """One run of healthy ranks, of which some have a fault, all of them with noise.
 
     Half of the variance between runs is common to all ranks, half each rank's own. Exposed
-    communication is measured as a difference, and errs like one.
+    communication is measured as a difference, and errs like one. Runs take the devices in turn.
     """
-    hit = fault if fault.hits(gpus) else WELL
     own = deviation / np.sqrt(2)
-    uuids = [f"GPU-{(first_device + rank) % max(gpus, 4)}" for rank in range(gpus)]
-    places = [Place(rank, uuid) for rank, uuid in enumerate(uuids)]
+    first = index - 1 if gpus < 4 else 0
+    uuids = [f"GPU-{(first + rank) % 4}" for rank in range(gpus)]
     common = night * float(np.exp(rng.normal(0, own)))
     ranks = [
-        hit.ranks(place, HEALTHY).scaled(common * float(np.exp(rng.normal(0, own))))
-        for place in places
+        fault.ranks(Place(rank, uuid), HEALTHY).scaled(common * float(np.exp(rng.normal(0, own))))
+        for rank, uuid in enumerate(uuids)
     ]
-    exposed_s = (EXPOSED_S + hit.communication_s) * common * float(np.exp(rng.normal(0, own)))
-    healthy = phased_run(
+    exposed_s = (EXPOSED_S + fault.communication_s) * common * float(np.exp(rng.normal(0, own)))
+    made = phased_run(
         ranks,
         communication_s=exposed_s if gpus > 1 else None,
         index=index,
         configuration=configuration,
         devices=uuids,
     )
-    error_s = float(rng.normal(0, deviation / 2)) * healthy.windows[0].time_s
-    unsynced = tuple(replace(w, time_s=w.time_s + error_s) for w in healthy.unsynced_windows)
-    summaries = tuple(hit.devices(replace(_healthy_gpu(rng), uuid=uuid)) for uuid in uuids)
-    return replace(
-        healthy,
-        unsynced_windows=unsynced,
-        ranks=tuple(
-            replace(
-                rank,
-                host=f"node{rank.rank // gpus_per_node + 1}",
-                device_uuids=() if configuration.device == "cpu" else rank.device_uuids,
-            )
-            for rank in healthy.ranks
-        ),
-        gpu_summaries=summaries if telemetry else (),
-    )
+    error_s = float(rng.normal(0, deviation / 2)) * made.windows[0].time_s
+    unsynced = tuple(replace(w, time_s=w.time_s + error_s) for w in made.unsynced_windows)
+    summaries = tuple(fault.devices(replace(_healthy_gpu(rng), uuid=uuid)) for uuid in uuids)
+    return replace(made, unsynced_windows=unsynced, gpu_summaries=summaries if telemetry else ())
 
 
 def _healthy_gpu(rng: np.random.Generator) -> GpuSummary:
+    clock_mhz = CLOCK_MHZ * float(np.exp(rng.normal(0, 0.003)))
     return replace(
         with_values(
-            gpu_summary(0.95),
-            sm_clock_mean_mhz=CLOCK_MHZ * float(np.exp(rng.normal(0, 0.003))),
-            nvlink_links=6,
-            nvlink_active_min=6,
+            gpu_summary(0.95), sm_clock_mean_mhz=clock_mhz, nvlink_links=6, nvlink_active_min=6
         ),
         clock_event_reasons={"sw_power_cap": 0.5},
         xids=(),
@@ -186,58 +163,29 @@ def night_of(
     runs: int,
     fault: Fault = WELL,
     *,
-    deviation: float,
     where: Environment | None = None,
-    configuration: Configuration = CNN,
-    gpus_per_node: int = 4,
-    telemetry: bool = False,
+    **options: Any,
 ) -> Results:
-    """One allocation's runs of several numbers of GPUs; nights differ by 1%."""
+    """One allocation's runs, each as `noisy_run` makes it; nights differ by 1%."""
     night = float(np.exp(rng.normal(0, 0.01)))
-    return results(
-        *(
-            noisy_run(
-                rng,
-                count,
-                fault,
-                deviation=deviation,
-                index=index,
-                night=night,
-                configuration=configuration,
-                gpus_per_node=gpus_per_node,
-                telemetry=telemetry,
-                first_device=index - 1 if count < gpus_per_node else 0,
-            )
-            for count in gpus
-            for index in range(1, runs + 1)
-        ),
-        where=where or environment(),
+    made = (
+        noisy_run(rng, count, fault, index=index, night=night, **options)
+        for count in gpus
+        for index in range(1, runs + 1)
     )
+    return results(*made, where=where or environment())
 
 
 def well(
     rng: np.random.Generator,
     gpus: Sequence[int],
     *,
-    deviation: float,
-    runs: int = 6,
-    configuration: Configuration = CNN,
-    gpus_per_node: int = 4,
-    telemetry: bool = False,
     devices: Callable[[GpuSummary], GpuSummary] = WELL.devices,
+    **options: Any,
 ) -> Baseline:
     """The baseline of a night without a fault, but for what its devices may show."""
-    before = night_of(
-        rng,
-        gpus,
-        runs,
-        Fault(devices=devices),
-        deviation=deviation,
-        where=environment(job_id="then"),
-        configuration=configuration,
-        gpus_per_node=gpus_per_node,
-        telemetry=telemetry,
-    )
+    where, shown = environment(job_id="then"), Fault(devices=devices)
+    before = night_of(rng, gpus, 6, shown, where=where, **options)
     return baseline_from_results([before], name="nightly", cluster="ARC4")
 
 
@@ -269,7 +217,7 @@ def diagnosed(baseline: Baseline, *nights: Results) -> Mapping[int, EntryVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How often a fault was put down to the right cause."""
+    """The trials of a fault, and those that put it down to the right cause."""
 
     trials: int
     losses: int

@@ -245,7 +245,7 @@ def test_of_mig_only_what_is_the_devices_own_is_reported(sample: Sample) -> None
     assert device.values["sm_clock_mean_mhz"] == pytest.approx(1410.0)
     known = {NUMBERS[name].label for name in device.values}
     assert not known & {"utilization", "power", "energy", "power limit", "NVLink errors"}
-    assert (device.get("ecc_uncorrected"), device.xids) == (None, None)
+    assert (device.values.get("ecc_uncorrected"), device.xids) == (None, None)
     assert device.absent[:2] == (
         "utilization: Not Supported",
         "power: measured only for the whole GPU, which other MIG devices share",
@@ -321,7 +321,7 @@ def test_links_errors_and_slowdowns_of_each_gpu_are_its_own(sample: Sample) -> N
         "ecc_corrected": 0,
         "ecc_uncorrected": 0,
     }
-    assert {name: well.get(name) for name in expected} == expected
+    assert {name: well.values.get(name) for name in expected} == expected
     assert (well.clock_event_reasons, well.xids) == ({}, ())
     assert (narrow.values["pcie_width"], narrow.values["pcie_max_width"]) == (4, 16)
     assert hot.clock_event_reasons == {"hw_thermal_slowdown": 1.0}

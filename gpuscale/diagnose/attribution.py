@@ -133,14 +133,14 @@ class Change:
     """Of all time that is lost; 0 for a gain."""
 
     @property
-    def growth(self) -> float:
-        """The part's relative change; infinite for one that took no time."""
-        return self.lost_s / self.before_s if self.before_s > 0 else math.inf
+    def is_longer(self) -> bool:
+        """True where the part takes longer by more than its noise."""
+        return self.lost_s > self.noise_s
 
     @property
     def stands_out(self) -> bool:
-        """True where it is longer by more than its noise, and carries enough to be named."""
-        return self.lost_s > self.noise_s and self.share >= NAMED_SHARE
+        """True where it does so, and carries enough to be named."""
+        return self.is_longer and self.share >= NAMED_SHARE
 
 
 def changes_of(

@@ -48,7 +48,7 @@ def computing(row: Row, change: Change) -> Cause:
     """Ranks take longer on their own, without waits for others."""
     ranks = [rank for step in row.point.after for rank in step.ranks]
     uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
-    clocks = explaining_clocks(row.symptoms, uuids, change.growth)
+    clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
     return Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,

@@ -1,5 +1,6 @@
 """Symptoms of devices now that they did not have in the baseline, as NVML saw them."""
 
+import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,11 +108,11 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 
 
 def explaining_clocks(
-    symptoms: Sequence[DeviceSymptom], uuids: Collection[str], slowdown: float
+    symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
     """The symptoms of the clocks of these devices, where they explain the slowdown.
 
-    The median of them must explain that computing takes longer by that fraction.
+    The median of them must explain that computing takes so much longer than it did.
     """
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
@@ -120,6 +121,7 @@ def explaining_clocks(
     for each in clocks:
         if each.counter in _SLOWING and each.usual is not None:
             drops[each.uuid] = max(drops[each.uuid], each.usual / each.now - 1)
+    slowdown = lost_s / of_s if of_s > 0 else math.inf
     return tuple(clocks) if statistics.median(drops.values()) >= _EXPLAINS * slowdown else ()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from gpuscale.budget import valid_by_point
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
 from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
@@ -82,9 +83,9 @@ def points_of(
 ) -> Mapping[Configuration, Mapping[int, Point]]:
     """The points of those configurations that the baseline has, by their number of GPUs."""
     deviation = baseline.tolerances.allocation_deviation_time
-    measured = [(_by_point(result.runs), result.environment) for result in results]
+    measured = [(valid_by_point(result.runs), result.environment) for result in results]
     found: dict[Configuration, dict[int, Point]] = {}
-    for key, runs in _by_point(baseline.runs).items():
+    for key, runs in valid_by_point(baseline.runs).items():
         if key.configuration not in configurations:
             continue
         allocations = {run.allocation for run in runs}
@@ -110,12 +111,10 @@ def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | N
         return None
     least = _AS_LARGE * point.relative_loss(part)
     lost_on = sorted(
-        gpus
-        for gpus, each in known.items()
-        if gpus == point.key.gpus
-        or (
-            each.changes[part].lost_s > each.changes[part].noise_s
-            and each.relative_loss(part) >= least
+        {point.key.gpus}.union(
+            gpus
+            for gpus, each in known.items()
+            if each.changes[part].is_longer and each.relative_loss(part) >= least
         )
     )
     spared_on = sorted(known.keys() - lost_on)
@@ -125,15 +124,6 @@ def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | N
         nodes=known[lost_on[0]].nodes,
         spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
     )
-
-
-def _by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """The valid runs."""
-    found: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        if run.is_valid:
-            found.setdefault(PointKey.of(run), []).append(run)
-    return found
 
 
 def _steps(runs: Iterable[Run]) -> tuple[Step, ...]:

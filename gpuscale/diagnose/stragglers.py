@@ -45,8 +45,9 @@ def stragglers(row: Row, change: Change) -> Cause:
         kind, remedy = CauseKind.DATA, look_at_loaders(row)
     else:
         computing_s = row.point.changes[Part.COMPUTING].after_s
-        slowdown = change.lost_s / computing_s if computing_s > 0 else math.inf
-        clocks = explaining_clocks(row.symptoms, found.device_uuids, slowdown)
+        clocks = explaining_clocks(
+            row.symptoms, found.device_uuids, lost_s=change.lost_s, of_s=computing_s
+        )
         kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
         remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
     return replace(found, kind=kind, evidence=row.symptoms_on(found.device_uuids), remedy=remedy)
@@ -113,12 +114,13 @@ def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     there = [step for step in row.point.after if uuid in step.median.device_uuids]
     after_s = statistics.fmean(step.time_s for step in there)
     before_s = after_s / math.exp(slowdown)
-    clocks = explaining_clocks(row.symptoms, (uuid,), after_s / before_s - 1)
+    lost_s = after_s - before_s
+    clocks = explaining_clocks(row.symptoms, (uuid,), lost_s=lost_s, of_s=before_s)
     hosts = (there[0].median.host,)
     yield Cause(
         kind=CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK,
         code="slow_device",
-        lost_s=after_s - before_s,
+        lost_s=lost_s,
         before_s=before_s,
         after_s=after_s,
         ranks=(0,),

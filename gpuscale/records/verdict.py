@@ -25,19 +25,15 @@ class Estimate:
 
     def scaled(self, factor: float) -> "Estimate":
         """The estimate of `factor` times the quantity (`factor` positive)."""
-        return Estimate(
-            value=self.value * factor,
-            low=None if self.low is None else self.low * factor,
-            high=None if self.high is None else self.high * factor,
-        )
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Estimate(value=self.value * factor, low=low, high=high)
 
     def inverse(self, numerator: float) -> "Estimate":
         """The estimate of `numerator` divided by the (positive) quantity."""
-        return Estimate(
-            value=numerator / self.value,
-            low=None if self.high is None else numerator / self.high,
-            high=None if self.low is None else numerator / self.low,
+        high, low = (
+            None if bound is None else numerator / bound for bound in (self.low, self.high)
         )
+        return Estimate(value=numerator / self.value, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
