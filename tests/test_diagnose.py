@@ -1,4 +1,6 @@
-"""What losses are put down to, where the truth is known."""
+"""The causes of losses whose truth is known."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,15 +35,28 @@ from gpuscale.records import (
     EnvironmentChange,
     GpuSummary,
     Results,
+    Run,
     Verdict,
 )
 from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, RanksOf, Remedy
 from gpuscale.report.cause_words import evidence, headline
 
 
-def only_cause(baseline: Baseline, now: Results, gpus: int) -> Cause:
-    (cause,) = diagnosed(baseline, now)[gpus].causes
-    return cause
+def causes(
+    fault: Fault,
+    *,
+    gpus: int = 4,
+    telemetry: bool = False,
+    before: Callable[[GpuSummary], GpuSummary] = WELL.devices,
+    where: Environment | None = None,
+    seen: Callable[[Run], Run] = lambda run: run,
+) -> tuple[Cause, ...]:
+    """The causes that three steady runs with a fault are given, as the runs show it."""
+    rng = np.random.default_rng(7)
+    usual = well(rng, [gpus], deviation=0.003, telemetry=telemetry, devices=before)
+    now = night_of(rng, [gpus], 3, fault, deviation=0.003, telemetry=telemetry, where=where)
+    shown = replace(now, runs=tuple(seen(run) for run in now.runs))
+    return diagnosed(usual, shown)[gpus].causes
 
 
 def symptoms(cause: Cause) -> list[DeviceSymptom]:
@@ -82,9 +97,7 @@ def test_shares_and_seconds_of_a_mixed_loss_are_those_that_were_put_in() -> None
 
 
 def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication() -> None:
-    rng = np.random.default_rng(7)
-    before = well(rng, [4], deviation=0.003)
-    cause = only_cause(before, night_of(rng, [4], 3, ONE_SLOW, deviation=0.003), 4)
+    (cause,) = causes(ONE_SLOW)
     assert cause.kind is CauseKind.SLOW_RANK
     assert (cause.ranks, cause.hosts, cause.device_uuids) == ((1,), ("node1",), ("GPU-1",))
     assert cause.seen_in == CountOf(3, 3)
@@ -106,9 +119,7 @@ def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication
 def test_what_most_ranks_share_names_them_and_how_long_it_takes(
     fault: Fault, gpus: int, shared_by: RanksOf | None
 ) -> None:
-    rng = np.random.default_rng(8)
-    before = well(rng, [gpus], deviation=0.001)
-    cause = diagnosed(before, night_of(rng, [gpus], 3, fault, deviation=0.001))[gpus].causes[0]
+    cause = causes(fault, gpus=gpus)[0]
     assert cause.shared_by == shared_by
     assert cause.ranks == ()
     assert cause.before_s is not None
@@ -163,21 +174,14 @@ def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> 
         devices=lambda s: with_values(s, ecc_uncorrected=1, **lowered) if s.uuid == "GPU-3" else s,
     )
     now = night_of(rng, [4], 3, worn, deviation=0.003, telemetry=True)
-    causes = diagnosed(before, now)[4].causes
-    assert [cause.kind for cause in causes] == [
-        CauseKind.COMPUTE,
-        CauseKind.PCIE,
-        CauseKind.MEMORY_ERRORS,
-    ]
-    assert {cause.device_uuids for cause in causes[1:]} == {("GPU-3",)}
+    slow, *faults = diagnosed(before, now)[4].causes
+    assert slow.kind is CauseKind.COMPUTE
+    assert [each.kind for each in faults] == [CauseKind.PCIE, CauseKind.MEMORY_ERRORS]
+    assert {each.device_uuids for each in faults} == {("GPU-3",)}
 
 
 def test_a_single_change_is_the_headline_and_no_list() -> None:
-    rng = np.random.default_rng(35)
-    before = well(rng, [4], deviation=0.003)
-    where = replace(environment(), torch_version="2.12")
-    now = night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, where=where)
-    *_, changed = diagnosed(before, now)[4].causes
+    *_, changed = causes(SLOW_LINK, where=replace(environment(), torch_version="2.12"))
     assert (headline(changed), evidence(changed)) == ("changed: torch 2.11 → 2.12", ())
 
 
@@ -196,45 +200,28 @@ def test_ranks_that_lag_in_turn_are_not_blamed_one_by_one() -> None:
         night_of(rng, [4], 1, slow_in_computing(rank, 1.3), deviation=0.003) for rank in range(4)
     ]
     runs = [replace(run, index=i) for i, night in enumerate(nights, 1) for run in night.runs]
-    cause = only_cause(before, results(*runs), 4)
+    (cause,) = diagnosed(before, results(*runs))[4].causes
     assert cause.kind is CauseKind.SLOW_RANK
     assert cause.ranks == ()
     assert cause.remedy == Remedy("jobs_in_turn")
 
 
 def test_late_data_that_hide_the_communication_are_not_called_slow_computing() -> None:
-    rng = np.random.default_rng(12)
-    before = well(rng, [4], deviation=0.003)
-    now = night_of(rng, [4], 3, LATE, deviation=0.003)
-    hidden = results(
-        *(
-            replace(
-                run,
-                # Steps without synchronisation wait for data as long as those with it.
-                unsynced_windows=run.windows,
-                ranks=tuple(
-                    replace(rank, pace_s=(rank.pace_s or 0.0) + EXPOSED_S) for rank in run.ranks
-                ),
-            )
-            for run in now.runs
-        )
-    )
-    assert only_cause(before, hidden, 4).kind is CauseKind.DATA
+    def hidden(run: Run) -> Run:
+        """Steps without synchronisation wait for data as long as those with it."""
+        ranks = (replace(each, pace_s=(each.pace_s or 0.0) + EXPOSED_S) for each in run.ranks)
+        return replace(run, unsynced_windows=run.windows, ranks=tuple(ranks))
+
+    (cause,) = causes(LATE, seen=hidden)
+    assert cause.kind is CauseKind.DATA
 
 
 def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
-    rng = np.random.default_rng(15)
-    before = well(rng, [4], deviation=0.003, telemetry=True)
-    hot = replace(SLOW, devices=slow_clock)
-    now = night_of(rng, [4], 3, hot, deviation=0.003, telemetry=True)
-    cause = only_cause(before, now, 4)
+    (cause,) = causes(replace(SLOW, devices=slow_clock), telemetry=True)
     assert cause.kind is CauseKind.CLOCKS
     clock, hot_event = (each for each in symptoms(cause) if each.uuid == "GPU-2")
-    assert (clock.counter, clock.host, clock.beside) == (
-        "sm_clock_mean_mhz",
-        "node1",
-        Beside.BASELINE,
-    )
+    assert (clock.counter, clock.host) == ("sm_clock_mean_mhz", "node1")
+    assert clock.beside is Beside.BASELINE
     assert clock.now == pytest.approx(CLOCK_MHZ / 1.22, rel=0.01)
     assert clock.usual == pytest.approx(CLOCK_MHZ, rel=0.01)
     assert (hot_event.reason, hot_event.usual) == ("hw_thermal_slowdown", 0)
@@ -243,51 +230,35 @@ def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
 
 
 def test_the_clocks_of_one_gpu_explain_a_slow_rank() -> None:
-    rng = np.random.default_rng(16)
     hot = replace(ONE_SLOW, devices=lambda s: slow_clock(s) if s.uuid == "GPU-1" else s)
-    before = well(rng, [4], deviation=0.003, telemetry=True)
-    now = night_of(rng, [4], 3, hot, deviation=0.003, telemetry=True)
-    cause = only_cause(before, now, 4)
+    (cause,) = causes(hot, telemetry=True)
     assert (cause.kind, cause.device_uuids) == (CauseKind.CLOCKS, ("GPU-1",))
     assert {each.uuid for each in symptoms(cause)} == {"GPU-1"}
 
 
 def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
-    rng = np.random.default_rng(18)
-    idle = replace(LATE, devices=slow_clock)
-    before = well(rng, [4], deviation=0.003, telemetry=True)
-    now = night_of(rng, [4], 3, idle, deviation=0.003, telemetry=True)
-    assert only_cause(before, now, 4).kind is CauseKind.DATA
+    (cause,) = causes(replace(LATE, devices=slow_clock), telemetry=True)
+    assert cause.kind is CauseKind.DATA
 
 
 def test_what_was_wrong_with_a_device_already_in_the_baseline_is_no_cause() -> None:
-    rng = np.random.default_rng(21)
-
     def worn(summary: GpuSummary) -> GpuSummary:
-        return replace(
-            with_values(slow_clock(summary), pcie_width=8, pcie_max_width=16, nvlink_links=6),
-            xids=(63,),
-        )
+        narrow = with_values(slow_clock(summary), pcie_width=8, pcie_max_width=16, nvlink_links=6)
+        return replace(narrow, xids=(63,))
 
-    before = well(rng, [4], deviation=0.003, telemetry=True, devices=worn)
-    now = night_of(rng, [4], 3, replace(SLOW, devices=worn), deviation=0.003, telemetry=True)
-    assert [cause.kind for cause in diagnosed(before, now)[4].causes] == [CauseKind.COMPUTE]
+    (cause,) = causes(replace(SLOW, devices=worn), telemetry=True, before=worn)
+    assert cause.kind is CauseKind.COMPUTE
 
 
 def test_what_changed_in_the_environment_is_listed_after_what_carries_the_loss() -> None:
-    rng = np.random.default_rng(22)
-    before = well(rng, [4], deviation=0.003)
     where = replace(
         environment(),
         torch_version="2.12",
         nccl_version="2.28",
         variables={"NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     )
-    link, changed = diagnosed(
-        before, night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, where=where)
-    )[4].causes
-    assert link.kind is CauseKind.COMMUNICATION
-    assert changed.kind is CauseKind.ENVIRONMENT
+    link, changed = causes(SLOW_LINK, where=where)
+    assert (link.kind, changed.kind) == (CauseKind.COMMUNICATION, CauseKind.ENVIRONMENT)
     # The baseline has no NCCL version, so that it is 2.28 now is no change that is known.
     assert changed.evidence == (
         EnvironmentChange(name="torch_version", before=("2.11",), after=("2.12",)),
@@ -310,37 +281,22 @@ def test_what_any_night_of_the_baseline_had_is_no_change() -> None:
 
 
 def test_results_without_phases_establish_no_cause() -> None:
-    rng = np.random.default_rng(25)
-    before = well(rng, [4], deviation=0.003)
-    now = night_of(rng, [4], 3, SLOW_LINK, deviation=0.003)
-    bare = results(
-        *(
-            replace(run, ranks=tuple(replace(r, phases=None, pace_s=None) for r in run.ranks))
-            for run in now.runs
-        )
-    )
-    cause = only_cause(before, bare, 4)
-    assert cause.kind is CauseKind.NOT_ESTABLISHED
-    assert cause.code == "no_phases_after"
+    def bare(run: Run) -> Run:
+        return replace(run, ranks=tuple(replace(r, phases=None, pace_s=None) for r in run.ranks))
+
+    (cause,) = causes(SLOW_LINK, seen=bare)
+    assert (cause.kind, cause.code) == (CauseKind.NOT_ESTABLISHED, "no_phases_after")
 
 
 def test_time_that_no_part_holds_is_not_put_down_to_one() -> None:
-    rng = np.random.default_rng(26)
-    before = well(rng, [4], deviation=0.003)
-    now = night_of(rng, [4], 3, deviation=0.003)
-    stretched = results(
-        *(
-            replace(
-                run,
-                windows=tuple(replace(w, time_s=w.time_s + LOST_S) for w in run.windows),
-                unsynced_windows=tuple(
-                    replace(w, time_s=w.time_s + LOST_S) for w in run.unsynced_windows
-                ),
-            )
-            for run in now.runs
+    def stretched(run: Run) -> Run:
+        windows, unsynced = (
+            tuple(replace(w, time_s=w.time_s + LOST_S) for w in each)
+            for each in (run.windows, run.unsynced_windows)
         )
-    )
-    cause = only_cause(before, stretched, 4)
+        return replace(run, windows=windows, unsynced_windows=unsynced)
+
+    (cause,) = causes(WELL, seen=stretched)
     assert cause.kind is CauseKind.NOT_ESTABLISHED
     assert cause.lost_s == pytest.approx(LOST_S, rel=0.1)
 

@@ -1,6 +1,8 @@
 """What is said of a row whose runs are known exactly: kind, evidence and what to do next."""
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from builders import CNN, environment, gpu_summary, phases, run, with_values
@@ -8,6 +10,7 @@ from cause_records import row_of
 from changing import replace
 from comparison_records import entry, peak_memory
 
+from gpuscale import diagnose
 from gpuscale.budget import EfficiencyBudget
 from gpuscale.diagnose import lost_parts
 from gpuscale.diagnose.attribution import Rank, Step
@@ -24,6 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
+from gpuscale.report.cause_words import NEXT_STEPS, WORDS
 
 
 def step(
@@ -203,3 +207,29 @@ def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_fi
     assert [cause.share for cause in found] == pytest.approx(list(shares))
     assert still_open.code == "published_figures"
     assert [cause.code for cause in lost_to_ideal(None)] == ["published_figures"]
+
+
+def codes_of(call: ast.expr) -> Iterator[str]:
+    """The text of an argument, or its two texts where a condition decides."""
+    match call:
+        case ast.Constant(value=str(code)):
+            yield code
+        case ast.IfExp():
+            yield from (*codes_of(call.body), *codes_of(call.orelse))
+
+
+def test_every_code_that_a_finder_gives_has_its_words_and_no_words_are_left_over() -> None:
+    causes: set[str] = set()
+    remedies: set[str] = set()
+    for path in Path(diagnose.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="Remedy"), args=[code, *_]):
+                    remedies.update(codes_of(code))
+                case ast.Call(func=ast.Name(id="_open"), args=[code, *_]):
+                    causes.update(codes_of(code))
+                case ast.Call(func=ast.Name(id="Cause")):
+                    (code,) = (each.value for each in node.keywords if each.arg == "code")
+                    causes.update(codes_of(code))
+    assert causes == set(WORDS)
+    assert remedies == set(NEXT_STEPS)

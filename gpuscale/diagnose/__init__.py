@@ -8,53 +8,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuscale.budget import efficiency_budgets
+from gpuscale.diagnose import causes
 from gpuscale.diagnose.attribution import Change, Part
-from gpuscale.diagnose.causes import (
-    communication,
-    computing,
-    data,
-    device_faults,
-    environment,
-    lost_to_ideal,
-    not_established,
-    time_in_no_part,
-)
 from gpuscale.diagnose.evidence import Row, onset_of, points_of
 from gpuscale.diagnose.stragglers import slow_device, stragglers
 from gpuscale.records import Baseline, Cause, Comparison, EntryVerdict, Results, Verdict
 
 OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
-    Part.COMMUNICATION: communication,
-    Part.DATA: data,
-    Part.COMPUTING: computing,
+    Part.COMMUNICATION: causes.communication,
+    Part.DATA: causes.data,
+    Part.COMPUTING: causes.computing,
     Part.SKEW: stragglers,
-    Part.REST: time_in_no_part,
+    Part.REST: causes.time_in_no_part,
 }
 """The cause of a part of the step that stands out, without its times."""
 
 
 def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     """The causes of the parts that stand out, with the time that they lost; the most first."""
-    changes = row.point.changes
-    standing_out = [changes[part] for part in OF_PARTS if part in changes]
+    changes = [row.point.changes[part] for part in OF_PARTS if part in row.point.changes]
+    standing_out = [change for change in changes if change.stands_out]
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
-        if change.stands_out:
-            yield replace(
-                OF_PARTS[change.part](row, change),
-                share=change.share,
-                lost_s=change.lost_s,
-                before_s=change.before_s,
-                after_s=change.after_s,
-                onset=onset_of(change.part, row.point, row.points),
-            )
+        yield replace(
+            OF_PARTS[change.part](row, change),
+            share=change.share,
+            lost_s=change.lost_s,
+            before_s=change.before_s,
+            after_s=change.after_s,
+            onset=onset_of(change.part, row.point, row.points),
+        )
 
 
 CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
     slow_device,
     lost_parts,
-    device_faults,
-    not_established,
-    environment,
+    causes.device_faults,
+    causes.not_established,
+    causes.environment,
 )
 """In the order in which they are named; each is given those that stand before it."""
 
@@ -71,7 +61,7 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
     runs = [run for result in results for run in result.runs] if baseline.published else []
     budgets = {(each.configuration, each.key): each for each in reversed(efficiency_budgets(runs))}
 
-    def causes(entry: EntryVerdict) -> tuple[Cause, ...]:
+    def causes_of(entry: EntryVerdict) -> tuple[Cause, ...]:
         assert entry.configuration is not None, "a row without one is not diagnosed"
         of_configuration = points.get(entry.configuration, {})
         if entry.key.gpus in of_configuration:
@@ -81,11 +71,11 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
                 named += tuple(find(row, named))
             return named
         if entry.verdict.is_loss:
-            return tuple(lost_to_ideal(budgets.get((entry.configuration, entry.key))))
+            return tuple(causes.lost_to_ideal(budgets.get((entry.configuration, entry.key))))
         return ()
 
     entries = tuple(
-        replace(entry, causes=causes(entry)) if _is_diagnosed(entry) else entry
+        replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
         for entry in comparison.entries
     )
     return replace(comparison, entries=entries)
