@@ -47,7 +47,7 @@ class Fault:
     ranks: Callable[[Place, Phases], Phases] = lambda place, own: own
     """From a rank's healthy phases to its own."""
     communication_s: float = 0.0
-    """By which each step waits longer in gradient synchronisation."""
+    """Seconds that each step waits longer in gradient synchronisation."""
     devices: Callable[[GpuSummary], GpuSummary] = lambda summary: summary
     """From what a healthy device shows to what this one does."""
 

@@ -1,4 +1,4 @@
-"""What is said of a row whose runs are known exactly: kind, evidence and what to do next."""
+"""The causes of a row whose runs are known exactly: kind, evidence and what to do next."""
 
 import ast
 from collections.abc import Iterator, Sequence

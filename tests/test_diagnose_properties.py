@@ -1,4 +1,4 @@
-"""Whatever numbers a file may hold, a diagnosis is given and its shares are shares."""
+"""A diagnosis is given, and its shares are shares, whatever numbers a file may hold."""
 
 import pytest
 from builders import baseline, environment, gpu_summary, measured, with_values

@@ -1,4 +1,4 @@
-"""What a change is put down to, with the evidence for it: codes and numbers, no words."""
+"""The causes of a change, with the evidence for them: codes and numbers, no words."""
 
 from dataclasses import dataclass
 from enum import StrEnum, auto

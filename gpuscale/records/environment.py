@@ -86,12 +86,12 @@ class Environment(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChange:
-    """What is different between environments; `environment_diff` has the words of a name."""
+    """A difference between environments; `environment_diff` has the words of a name."""
 
     name: str
     """Of a field or a variable."""
     before: tuple[str, ...]
-    """What there was; empty where nothing like it was."""
+    """The values there were; empty where nothing like it was."""
     after: tuple[str, ...]
     host: str | None = None
     """Where it is so, if only there."""

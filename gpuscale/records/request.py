@@ -14,7 +14,7 @@ _WITH_UNSYNCED = 4 / 3
 
 
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a run warms up and measures."""
+    """The length of a run: its warm-up and its windows."""
 
     warmup_steps: int
     warmup_s: float
@@ -44,7 +44,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     case_file: str
     case_class: str
     import_paths: tuple[str, ...]
-    """What the test process had on `sys.path`, so that ranks find what the case imports."""
+    """The `sys.path` of the test process, so that ranks find the imports of the case."""
     devices: tuple[int, ...]
     """CUDA devices by local rank, the same on every node; one after the other where a rank drives
     several; empty on CPU."""
@@ -62,7 +62,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """How many ranks are started, as the strategy demands."""
+        """The number of ranks to start, as the strategy demands."""
         return STRATEGIES[self.configuration.strategy].processes(self.gpus)
 
 
@@ -74,7 +74,7 @@ class SampledDevices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended a rank, as it says itself."""
+    """The end of a rank, as it says itself."""
 
     failure: Failure
     lost_peer: bool
@@ -82,7 +82,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the process of a rank ended, as seen beside it on its node."""
+    """The end of a rank's process, as seen beside it on its node."""
 
     rank: int
     host: str
@@ -130,7 +130,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, before the launcher joins the ranks into a run."""
+    """The measurement of one rank, before the launcher joins the ranks into a run."""
 
     report: RankReport
     joined_at_s: float
@@ -149,7 +149,7 @@ class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendTime(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a message took to another node and its receipt back."""
+    """The time of a message to another node and of its receipt back."""
 
     to: int
     """The other's place among the nodes."""
@@ -158,7 +158,7 @@ class SendTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a node computes, and its links are, as the rank on it saw."""
+    """The speed of a node's computing and of its links, as the rank on it saw them."""
 
     host: str
     compute_s: tuple[float, ...]

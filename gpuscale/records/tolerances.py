@@ -93,7 +93,7 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         )
 
     def published_margin(self, key: EntryKey, *, nodes: int) -> float:
-        """How far the row may lie below a published figure."""
+        """The fraction by which the row may lie below a published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, THROUGHPUT if key.gpus == 1 else SPEEDUP, "margin", default)
 
