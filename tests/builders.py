@@ -56,6 +56,7 @@ def run(
     utilization: float | None = None,
 ) -> Run:
     """A run of one window with that step time, or a failed one where it is None."""
+    killed = Failure(kind="killed", message="rank 1 died of signal 9")
     made = Run(
         configuration=configuration,
         gpus=gpus,
@@ -71,7 +72,7 @@ def run(
         startup_s=1.0,
         wall_s=10.0,
         gpu_summaries=() if utilization is None else (gpu_summary(utilization),),
-        failure=None if step_time_s else Failure(kind="killed", message="rank 1 died of signal 9"),
+        failure=killed if step_time_s is None else None,
     )
     return made if step_time_s is None else with_measured(made)
 

@@ -337,14 +337,8 @@ def test_a_new_device_is_set_beside_the_baselines_else_beside_the_others_of_now(
 
 def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of_it() -> None:
     def clock(uuid: str, now: float) -> DeviceSymptom:
-        return DeviceSymptom(
-            kind=CauseKind.CLOCKS,
-            uuid=uuid,
-            host=None,
-            counter="sm_clock_mean_mhz",
-            now=now,
-            usual=1000,
-        )
+        kind, name = CauseKind.CLOCKS, "sm_clock_mean_mhz"
+        return DeviceSymptom(kind=kind, uuid=uuid, host=None, counter=name, now=now, usual=1000)
 
     def explains(clocks: list[DeviceSymptom], uuids: str, slowdown: float) -> bool:
         found = explaining_clocks(clocks, uuids, lost_s=2 * slowdown, of_s=2.0)
@@ -366,48 +360,44 @@ def point(
     gpus: int, lost_s: float | None, *, time_s: float = 9.0, noise_s: float = 0.1, nodes: int = 1
 ) -> Point:
     """Steps on so many GPUs, of which communication lost so much."""
-    changes: Mapping[Part, Change] = {}
-    if lost_s is not None:
-        changes = {
-            Part.COMMUNICATION: Change(
-                part=Part.COMMUNICATION,
-                before_s=1.0,
-                after_s=1.0 + lost_s,
-                lost_s=lost_s,
-                noise_s=noise_s,
-                share=1.0,
-            )
-        }
-    after = step(*(rank(n, 1.0, host=f"node{n % nodes}") for n in range(gpus)))
-    key = PointKey.of(run(gpus, 9.0))
+    part = Part.COMMUNICATION
+    lost = lost_s or 0.0
+    change = Change(
+        part=part, before_s=1.0, after_s=1.0 + lost, lost_s=lost, noise_s=noise_s, share=1.0
+    )
     return Point(
-        key=key, before=(replace(paced(1.0), time_s=time_s),), after=(after,), changes=changes
+        key=PointKey.of(run(gpus, 9.0)),
+        before=(replace(paced(1.0), time_s=time_s),),
+        after=(step(*(rank(n, 1.0, host=f"node{n % nodes}") for n in range(gpus))),),
+        changes={} if lost_s is None else {part: change},
     )
 
 
 @pytest.mark.parametrize(
-    ("others", "onset"),
+    ("others", "lost_on", "spared_on", "spared_nodes"),
     [
-        ([point(2, 0.25)], ((2, 4), (), None)),
-        ([point(2, 0.24)], ((4,), (2,), 1)),
-        ([point(2, 0.24, time_s=8.0)], ((2, 4), (), None)),
-        ([point(2, 0.9, noise_s=0.9)], ((4,), (2,), 1)),
-        ([point(2, None)], None),
-        ([], None),
-        ([point(2, 1.0), point(8, 0.0)], ((2, 4), (8,), None)),
-        ([point(2, 0.0), point(3, 0.0, nodes=2), point(8, 1.0)], ((4, 8), (2, 3), 2)),
+        ([point(2, 0.25)], (2, 4), (), None),
+        ([point(2, 0.24)], (4,), (2,), 1),
+        ([point(2, 0.24, time_s=8.0)], (2, 4), (), None),
+        ([point(2, 0.9, noise_s=0.9)], (4,), (2,), 1),
+        ([point(2, 1.0), point(8, 0.0)], (2, 4), (8,), None),
+        ([point(2, 0.0), point(3, 0.0, nodes=2), point(8, 1.0)], (4, 8), (2, 3), 2),
     ],
 )
 def test_the_same_loss_elsewhere_is_a_quarter_of_it_at_least_and_beyond_its_noise(
-    others: list[Point], onset: tuple[tuple[int, ...], tuple[int, ...], int | None] | None
+    others: list[Point],
+    lost_on: tuple[int, ...],
+    spared_on: tuple[int, ...],
+    spared_nodes: int | None,
 ) -> None:
     own = point(4, 1.0, nodes=2)
-    found = onset_of(Part.COMMUNICATION, own, {each.key.gpus: each for each in (*others, own)})
-    if onset is None:
-        assert found is None
-        return
-    lost_on, spared_on, spared_nodes = onset
     nodes = 2 if lost_on[0] == 4 else 1
-    assert found == Onset(
-        lost_on=lost_on, spared_on=spared_on, nodes=nodes, spared_nodes=spared_nodes
+    assert onset_of(Part.COMMUNICATION, own, {each.key.gpus: each for each in (*others, own)}) == (
+        Onset(lost_on=lost_on, spared_on=spared_on, nodes=nodes, spared_nodes=spared_nodes)
     )
+
+
+def test_without_another_number_of_gpus_nothing_is_known_of_where_a_loss_begins() -> None:
+    own = point(4, 1.0, nodes=2)
+    assert onset_of(Part.COMMUNICATION, own, {4: own}) is None
+    assert onset_of(Part.COMMUNICATION, own, {2: point(2, None), 4: own}) is None
