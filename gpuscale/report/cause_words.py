@@ -85,13 +85,6 @@ def whole_line(cause: Cause) -> str:
     return f"{headline(cause)}{share}: {statement(cause)}{where}"
 
 
-def short_cause(causes: tuple[Cause, ...]) -> str:
-    """The headline of the heaviest cause; empty where none is established."""
-    if not causes or causes[0].kind is CauseKind.NOT_ESTABLISHED:
-        return ""
-    return headline(causes[0])
-
-
 def _duration(seconds: float) -> str:
     """Seconds with two significant digits, since noise leaves no more: `14 ms`, `−0.32 ms`."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)

@@ -3,10 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
-    Cause,
+    CauseKind,
     Comparison,
     Configuration,
     EntryKey,
@@ -19,7 +20,7 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.report.cause_words import evidence, next_step, short_cause, whole_line
+from gpuscale.report.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.report.phrases import (
     UNKNOWN,
     amount_text,
@@ -27,6 +28,7 @@ from gpuscale.report.phrases import (
     counted,
     gpus_text,
     injection_warning,
+    interval_text,
     percent_interval,
     percent_text,
     set_apart,
@@ -48,19 +50,6 @@ _NAMED_SUBJECTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseView:
-    """A cause in words."""
-
-    line: str
-    """`exposed all-reduce +14 ms (83 % of the loss): gradient synchronisation …`."""
-    evidence: tuple[str, ...]
-    next_step: str
-    """The next step in full; empty where nothing is left to find out."""
-    next_step_once: str
-    """The same, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An entry under a name that no other row of its number of GPUs has, and its words."""
 
@@ -69,7 +58,8 @@ class Row:
     """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
     reason: str
     """One sentence that a tired person understands."""
-    causes: tuple[CauseView, ...]
+    next_steps: tuple[str, ...]
+    """That of each cause, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
     wall_s: float
     """The time that its runs took, start-up and failed runs included."""
 
@@ -115,36 +105,34 @@ class Row:
     @property
     def interval(self) -> str:
         """The 95% interval of the change, or where nothing was judged that of E now."""
-        now = self.entry.current.efficiency
         if self.change is not None:
             return percent_interval(self.change)
-        if self.entry.key.gpus == 1 or now is None or now.low is None or now.high is None:
-            return ""
-        return f"[{now.low:.2f}, {now.high:.2f}]"
-
-    @property
-    def detectable(self) -> str:
-        """`finds 2.3 %`; empty where it is unknown."""
-        loss = self.entry.minimum_detectable_loss
-        return "" if loss is None else f"finds {format_percent(loss)}"
+        now = None if self.entry.key.gpus == 1 else self.entry.current.efficiency
+        return interval_text(now).partition(" ")[2]
 
     @property
     def short_reason(self) -> str:
         """The cause or finding behind the verdict, in the few words that a table's row bears."""
-        entry = self.entry
-        if cause := short_cause(entry.causes):
-            return cause
+        entry, loss = self.entry, self.entry.minimum_detectable_loss
+        if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
+            return headline(entry.causes[0])
         if entry.finding is not None:
             return finding_text(entry.finding)
         if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
             return f"about {counted(entry.further_runs, 'more run')}"
-        return "" if entry.verdict.is_loss else self.detectable
+        return "" if loss is None or entry.verdict.is_loss else f"finds {format_percent(loss)}"
 
     @property
-    def lost_metrics(self) -> tuple[str, ...]:
-        """The metrics that got worse, but for the one that the reason is about."""
-        lost = [metric for metric in self.entry.metrics if metric.verdict.is_loss]
-        return tuple(_metric_text(each) for each in lost if each is not self._deciding_metric)
+    def lost_metrics(self) -> list[str]:
+        """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
+        texts = []
+        for metric in self.entry.metrics:
+            if metric.verdict.is_loss and metric is not self._deciding_metric:
+                spec, ends = metric.metric, (metric.baseline, metric.current)
+                values = " → ".join(amount_text(end.value, spec.unit) for end in ends)
+                of_step = " of the step" if spec.in_points else ""
+                texts.append(f"{spec.words} {values}, {change_text(metric.change)}{of_step}")
+        return texts
 
     def details(self, *, once: bool = False) -> Iterator[str]:
         """The lines below the reason, indented: the lost metrics and the numbered causes.
@@ -152,11 +140,12 @@ class Row:
         With `once`, a next step that another row says already is referred to.
         """
         yield from (f"  {metric}" for metric in self.lost_metrics)
-        for number, cause in enumerate(self.causes, start=1):
-            yield f"  {number}. {cause.line}"
-            yield from (f"     · {fact}" for fact in cause.evidence)
-            if cause.next_step:
-                yield f"     next: {cause.next_step_once if once else cause.next_step}"
+        causes = zip(self.entry.causes, self.next_steps, strict=True)
+        for number, (cause, step) in enumerate(causes, start=1):
+            yield f"  {number}. {whole_line(cause)}"
+            yield from (f"     · {fact}" for fact in evidence(cause))
+            if step:
+                yield f"     next: {step if once else next_step(cause)}"
 
     @property
     def _deciding_metric(self) -> MetricVerdict | None:
@@ -164,8 +153,7 @@ class Row:
         return next((m for m in self.entry.metrics if m.metric == self.entry.finding), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(NamedTuple):
     """One sentence and the rows that it explains."""
 
     subject: str
@@ -193,9 +181,9 @@ class View:
         return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
 
     @property
-    def injections(self) -> tuple[str, ...]:
+    def injections(self) -> list[str]:
         """The faults that were made on purpose in the results."""
-        return tuple(dict.fromkeys(each for result in self.results for each in result.injections))
+        return list(dict.fromkeys(each for result in self.results for each in result.injections))
 
     @property
     def warning(self) -> str:
@@ -231,39 +219,30 @@ class View:
         return ", ".join(words) if words else "nothing to compare"
 
 
-def view_of(
-    comparison: Comparison,
-    results: Sequence[Results],
-    *,
-    exit_code: int | None = None,
-    screen: Screen | None = None,
-) -> View:
-    """The comparison of one or more results for reading.
-
-    The exit code is that of the process, if the verdict alone does not decide it; no screen is a
-    file or a log.
-    """
+def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
+    """The comparison of one or more results for reading, in a file or a log."""
     wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
     for run in (run for result in results for run in result.runs):
         wall_s[run.key, run.configuration] += run.wall_s or 0.0
     names = _names(comparison.entries)
-    causes = _causes(comparison.entries, names)
+    next_steps = _next_steps(comparison.entries, names)
+    rows = [
+        Row(
+            entry=entry,
+            name=name,
+            reason=reason_text(entry),
+            next_steps=steps,
+            wall_s=wall_s[entry.key, entry.configuration],
+        )
+        for entry, name, steps in zip(comparison.entries, names, next_steps, strict=True)
+    ]
     return View(
         comparison=comparison,
         results=results,
-        rows=tuple(
-            Row(
-                entry=entry,
-                name=name,
-                reason=reason_text(entry),
-                causes=found,
-                wall_s=wall_s[entry.key, entry.configuration],
-            )
-            for entry, name, found in zip(comparison.entries, names, causes, strict=True)
-        ),
+        rows=tuple(rows),
         notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
-        exit_code=int(comparison.exit_code if exit_code is None else exit_code),
-        screen=screen or Screen(),
+        exit_code=int(comparison.exit_code),
+        screen=Screen(),
     )
 
 
@@ -282,7 +261,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
         if not row.reason or (entry.verdict is Verdict.OK and known):
             continue
         # What has causes or lost metrics of its own is explained by itself.
-        alone = number if row.causes or row.lost_metrics else None
+        alone = number if entry.causes or row.lost_metrics else None
         alike.setdefault((row.reason, entry.finding, alone), []).append(row)
     return [
         Explanation(
@@ -299,25 +278,12 @@ def finding_text(finding: Finding | MetricSpec) -> str:
     return finding.value if isinstance(finding, Finding) else finding.more
 
 
-def _metric_text(metric: MetricVerdict) -> str:
-    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 % [+48.0 %, +52.0 %]`."""
-    spec = metric.metric
-    then, now = (amount_text(each.value, spec.unit) for each in (metric.baseline, metric.current))
-    of_step = " of the step" if spec.in_points else ""
-    return f"{spec.words} {then} → {now}, {change_text(metric.change)}{of_step}"
-
-
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     """Names with options for the cases that have several rows of one number of GPUs."""
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
-    apart = set_apart(
-        [
-            entry.configuration
-            for entry in entries
-            if entry.configuration is not None and (entry.key.case, entry.key.strategy) in several
-        ]
-    )
+    known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
+    apart = set_apart([each.configuration for each in known if each.configuration is not None])
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
@@ -330,22 +296,18 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     return names
 
 
-def _causes(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple[CauseView, ...]]:
-    """The causes of each entry; a next step is referred to after the first row that says it."""
-    said_by: dict[str, str] = {}
-
-    def view(cause: Cause, label: str) -> CauseView:
-        step = once = next_step(cause)
-        if step in said_by:
-            once = "as above" if said_by[step] == label else f"as for {said_by[step]}"
-        said_by.setdefault(step, label)
-        line, facts = whole_line(cause), evidence(cause)
-        return CauseView(line=line, evidence=facts, next_step=step, next_step_once=once)
-
-    found: list[tuple[CauseView, ...]] = [()] * len(entries)
+def _next_steps(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The next steps of each entry's causes; after the first row that says one, that row."""
+    said_by: dict[str, str] = {"": ""}
+    found: list[tuple[str, ...]] = [()] * len(entries)
     for i in sorted(range(len(entries)), key=lambda i: weight(entries[i].verdict)):
         label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
-        found[i] = tuple(view(cause, label) for cause in entries[i].causes)
+        for step in map(next_step, entries[i].causes):
+            if step not in said_by:
+                said_by[step], text = label, step
+            else:
+                text = "as above" if said_by[step] == label else f"as for {said_by[step]}"
+            found[i] += (text if step else "",)
     return found
 
 
