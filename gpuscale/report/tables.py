@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import chain
 from pathlib import Path
 
 from gpuscale.compare.hardware import hardware_label
@@ -88,24 +89,37 @@ def scaling_table(
 
     Of the runs that the points are made of, unsteady ones are told from failed ones.
     """
-    on_cpu = all(point.configuration.device == "cpu" for point in points)
-    has_energy = any(point.samples_per_j is not None for point in points)
     headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
-    headers += ["speedup", "efficiency", *(["samples/J"] if has_energy else [])]
+    headers += _PAIR_HEADERS
+    if any(point.samples_per_j is not None for point in points):
+        headers.append("samples/J")
+    on_cpu = all(point.configuration.device == "cpu" for point in points)
     headers += ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
-    names = set_apart([point.configuration for point in points])
     unsteady = Counter(
         PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
     )
-    rows = []
+    made = []
     for point in points:
-        told = {"case": names[point.configuration], "runs": _made_text(point, unsteady)}
-        cells = told | cells_of(point)
+        of_point = unsteady[point.point_key]
+        counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
+        without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
+    return table(headers, _rows(points, headers, "runs", made), columns, first=_FIRST)
+
+
+def _rows(
+    points: Sequence[ScalingPoint], headers: Sequence[str], name: str, texts: Iterable[str]
+) -> list[list[str]]:
+    """The cells of each point under these headers; its text is under the header of that name."""
+    names = set_apart([point.configuration for point in points])
+    rows = []
+    for point, text in zip(points, texts, strict=True):
+        cells = {**_cells(point), "case": names[point.configuration], name: text}
         rows.append([cells[header] for header in headers])
-    return table(headers, rows, columns, first=_FIRST)
+    return rows
 
 
-def cells_of(point: ScalingPoint) -> dict[str, str]:
+def _cells(point: ScalingPoint) -> dict[str, str]:
     """The numbers of a point as tables show them, by the headers of their columns."""
     used, peak = point.gpu_utilization, point.peak_memory_bytes
     on_host = point.peak_host_memory_bytes
@@ -122,14 +136,6 @@ def cells_of(point: ScalingPoint) -> dict[str, str]:
         "peak memory": UNKNOWN if peak is None else format_bytes(peak),
         "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
     }
-
-
-def _made_text(point: ScalingPoint, unsteady: Mapping[PointKey, int]) -> str:
-    """`3 (1 unsteady, 2 failed)`."""
-    of_point = unsteady.get(point.point_key, 0)
-    counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
-    without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
 
 
 def _rate_text(rate: Estimate | None) -> str:
@@ -186,29 +192,18 @@ def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None
 
     Lines keep to so many columns; None is where there is room for any line.
     """
-    return "\n".join(fitted(_baseline_lines(baseline, today, columns), columns))
-
-
-def _baseline_lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
-    yield from _origin_of_baseline(baseline)
-    if baseline.published:
-        yield ""
-        yield _published_table(baseline, columns)
     measured = side_of_baseline(baseline).entries
-    if measured:
-        yield ""
-        yield from _measured_lines(measured, columns)
-    if not baseline.published and not measured:
-        yield ""
-        yield "no entry"
-    if baseline.history:
-        yield ""
-        for change in baseline.history:
-            yield from _history_lines(change)
     note = expiry_note(baseline, today)
-    if note is not None:
-        yield ""
-        yield f"note: {statement_text(note)}"
+    blocks = (
+        _origin_of_baseline(baseline),
+        [_published_table(baseline.published, columns)] if baseline.published else (),
+        *(_measured_blocks(measured, columns) if measured else ()),
+        () if baseline.published or measured else ["no entry"],
+        chain.from_iterable(map(_history_lines, baseline.history)),
+        () if note is None else [f"note: {statement_text(note)}"],
+    )
+    texts = ("\n".join(fitted(block, columns)) for block in blocks)
+    return "\n\n".join(text for text in texts if text)
 
 
 def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
@@ -250,36 +245,30 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(baseline: Baseline, columns: int | None) -> str:
-    figures = {figure.key: figure for figure in baseline.published}
+def _published_table(published: Sequence[PublishedFigure], columns: int | None) -> str:
+    figures = {figure.key: figure for figure in published}
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
-            str(figure.gpus),
-            str(figure.nodes),
-            str(figure.batch_per_gpu),
-            str(figure.runs),
+            *map(str, (figure.gpus, figure.nodes, figure.batch_per_gpu, figure.runs)),
             *_published_text(figure),
-            *map(interval_text, _published_pair(figure, figures)),
+            *_published_pair(figure, figures),
         ]
-        for figure in baseline.published
+        for figure in published
     ]
     return table(headers, rows, columns, first=("published", "of"), left=headers)
 
 
-def _measured_lines(entries: Iterable[Entry], columns: int | None) -> Iterator[str]:
-    points = [(entry.point, len(entry.runs)) for entry in entries]
-    names = set_apart([point.configuration for point, _ in points])
-    headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    rows = []
-    for point, nights in points:
-        cells = {"case": names[point.configuration], **cells_of(point)}
-        cells["runs (allocations)"] = f"{point.valid_runs} ({nights})"
-        rows.append([cells[header] for header in headers])
-    yield table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
-    yield ""
-    yield f"{configurations_text(names)}; intervals: 95%, over runs"
+def _measured_blocks(entries: Sequence[Entry], columns: int | None) -> Iterator[list[str]]:
+    points = [entry.point for entry in entries]
+    made = [f"{entry.point.valid_runs} ({len(entry.runs)})" for entry in entries]
+    runs = "runs (allocations)"
+    headers = ["case", "gpus", "batch/gpu", runs, "step time", *_PAIR_HEADERS]
+    rows = _rows(points, headers, runs, made)
+    yield [table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)]
+    configurations = configurations_text(point.configuration for point in points)
+    yield [f"{configurations}; intervals: 95%, over runs"]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -299,14 +288,10 @@ def _published_text(figure: PublishedFigure) -> tuple[str, str]:
     return time, UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
 
 
-def _published_pair(
-    figure: PublishedFigure, figures: Figures
-) -> tuple[Estimate | None, Estimate | None]:
+def _published_pair(figure: PublishedFigure, figures: Figures) -> list[str]:
     """Speedup and efficiency."""
     value = published_speedup(figure, figures)
-    if value is None:
-        return None, None
-    return Estimate(value=value), Estimate(value=value / figure.gpus)
+    return [UNKNOWN if value is None else f"{value / over:.2f}" for over in (1, figure.gpus)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,9 +325,10 @@ def _block(
     names: Mapping[Configuration, str],
     verdicts: Mapping[tuple[Configuration | None, int], EntryVerdict],
 ) -> Iterator[str]:
-    old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
-    remark = f": {change.remark}" if change.remark else ""
-    yield f"{_name(change.old or change.new, names)}{remark}"
+    sides = (change.old, change.new)
+    name = next(_name(side, names) for side in sides if side is not None)
+    yield f"{name}: {change.remark}" if change.remark else name
+    old, new = map(_values, sides, figures)
     for what in dict.fromkeys((*old, *new)):
         values = [side[what] for side in (old, new) if what in side]
         if len(values) == 1 or values[0] != values[1]:
@@ -353,11 +339,10 @@ def _block(
             yield f"  {'judged':<11} {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
 
 
-def _name(entry: Entry | PublishedFigure | None, names: Mapping[Configuration, str]) -> str:
-    if isinstance(entry, Entry):
-        point = entry.point
-        return f"{names[point.configuration]} on {gpus_text(point.key.gpus)}"
-    return "" if entry is None else f"{entry.key.label}, published"
+def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) -> str:
+    if isinstance(entry, PublishedFigure):
+        return f"{entry.key.label}, published"
+    return f"{names[entry.point.configuration]} on {gpus_text(entry.point.key.gpus)}"
 
 
 def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:
@@ -366,12 +351,10 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         return {}
     if isinstance(entry, Entry):
         point = entry.point
-        cells = cells_of(point)
-        cells["measured"] = _runs_text(point.valid_runs, len(entry.runs))
+        cells = {**_cells(point), "measured": _runs_text(point.valid_runs, len(entry.runs))}
         pair = _PAIR_HEADERS if point.key.gpus > 1 else ()
         return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
     values = {"figure": "{} ({})".format(*_published_text(entry))}
     if entry.gpus > 1:
-        texts = map(interval_text, _published_pair(entry, figures))
-        values |= zip(_PAIR_HEADERS, texts, strict=True)
+        values |= zip(_PAIR_HEADERS, _published_pair(entry, figures), strict=True)
     return values | {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}
