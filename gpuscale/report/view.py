@@ -56,83 +56,30 @@ class Row:
     entry: EntryVerdict
     name: str
     """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
+    gpus: str
+    """`1 GPU` or `4 GPUs`."""
+    label: str
+    """`mnist_cnn/ddp on 4 GPUs`."""
+    verdict: str
+    """In capitals unless it is a pass."""
     reason: str
     """One sentence that a tired person understands."""
+    short_reason: str
+    """The cause or finding behind the verdict, in the few words that a table's row bears."""
+    change: Estimate | None
+    """The change that the verdict rests on."""
+    judged: str
+    """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
+    interval: str
+    """The 95% interval of the change, or where nothing was judged that of E now."""
+    efficiency: str
+    """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
+    lost_metrics: tuple[str, ...]
+    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
     next_steps: tuple[str, ...]
     """That of each cause, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
     wall_s: float
     """The time that its runs took, start-up and failed runs included."""
-
-    @property
-    def gpus(self) -> str:
-        """`1 GPU` or `4 GPUs`."""
-        return gpus_text(self.entry.key.gpus)
-
-    @property
-    def label(self) -> str:
-        """`mnist_cnn/ddp on 4 GPUs`."""
-        return f"{self.name} on {self.gpus}"
-
-    @property
-    def verdict(self) -> str:
-        """The verdict, in capitals unless it is a pass."""
-        return verdict_word(self.entry.verdict)
-
-    @property
-    def efficiency(self) -> str:
-        """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
-        pair = self.entry.baseline.efficiency, self.entry.current.efficiency
-        if self.entry.key.gpus == 1 or pair == (None, None):
-            return UNKNOWN
-        return " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
-
-    @property
-    def change(self) -> Estimate | None:
-        """The change that the verdict rests on."""
-        metric = self._deciding_metric
-        return self.entry.change if metric is None else metric.change
-
-    @property
-    def judged(self) -> str:
-        """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
-        metric, change = self._deciding_metric, self.entry.change
-        if metric is not None:
-            return f"{metric.metric.short} {percent_text(metric.change.value)}"
-        if change is not None and self.entry.changed_quantity is not QuantityName.EFFICIENCY:
-            return f"throughput {percent_text(change.value)}"
-        return self.efficiency if self.efficiency == UNKNOWN else f"E {self.efficiency}"
-
-    @property
-    def interval(self) -> str:
-        """The 95% interval of the change, or where nothing was judged that of E now."""
-        if self.change is not None:
-            return percent_interval(self.change)
-        now = None if self.entry.key.gpus == 1 else self.entry.current.efficiency
-        return interval_text(now).partition(" ")[2]
-
-    @property
-    def short_reason(self) -> str:
-        """The cause or finding behind the verdict, in the few words that a table's row bears."""
-        entry, loss = self.entry, self.entry.minimum_detectable_loss
-        if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
-            return headline(entry.causes[0])
-        if entry.finding is not None:
-            return finding_text(entry.finding)
-        if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
-            return f"about {counted(entry.further_runs, 'more run')}"
-        return "" if loss is None or entry.verdict.is_loss else f"finds {format_percent(loss)}"
-
-    @property
-    def lost_metrics(self) -> list[str]:
-        """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
-        texts = []
-        for metric in self.entry.metrics:
-            if metric.verdict.is_loss and metric is not self._deciding_metric:
-                spec, ends = metric.metric, (metric.baseline, metric.current)
-                values = " → ".join(amount_text(end.value, spec.unit) for end in ends)
-                of_step = " of the step" if spec.in_points else ""
-                texts.append(f"{spec.words} {values}, {change_text(metric.change)}{of_step}")
-        return texts
 
     def details(self, *, once: bool = False) -> Iterator[str]:
         """The lines below the reason, indented: the lost metrics and the numbered causes.
@@ -146,11 +93,6 @@ class Row:
             yield from (f"     · {fact}" for fact in evidence(cause))
             if step:
                 yield f"     next: {step if once else next_step(cause)}"
-
-    @property
-    def _deciding_metric(self) -> MetricVerdict | None:
-        """The metric that the finding names; None where time or speedup decided."""
-        return next((m for m in self.entry.metrics if m.metric == self.entry.finding), None)
 
 
 class Explanation(NamedTuple):
@@ -170,53 +112,24 @@ class View:
     results: Sequence[Results]
     rows: tuple[Row, ...]
     """In the order of the baseline."""
+    ranked: tuple[Row, ...]
+    """What got worse first, then what was not shown to be fine, then the passes."""
+    baseline: str
+    """Its name and its machine."""
+    injections: tuple[str, ...]
+    """The faults that were made on purpose in the results."""
+    warning: str
+    """The line above all else where faults were made on purpose; else empty."""
     notes: tuple[str, ...]
+    all_notes: tuple[str, ...]
+    """The notes, with that on faults made on purpose before them."""
+    summary: str
+    """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
+    outcome: str
+    """The verdict in a few words."""
     exit_code: int
     """Of the process."""
     screen: Screen
-
-    @property
-    def ranked(self) -> list[Row]:
-        """The rows that got worse first, then those not shown to be fine, then the passes."""
-        return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
-
-    @property
-    def injections(self) -> list[str]:
-        """The faults that were made on purpose in the results."""
-        return list(dict.fromkeys(each for result in self.results for each in result.injections))
-
-    @property
-    def warning(self) -> str:
-        """The line above all else where faults were made on purpose; else empty."""
-        return injection_warning(self.injections) if self.injections else ""
-
-    @property
-    def all_notes(self) -> tuple[str, ...]:
-        """The notes, with that on faults made on purpose before them."""
-        if not self.injections:
-            return self.notes
-        injected = (
-            f"faults were made on purpose ({', '.join(self.injections)}): the verdicts say whether "
-            "they are found, and nothing about the machine"
-        )
-        return (injected, *self.notes)
-
-    @property
-    def outcome(self) -> str:
-        """The exit code in a few words."""
-        return _OUTCOMES[self.comparison.exit_code]
-
-    @property
-    def baseline(self) -> str:
-        """Its name and its machine."""
-        return f"{self.comparison.baseline_name}: {self.comparison.baseline_machine}"
-
-    @property
-    def summary(self) -> str:
-        """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
-        counts = Counter(row.entry.verdict for row in self.rows)
-        words = [f"{counts[v]} {v.value}" for v in sorted(Verdict, key=weight) if counts[v]]
-        return ", ".join(words) if words else "nothing to compare"
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
@@ -224,26 +137,89 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
     for run in (run for result in results for run in result.runs):
         wall_s[run.key, run.configuration] += run.wall_s or 0.0
-    names = _names(comparison.entries)
-    next_steps = _next_steps(comparison.entries, names)
+    entries = comparison.entries
+    names = _names(entries)
+    steps = _next_steps(entries, names)
     rows = [
-        Row(
-            entry=entry,
-            name=name,
-            reason=reason_text(entry),
-            next_steps=steps,
-            wall_s=wall_s[entry.key, entry.configuration],
-        )
-        for entry, name, steps in zip(comparison.entries, names, next_steps, strict=True)
+        _row(entry, name, its, wall_s[entry.key, entry.configuration])
+        for entry, name, its in zip(entries, names, steps, strict=True)
     ]
+    injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
+    injected = (
+        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
+        "found, and nothing about the machine"
+    )
+    notes = tuple(dict.fromkeys(map(statement_text, comparison.notes)))
+    counts = Counter(entry.verdict for entry in entries)
+    counted_verdicts = [f"{counts[v]} {v.value}" for v in sorted(Verdict, key=weight) if counts[v]]
     return View(
         comparison=comparison,
         results=results,
         rows=tuple(rows),
-        notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
+        ranked=tuple(sorted(rows, key=lambda row: weight(row.entry.verdict))),
+        baseline=f"{comparison.baseline_name}: {comparison.baseline_machine}",
+        injections=injections,
+        warning=injection_warning(injections) if injections else "",
+        notes=notes,
+        all_notes=(injected, *notes) if injections else notes,
+        summary=", ".join(counted_verdicts) or "nothing to compare",
+        outcome=_OUTCOMES[comparison.exit_code],
         exit_code=int(comparison.exit_code),
         screen=Screen(),
     )
+
+
+def _row(entry: EntryVerdict, name: str, next_steps: tuple[str, ...], wall_s: float) -> Row:
+    gpus = gpus_text(entry.key.gpus)
+    # None where time or speedup decided.
+    decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
+    change = entry.change if decided is None else decided.change
+    efficiency, interval = UNKNOWN, "" if change is None else percent_interval(change)
+    pair = entry.baseline.efficiency, entry.current.efficiency
+    if entry.key.gpus > 1 and pair != (None, None):
+        efficiency = " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
+        if change is None:
+            interval = interval_text(entry.current.efficiency).partition(" ")[2]
+    judged = efficiency if efficiency == UNKNOWN else f"E {efficiency}"
+    if decided is not None:
+        judged = f"{decided.metric.short} {percent_text(decided.change.value)}"
+    elif change is not None and entry.changed_quantity is not QuantityName.EFFICIENCY:
+        judged = f"throughput {percent_text(change.value)}"
+    lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
+    return Row(
+        entry=entry,
+        name=name,
+        gpus=gpus,
+        label=f"{name} on {gpus}",
+        verdict=verdict_word(entry.verdict),
+        reason=reason_text(entry),
+        short_reason=_short_reason(entry),
+        change=change,
+        judged=judged,
+        interval=interval,
+        efficiency=efficiency,
+        lost_metrics=tuple(map(_metric_text, lost)),
+        next_steps=next_steps,
+        wall_s=wall_s,
+    )
+
+
+def _short_reason(entry: EntryVerdict) -> str:
+    loss = entry.minimum_detectable_loss
+    if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
+        return headline(entry.causes[0])
+    if entry.finding is not None:
+        return finding_text(entry.finding)
+    if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
+        return f"about {counted(entry.further_runs, 'more run')}"
+    return "" if loss is None or entry.verdict.is_loss else f"finds {format_percent(loss)}"
+
+
+def _metric_text(metric: MetricVerdict) -> str:
+    spec, ends = metric.metric, (metric.baseline, metric.current)
+    values = " → ".join(amount_text(end.value, spec.unit) for end in ends)
+    of_step = " of the step" if spec.in_points else ""
+    return f"{spec.words} {values}, {change_text(metric.change)}{of_step}"
 
 
 def weight(verdict: Verdict) -> int:
