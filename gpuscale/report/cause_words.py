@@ -19,18 +19,24 @@ from gpuscale.records.cause import (
 from gpuscale.report.phrases import gpus_text, numbers_text
 from gpuscale.units import significant, whole_percent
 
-_LINKS = (CauseKind.PCIE, CauseKind.NVLINK)
 _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause) -> str:
     """A few words for a table's row: `exposed all-reduce +14 ms`."""
-    return _WORDS[cause.code][0].format_map(_Facts(cause))
+    return _headline_and_statement(cause)[0]
 
 
 def statement(cause: Cause) -> str:
     """One sentence that names rank, host and GPU where one of them carries it."""
-    return _WORDS[cause.code][1].format_map(_Facts(cause))
+    return _headline_and_statement(cause)[1]
+
+
+def whole_line(cause: Cause) -> str:
+    """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
+    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
+    where = f"; {scope(cause)}" if scope(cause) else ""
+    return f"{headline(cause)}{share}: {statement(cause)}{where}"
 
 
 def scope(cause: Cause) -> str:
@@ -42,7 +48,7 @@ def scope(cause: Cause) -> str:
     if not spared:
         return f"on {gpus_text(*lost)} alike"
     if max(spared) < lost[0]:
-        where = f"from {gpus_text(*lost[:1])} on"
+        where = f"from {gpus_text(lost[0])} on"
     else:
         where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if onset.spared_nodes == 1 < onset.nodes:
@@ -56,12 +62,15 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     """The facts that were seen: phases together, then each device with all that it shows."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
-    phases = _of_type(PhaseChange, cause)
+    phases = ", ".join(
+        f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
+        for phase in _of_type(PhaseChange, cause)
+    )
     symptoms: dict[str, list[str]] = {}
     for each in _of_type(DeviceSymptom, cause):
         symptoms.setdefault(_device(each.uuid, each.host), []).append(_symptom(each))
     return (
-        *([", ".join(map(_phase, phases))] if phases else []),
+        *([phases] if phases else []),
         *(f"{device}: {'; '.join(found)}" for device, found in symptoms.items()),
         *map(change_text, _of_type(EnvironmentChange, cause)),
     )
@@ -69,20 +78,20 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 def next_step(cause: Cause) -> str:
     """The next thing to run or look at; empty where nothing is left to find out."""
-    remedy = cause.remedy
-    if remedy is None:
+    if cause.remedy is None:
         return ""
-    hosts = remedy.hosts
+    hosts = cause.remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
-    words = _NEXT_STEPS[remedy.code]
-    return words.format(hosts=", ".join(hosts), places=places, runs=remedy.runs)
+    words = _NEXT_STEPS[cause.remedy.code]
+    return words.format(hosts=", ".join(hosts), places=places, runs=cause.remedy.runs)
 
 
-def whole_line(cause: Cause) -> str:
-    """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
-    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
-    where = f"; {scope(cause)}" if scope(cause) else ""
-    return f"{headline(cause)}{share}: {statement(cause)}{where}"
+def _headline_and_statement(cause: Cause) -> tuple[str, str]:
+    if cause.code in _NOT_ESTABLISHED:
+        return cause.kind.value, _NOT_ESTABLISHED[cause.code]
+    lost_s = cause.lost_s or 0.0
+    added = f"{'+' if lost_s >= 0 else ''}{_duration(lost_s)}"
+    return _WORDS[cause.code](cause, added, _took(cause))
 
 
 def _duration(seconds: float) -> str:
@@ -90,16 +99,6 @@ def _duration(seconds: float) -> str:
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     factor, unit = (1.0, "s") if size >= 1 else (1e6, "µs") if 0 < size < 1e-4 else (1e3, "ms")
     return f"{sign}{significant(size * factor, 2)} {unit}"
-
-
-def _phase(phase: PhaseChange) -> str:
-    return f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
-
-
-def _added(cause: Cause) -> str:
-    """`+14 ms`."""
-    lost_s = cause.lost_s or 0.0
-    return f"+{_duration(lost_s)}" if lost_s >= 0 else _duration(lost_s)
 
 
 def _took(cause: Cause) -> str:
@@ -120,123 +119,104 @@ def _seen_in(cause: Cause) -> str:
     return f"{cause.seen_in.count} of {cause.seen_in.of} runs"
 
 
+def _link(cause: Cause) -> str:
+    return f" ({cause.kind.value})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
+
+
 def _slow(cause: Cause) -> str:
     return "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
 
 
-def _stragglers_short(cause: Cause) -> str:
-    if cause.is_whole_host:
-        return f"all ranks of {cause.hosts[0]}"
-    return _ranks(cause.ranks) if cause.ranks else "slowest rank"
+def _first(kind: type[_Kind], cause: Cause) -> _Kind:
+    return _of_type(kind, cause)[0]
 
 
-def _stragglers(cause: Cause) -> str:
+def _and_more(cause: Cause) -> str:
+    return f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else ""
+
+
+def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     several = len(cause.ranks) > 1
     if not cause.ranks:
-        who = "the slowest rank"
+        name, who = "slowest rank", "the slowest rank"
     elif cause.is_whole_host:
+        name = f"all ranks of {cause.hosts[0]}"
         who = f"all {len(cause.ranks)} ranks of {cause.hosts[0]}"
-    elif several:
-        who = _ranks(cause.ranks)
     else:
-        who = f"rank {cause.ranks[0]} ({', '.join((*cause.hosts, *cause.device_uuids))})"
-    batches = f" with {'their' if several else 'its'} batches"
-    how = batches if cause.kind is CauseKind.DATA else ""
-    lag = (
+        name = who = _ranks(cause.ranks)
+        if not several:
+            who += f" ({', '.join((*cause.hosts, *cause.device_uuids))})"
+    how, slow = "", _slow(cause)
+    if cause.kind is CauseKind.DATA:
+        how, slow = f" with {'their' if several else 'its'} batches", "late with data"
+    runs = f" (in {_seen_in(cause)})" if cause.ranks else "; it is another rank from run to run"
+    return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} {_duration(cause.after_s or 0.0)} a step behind the "
-        f"median rank{how} {_baseline(cause)}, and the others wait"
+        f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
     )
-    if not cause.ranks:
-        return f"{lag}; it is another rank from run to run"
-    return f"{lag} (in {_seen_in(cause)})"
 
 
-def _fault(cause: Cause) -> str:
-    first = _of_type(DeviceSymptom, cause)[0]
-    return f"{_symptom(first)} on {_device(first.uuid, first.host)}"
+def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
+    clocks = "clocks: " if cause.kind is CauseKind.CLOCKS else ""
+    inside = f", with {cause.includes} inside it," if cause.includes else ""
+    return f"{clocks}computing {added}", f"computing{inside} takes {took}"
 
 
-def _lost(cause: Cause) -> str:
-    loss = _of_type(EfficiencyLoss, cause)[0]
-    return f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it"
+def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
+    loss = _first(EfficiencyLoss, cause)
+    return f"{_BUDGET_PARTS[cause.kind]} {whole_percent(loss.part)} of the step", (
+        f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
+        "how much of that the published figures had too is not known"
+    )
 
 
-_FACTS: Mapping[str, Callable[[Cause], str]] = {
-    "kind": lambda cause: cause.kind.value,
-    "added": _added,
-    "took": _took,
-    "link": lambda cause: f" ({cause.kind.value})" if cause.kind in _LINKS else "",
-    "clocks": lambda cause: "clocks: " if cause.kind is CauseKind.CLOCKS else "",
-    "inside": lambda cause: f", with {cause.includes} inside it," if cause.includes else "",
-    "slow": _slow,
-    "late": lambda cause: "late with data" if cause.kind is CauseKind.DATA else _slow(cause),
-    "who": _stragglers_short,
-    "lag": _stragglers,
-    "seen in": _seen_in,
-    "device": lambda cause: _device(cause.device_uuids[0], cause.hosts[0]),
-    "fault": _fault,
-    "change": lambda cause: change_text(_of_type(EnvironmentChange, cause)[0]),
-    "more": lambda cause: f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else "",
-    "budget part": lambda cause: _BUDGET_PARTS[cause.kind],
-    "percent": lambda cause: whole_percent(_of_type(EfficiencyLoss, cause)[0].part),
-    "lost": _lost,
-    "metrics": lambda cause: " and ".join(
-        METRICS_BY_NAME[lost.name].words for lost in _of_type(LostMetric, cause)
+def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
+    lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
+    return cause.kind.value, f"{lost} got worse and the step did not get longer"
+
+
+_WORDS: Mapping[CauseCode, Callable[[Cause, str, str], tuple[str, str]]] = {
+    CauseCode.COMMUNICATION: lambda cause, added, took: (
+        f"exposed all-reduce {added}{_link(cause)}",
+        f"gradient synchronisation holds all ranks up for {took}",
     ),
-}
-"""What stands in the words of causes, by name."""
-
-
-class _Facts:
-    """The facts of one cause in words, made when they are asked for."""
-
-    def __init__(self, cause: Cause) -> None:
-        self._cause = cause
-
-    def __getitem__(self, name: str) -> str:
-        return _FACTS[name](self._cause)
-
-
-_WORDS: Mapping[CauseCode, tuple[str, str]] = {
-    CauseCode.COMMUNICATION: (
-        "exposed all-reduce {added}{link}",
-        "gradient synchronisation holds all ranks up for {took}",
+    CauseCode.LATE_BATCHES: lambda _, added, took: (f"data {added}", f"batches take {took}"),
+    CauseCode.LATE_COPIES: lambda cause, added, took: (
+        f"h2d {added}{_link(cause)}",
+        f"batches take {took}",
     ),
-    CauseCode.LATE_BATCHES: ("data {added}", "batches take {took}"),
-    CauseCode.LATE_COPIES: ("h2d {added}{link}", "batches take {took}"),
-    CauseCode.COMPUTING: ("{clocks}computing {added}", "computing{inside} takes {took}"),
-    CauseCode.STRAGGLERS: ("{who} {late} {added}", "{lag}"),
-    CauseCode.SLOW_DEVICE: (
-        "{device} {slow} {added}",
-        "it takes {took}, and the other devices do not ({seen in} were on it)",
+    CauseCode.COMPUTING: _computing,
+    CauseCode.STRAGGLERS: _stragglers,
+    CauseCode.SLOW_DEVICE: lambda cause, added, took: (
+        f"{_device(cause.device_uuids[0], cause.hosts[0])} {_slow(cause)} {added}",
+        f"it takes {took}, and the other devices do not ({_seen_in(cause)} were on it)",
     ),
-    CauseCode.TIME_IN_NO_PART: (
-        "{kind} {added}",
-        "training takes {took} beyond the slowest rank's own pace and the communication, as where "
+    CauseCode.TIME_IN_NO_PART: lambda cause, added, took: (
+        f"{cause.kind.value} {added}",
+        f"training takes {took} beyond the slowest rank's own pace and the communication, as where "
         "ranks are slow in turn within a run",
     ),
-    CauseCode.DEVICE_FAULT: (
-        "{fault}{more}",
+    CauseCode.DEVICE_FAULT: lambda cause, *_: (
+        f"{_fault(_first(DeviceSymptom, cause))}{_and_more(cause)}",
         "it was not so in the baseline, and how much time it costs is not known",
     ),
-    CauseCode.ENVIRONMENT_CHANGED: (
-        "changed: {change}{more}",
+    CauseCode.ENVIRONMENT_CHANGED: lambda cause, *_: (
+        f"changed: {change_text(_first(EnvironmentChange, cause))}{_and_more(cause)}",
         "different from the baseline, which alone makes it no cause",
     ),
-    CauseCode.LOST_TO_IDEAL: (
-        "{budget part} {percent} of the step",
-        "{lost} here; how much of that the published figures had too is not known",
-    ),
-    CauseCode.OTHER_METRICS: ("{kind}", "{metrics} got worse and the step did not get longer"),
-    CauseCode.NO_PHASES_BEFORE: ("{kind}", "the baseline keeps no phases and paces of these runs"),
-    CauseCode.NO_PHASES_AFTER: ("{kind}", "the results hold no phases and paces of these runs"),
-    CauseCode.WITHIN_NOISE: ("{kind}", "no part of the step got longer by more than its own noise"),
+    CauseCode.LOST_TO_IDEAL: _lost_to_ideal,
+    CauseCode.OTHER_METRICS: _other_metrics,
+}
+"""The headline and the statement of a cause, from the time it added and the time it took."""
+_NOT_ESTABLISHED: Mapping[CauseCode, str] = {
+    CauseCode.NO_PHASES_BEFORE: "the baseline keeps no phases and paces of these runs",
+    CauseCode.NO_PHASES_AFTER: "the results hold no phases and paces of these runs",
+    CauseCode.WITHIN_NOISE: "no part of the step got longer by more than its own noise",
     CauseCode.PUBLISHED_FIGURES: (
-        "{kind}",
-        "published figures hold no phases, so what is different from them cannot be told",
+        "published figures hold no phases, so what is different from them cannot be told"
     ),
 }
-"""The headline and the statement of each cause."""
+"""The statements of what has no words but its kind for a headline."""
 _NEXT_STEPS: Mapping[RemedyCode, str] = {
     RemedyCode.DOCTOR_ON_HOSTS: (
         "run 'gpuscale doctor' on {places} while a training runs: it tells heat, power limits "
@@ -332,6 +312,10 @@ def _symptom(symptom: DeviceSymptom) -> str:
     heat_c = symptom.temperature_max_c
     heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
     return text + _BESIDE[symptom.beside].format(then) + heat
+
+
+def _fault(symptom: DeviceSymptom) -> str:
+    return f"{_symptom(symptom)} on {_device(symptom.uuid, symptom.host)}"
 
 
 def _device(uuid: str, host: str | None) -> str:
