@@ -31,6 +31,7 @@ NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
+_PARTS = ("communication", "data", "skew")
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -68,31 +69,25 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 def budget_text(budget: EfficiencyBudget) -> str:
     """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
     measured = _measured(budget)
-    parts = {**measured, "rest": budget.rest}
     loss = 100 - round(budget.efficiency * 100)
-    points = dict(zip(parts, _whole_points(parts.values(), loss), strict=True))
+    exact = {name: part * 100 for name, part in (*measured.items(), ("rest", budget.rest))}
+    # Whole points whose sum is the loss; each stays within a point of its part.
+    points = {name: math.floor(part) for name, part in exact.items()}
+    largest_fraction_first = sorted(points, key=lambda name: points[name] - exact[name])
+    for name in largest_fraction_first[: loss - sum(points.values())]:
+        points[name] += 1
     terms = "".join(
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
         for name, value in points.items()
     )
-    absent = [name for name in ("communication", "data", "skew") if name not in measured]
-    note = f" (not measured, so in the rest: {', '.join(absent)})" if absent else ""
+    absent = ", ".join(name for name in _PARTS if name not in measured)
+    note = f" (not measured, so in the rest: {absent})" if absent else ""
     return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
 
 
 def _measured(budget: EfficiencyBudget) -> dict[str, float]:
-    parts = {"communication": budget.communication, "data": budget.data, "skew": budget.skew}
+    parts = {name: getattr(budget, name) for name in _PARTS}
     return {name: part for name, part in parts.items() if part is not None}
-
-
-def _whole_points(parts: Iterable[float], total: int) -> list[int]:
-    """The parts in whole points whose sum is the total; each stays within a point of its part."""
-    exact = [part * 100 for part in parts]
-    points = [math.floor(part) for part in exact]
-    largest_fraction_first = sorted(range(len(exact)), key=lambda i: points[i] - exact[i])
-    for i in largest_fraction_first[: total - sum(points)]:
-        points[i] += 1
-    return points
 
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
@@ -123,9 +118,10 @@ class _Step:
     time_s: float
     typical_s: float
     """The step time of the scaling table: over runs, of the median of each."""
-    phases: Phases
-    communication_s: float | None
-    """Exposed, as the mean over the runs, like that of the efficiency budget."""
+    phases_s: Mapping[str, float | None]
+    """By name; communication is exposed, the mean over the runs as in the efficiency budget."""
+    total_s: float
+    """Of all phases."""
     windows: int
     missing_windows: int
     """Windows whose phases do not add up to their time within the tolerance."""
@@ -177,18 +173,28 @@ def _step(runs: Sequence[Run]) -> _Step | None:
         return None
     exposed = [run.measured.get("exposed_communication_s") for run in runs]
     exposed_s = [each for each in exposed if each is not None]
+    communication_s = statistics.fmean(exposed_s) if exposed_s else None
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])
     cut = len(described) // 3
-    times_s, phases = zip(*described[cut : len(described) - cut], strict=True)
+    times_s, middle = zip(*described[cut : len(described) - cut], strict=True)
     names = Phases.__struct_fields__
-    means = {name: statistics.fmean(getattr(each, name) for each in phases) for name in names}
+    mean = Phases(
+        **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
+    )
     missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
     return _Step(
         time_s=statistics.fmean(times_s),
         typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
-        phases=Phases(**means),
-        communication_s=statistics.fmean(exposed_s) if exposed_s else None,
+        phases_s={
+            "data": mean.data_s,
+            "h2d": mean.h2d_s,
+            "forward": mean.forward_s,
+            "backward": mean.backward_s - (communication_s or 0.0),
+            "communication": communication_s,
+            "optimizer": mean.optimizer_s,
+        },
+        total_s=mean.total_s,
         windows=len(described),
         missing_windows=sum(missing),
     )
@@ -205,31 +211,18 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
         "gpus": [str(point.gpus) for point in points],
         "step": [format_seconds(step.time_s) for step in ordered],
     }
-    by_phase = [_seconds_by_phase(step) for step in ordered]
-    for name in by_phase[0]:
-        cells = [(its[name], step) for its, step in zip(by_phase, ordered, strict=True)]
-        shares = ["" if s is None else format_percent(s / step.time_s) for s, step in cells]
+    for name in ordered[0].phases_s:
+        cells = [(step.phases_s[name], step.time_s) for step in ordered]
+        shares = ["" if s is None else format_percent(s / time_s) for s, time_s in cells]
         # A share takes no more room than the largest of its column: tables are wide enough.
         width = max(map(len, shares))
         texts[name] = [
-            UNKNOWN if seconds is None else f"{amount_text(seconds, 's')} {share:>{width}}"
-            for (seconds, _), share in zip(cells, shares, strict=True)
+            UNKNOWN if s is None else f"{amount_text(s, 's')} {share:>{width}}"
+            for (s, _), share in zip(cells, shares, strict=True)
         ]
-    texts["sum"] = [format_percent(step.phases.total_s / step.time_s) for step in ordered]
+    texts["sum"] = [format_percent(step.total_s / step.time_s) for step in ordered]
     # Notes name the rows whose sum is not the whole.
     return table([*texts], [*zip(*texts.values(), strict=True)], columns, spare=("sum",))
-
-
-def _seconds_by_phase(step: _Step) -> dict[str, float | None]:
-    phases, communication_s = step.phases, step.communication_s
-    return {
-        "data": phases.data_s,
-        "h2d": phases.h2d_s,
-        "forward": phases.forward_s,
-        "backward": phases.backward_s - (communication_s or 0.0),
-        "communication": communication_s,
-        "optimizer": phases.optimizer_s,
-    }
 
 
 def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
@@ -239,7 +232,7 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
         "up; the scaling table's step time is the geometric mean over runs of each run's median"
     )
-    if any(step.communication_s is not None for step in steps.values()):
+    if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
             "communication: exposed; a step with gradient synchronisation less one without, the "
             "mean over runs; what DDP does with one rank's gradients is in it, which the "
@@ -263,7 +256,7 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
                 "are of different pace"
             )
         could_measure = point.gpus > 1 and point.configuration.strategy in measurable
-        if could_measure and step.communication_s is None:
+        if could_measure and step.phases_s["communication"] is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
             yield (
