@@ -1,5 +1,6 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -15,26 +16,26 @@ _DAY_S = 86400
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
     """A name for each configuration: its label, and options where labels alone are ambiguous."""
     distinct = dict.fromkeys(configurations)
-    labels = [configuration.label for configuration in distinct]
+    counts = Counter(each.label for each in distinct)
     return {
-        configuration: configuration.label
-        if labels.count(configuration.label) == 1
-        else f"{configuration.label} ({configuration_text(configuration)})"
-        for configuration in distinct
+        each: each.label
+        if counts[each.label] == 1
+        else f"{each.label} ({configuration_text(each)})"
+        for each in distinct
     }
 
 
 def configuration_text(configuration: Configuration) -> str:
     """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
-    words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
-    words += filter(None, (configuration.size, configuration.precision))
-    if configuration.channels_last:
-        words.append("channels-last")
-    if configuration.compiled:
-        words.append("compiled")
-    if configuration.data is not None:
-        words.append(f"{configuration.data} data")
-    return ", ".join(words)
+    words = (
+        "CPU ranks" if configuration.device == "cpu" else None,
+        configuration.size,
+        configuration.precision,
+        "channels-last" if configuration.channels_last else None,
+        "compiled" if configuration.compiled else None,
+        None if configuration.data is None else f"{configuration.data} data",
+    )
+    return ", ".join(filter(None, words))
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
@@ -61,11 +62,11 @@ def counted(count: int, word: str) -> str:
 
 
 def age_text(results: Results, now: datetime) -> str:
-    """`3 days ago`, by the last of the runs; empty where that is less than a day."""
+    """`, 3 days ago`, by the last of the runs; empty where that is less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)
-    return "" if days < 1 else f"{counted(days, 'day')} ago"
+    return "" if days < 1 else f", {counted(days, 'day')} ago"
 
 
 def software_text(environment: Environment) -> str:

@@ -167,10 +167,7 @@ def _origin_of_results(results: Results, path: Path | None, now: datetime | None
     if path is not None:
         yield f"results   {visible(str(path))}"
     age = "" if now is None else age_text(results, now)
-    yield (
-        f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
-        f"{f', {age}' if age else ''}"
-    )
+    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
     device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
     yield f"software  {software_text(environment)}"
