@@ -48,25 +48,25 @@ def render(view: View) -> str:
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
         blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
-    blocks += _within(_reasons(rows), _REASONS_BYTES, "more reasons are left out here")
+    blocks += _within(_reasons(rows), _REASONS_BYTES, "… {} more reasons are left out here")
     if view.all_notes:
         lines = [f"- {_plain(note)}" for note in view.all_notes]
-        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more notes are left out here")))
+        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "… {} more notes are left out here")))
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
     return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
 
 
 def _row(row: Row) -> str:
-    verdict = row.entry.verdict
     quantity, _, _ = row.judged.partition(" ")
+    word = row.verdict if row.entry.verdict.is_pass else f"**{row.verdict}**"
     return _cells(
         _plain(row.name),
         str(row.entry.key.gpus),
         row.efficiency,
         # E stands in a column of its own: `E −7.6 % [−9.1 %, −6.0 %]`.
         UNKNOWN if row.change is None else f"{quantity} {change_text(row.change)}",
-        f"{_SIGNS[weight(verdict)]} {row.verdict if verdict.is_pass else f'**{row.verdict}**'}",
+        f"{_SIGNS[weight(row.entry.verdict)]} {word}",
         _plain(row.short_reason),
     )
 
@@ -122,23 +122,17 @@ def _cells(*texts: str) -> str:
 
 
 def _table(header: str, rows: Iterable[str], size: int) -> str:
-    kept, left_out = _fitting([*rows], size)
-    more = f"\n\n… and {left_out} more rows, left out here" if left_out else ""
-    return "\n".join((header, *kept)) + more
+    return "\n".join((header, *_within(rows, size, "\n… and {} more rows, left out here")))
 
 
-def _within(blocks: Iterable[str], size: int, more: str) -> list[str]:
-    kept, left_out = _fitting([*blocks], size)
-    return [*kept, f"… {left_out} {more}"] if left_out else kept
-
-
-def _fitting(texts: list[str], size: int) -> tuple[list[str], int]:
-    """The first texts that fit into so many bytes, and how many are left out."""
+def _within(texts: Iterable[str], size: int, rest: str) -> list[str]:
+    """The first texts that fit into so many bytes, and what is said of the number of the rest."""
+    texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2
         if size < 0:
-            return texts[:number], len(texts) - number
-    return texts, 0
+            return [*texts[:number], rest.format(len(texts) - number)]
+    return texts
 
 
 def _size(text: str) -> int:

@@ -18,7 +18,6 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
-    EntryVerdict,
     Estimate,
     PublishedFigure,
     Results,
@@ -147,11 +146,11 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     several = any(point.valid_runs > 1 for point in points)
     intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
     yield f"{configurations_text(point.configuration for point in points)}; {intervals}"
-    spreads = (spread_text(point.step_time_s) for point in points if point.step_time_s is not None)
-    wide = next((spread for spread in spreads if "×" in spread), None)
-    if wide is not None:
+    times_s = (point.step_time_s for point in points)
+    spreads = (spread_text(time_s).strip() for time_s in times_s if time_s is not None)
+    if wide := next((spread for spread in spreads if "×" in spread), None):
         yield (
-            f"{wide.strip()}: a wide interval, as factors of the value; measure more runs, "
+            f"{wide}: a wide interval, as factors of the value; measure more runs, "
             "or on a quieter machine"
         )
     for point in points:
@@ -312,28 +311,24 @@ def changes_text(
     names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # The first of a key is the measured entry's; that of a published figure comes behind it.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
-    figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
-    return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
-
-
-def _block(
-    change: EntryChange,
-    figures: tuple[Figures, ...],
-    names: Mapping[Configuration, str],
-    verdicts: Mapping[tuple[Configuration | None, int], EntryVerdict],
-) -> Iterator[str]:
-    sides = (change.old, change.new)
-    name = next(_name(side, names) for side in sides if side is not None)
-    yield f"{name}: {change.remark}" if change.remark else name
-    old, new = map(_values, sides, figures)
-    for what in dict.fromkeys((*old, *new)):
-        values = [side[what] for side in (old, new) if what in side]
-        if len(values) == 1 or values[0] != values[1]:
-            yield f"  {what:<11} {' → '.join(values)}"
-    if isinstance(change.old, Entry) and isinstance(change.new, Entry):
-        verdict = verdicts.get((change.old.point.configuration, change.old.point.key.gpus))
-        if verdict is not None:
-            yield f"  {'judged':<11} {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
+    figures = [{f.key: f for f in baseline.published} for baseline in (before, after)]
+    blocks = []
+    for change in changes:
+        sides = (change.old, change.new)
+        name = next(_name(side, names) for side in sides if side is not None)
+        lines = [f"{name}: {change.remark}" if change.remark else name]
+        old, new = map(_values, sides, figures)
+        for what in dict.fromkeys((*old, *new)):
+            values = [side[what] for side in (old, new) if what in side]
+            if len(values) == 1 or values[0] != values[1]:
+                lines.append(f"  {what:<11} {' → '.join(values)}")
+        if isinstance(change.old, Entry) and isinstance(change.new, Entry):
+            point = change.old.point
+            if (verdict := verdicts.get((point.configuration, point.key.gpus))) is not None:
+                word = verdict_word(verdict.verdict)
+                lines.append(f"  {'judged':<11} {word}: {reason_text(verdict)}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) -> str:
