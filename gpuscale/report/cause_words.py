@@ -47,10 +47,9 @@ def scope(cause: Cause) -> str:
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
         return f"on {gpus_text(*lost)} alike"
+    where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if max(spared) < lost[0]:
         where = f"from {gpus_text(lost[0])} on"
-    else:
-        where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if onset.spared_nodes == 1 < onset.nodes:
         where += f", where the ranks lie on {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
@@ -127,10 +126,6 @@ def _slow(cause: Cause) -> str:
     return "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
 
 
-def _first(kind: type[_Kind], cause: Cause) -> _Kind:
-    return _of_type(kind, cause)[0]
-
-
 def _and_more(cause: Cause) -> str:
     return f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else ""
 
@@ -162,8 +157,15 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     return f"{clocks}computing {added}", f"computing{inside} takes {took}"
 
 
+def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
+    its = _of_type(DeviceSymptom, cause)[0]
+    return f"{_symptom(its)} on {_device(its.uuid, its.host)}{_and_more(cause)}", (
+        "it was not so in the baseline, and how much time it costs is not known"
+    )
+
+
 def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
-    loss = _first(EfficiencyLoss, cause)
+    loss = _of_type(EfficiencyLoss, cause)[0]
     return f"{_BUDGET_PARTS[cause.kind]} {whole_percent(loss.part)} of the step", (
         f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
         "how much of that the published figures had too is not known"
@@ -196,12 +198,9 @@ _WORDS: Mapping[CauseCode, Callable[[Cause, str, str], tuple[str, str]]] = {
         f"training takes {took} beyond the slowest rank's own pace and the communication, as where "
         "ranks are slow in turn within a run",
     ),
-    CauseCode.DEVICE_FAULT: lambda cause, *_: (
-        f"{_fault(_first(DeviceSymptom, cause))}{_and_more(cause)}",
-        "it was not so in the baseline, and how much time it costs is not known",
-    ),
+    CauseCode.DEVICE_FAULT: _device_fault,
     CauseCode.ENVIRONMENT_CHANGED: lambda cause, *_: (
-        f"changed: {change_text(_first(EnvironmentChange, cause))}{_and_more(cause)}",
+        f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone makes it no cause",
     ),
     CauseCode.LOST_TO_IDEAL: _lost_to_ideal,
@@ -312,10 +311,6 @@ def _symptom(symptom: DeviceSymptom) -> str:
     heat_c = symptom.temperature_max_c
     heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
     return text + _BESIDE[symptom.beside].format(then) + heat
-
-
-def _fault(symptom: DeviceSymptom) -> str:
-    return f"{_symptom(symptom)} on {_device(symptom.uuid, symptom.host)}"
 
 
 def _device(uuid: str, host: str | None) -> str:

@@ -27,9 +27,6 @@ _ERASE_LINE = "\r\033[K"
 _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 
-Stage = tuple[str, int, int]
-"""A name, how many of its steps are done, and of how many."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
@@ -213,9 +210,12 @@ def redrawn(
 
 @contextmanager
 def counted_runs(
-    stream: TextIO, total: int, present: Callable[[], Stage | None]
+    stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Draw how many runs are made, what the present one does, and the time; yields what counts."""
+    """Draw how many runs are made, what the present one does, and the time; yields what counts.
+
+    The present run tells the name of its stage, how many of its steps are done, and of how many.
+    """
     done = 0
     started = time.monotonic()
 
