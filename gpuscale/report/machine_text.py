@@ -5,7 +5,7 @@ from typing import Any
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
 from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
-from gpuscale.report.phrases import UNKNOWN, counted, gpus_text, interval_text
+from gpuscale.report.phrases import UNKNOWN, bounds_text, counted, gpus_text, interval_text
 from gpuscale.report.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field
@@ -126,9 +126,8 @@ def trials_text(report: TrialsReport) -> str:
 
 def coarse_rate_text(rate: Rate) -> str:
     """`97.1 % [94, 99]`, for rates that are not small."""
-    low, high = rate.rate.low, rate.rate.high
-    bounds = "" if low is None or high is None else f" [{low * 100:.0f}, {high * 100:.0f}]"
-    return f"{format_percent(rate.rate.value)}{bounds}"
+    bounds = bounds_text(rate.rate, lambda share: f"{share * 100:.0f}")
+    return f"{format_percent(rate.rate.value)} {bounds}".rstrip()
 
 
 def _problems(problems: Sequence[str], none: str) -> list[str]:

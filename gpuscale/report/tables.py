@@ -18,7 +18,6 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
-    Estimate,
     PublishedFigure,
     Results,
     Run,
@@ -34,7 +33,7 @@ from gpuscale.report.phrases import (
     set_apart,
     software_text,
     spread_text,
-    time_text,
+    with_spread,
     verdict_word,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
@@ -126,19 +125,15 @@ def _cells(point: ScalingPoint) -> dict[str, str]:
         "gpus": str(point.key.gpus),
         "scaling": point.configuration.scaling or UNKNOWN,
         "batch/gpu": str(point.batch_per_gpu),
-        "step time": time_text(point.step_time_s),
-        "samples/s": _rate_text(point.samples_per_s),
+        "step time": with_spread(point.step_time_s, format_seconds),
+        "samples/s": with_spread(point.samples_per_s, significant),
         "speedup": interval_text(point.speedup),
         "efficiency": interval_text(point.efficiency),
-        "samples/J": _rate_text(point.samples_per_j),
+        "samples/J": with_spread(point.samples_per_j, significant),
         "GPU util": UNKNOWN if used is None else format_percent(used),
         "peak memory": UNKNOWN if peak is None else format_bytes(peak),
         "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
     }
-
-
-def _rate_text(rate: Estimate | None) -> str:
-    return UNKNOWN if rate is None else significant(rate.value) + spread_text(rate)
 
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
@@ -269,7 +264,8 @@ def _measured_blocks(entries: Sequence[Entry], columns: int | None) -> Iterator[
 
 def step_time_text(runs: Sequence[Run]) -> str:
     """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
-    return time_text(geometric_mean(log_sample([run.log_step_time for run in runs])))
+    mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
+    return with_spread(mean, format_seconds)
 
 
 def _runs_text(runs: int, allocations: int) -> str:

@@ -24,12 +24,11 @@ from gpuscale.report.cause_words import evidence, headline, next_step, whole_lin
 from gpuscale.report.phrases import (
     UNKNOWN,
     amount_text,
+    bounds_text,
     change_text,
     counted,
     gpus_text,
     injection_warning,
-    interval_text,
-    percent_interval,
     percent_text,
     set_apart,
     verdict_word,
@@ -174,12 +173,12 @@ def _row(entry: EntryVerdict, name: str, next_steps: tuple[str, ...], wall_s: fl
     # None where time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     change = entry.change if decided is None else decided.change
-    efficiency, interval = UNKNOWN, "" if change is None else percent_interval(change)
+    efficiency, interval = UNKNOWN, "" if change is None else bounds_text(change, percent_text)
     pair = entry.baseline.efficiency, entry.current.efficiency
     if entry.key.gpus > 1 and pair != (None, None):
         efficiency = " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
-        if change is None:
-            interval = interval_text(entry.current.efficiency).partition(" ")[2]
+        if change is None and pair[1] is not None:
+            interval = bounds_text(pair[1], "{:.2f}".format)
     judged = efficiency if efficiency == UNKNOWN else f"E {efficiency}"
     if decided is not None:
         judged = f"{decided.metric.short} {percent_text(decided.change.value)}"
