@@ -33,8 +33,8 @@ from gpuscale.report.phrases import (
     set_apart,
     software_text,
     spread_text,
-    with_spread,
     verdict_word,
+    with_spread,
 )
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import fitted, table
