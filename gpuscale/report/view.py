@@ -112,7 +112,7 @@ class View:
     rows: tuple[Row, ...]
     """In the order of the baseline."""
     ranked: tuple[Row, ...]
-    """What got worse first, then what was not shown to be fine, then the passes."""
+    """First the rows that got worse, then those not shown to be fine, then the passes."""
     baseline: str
     """Its name and its machine."""
     injections: tuple[str, ...]
