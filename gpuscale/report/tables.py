@@ -22,20 +22,8 @@ from gpuscale.records import (
     Results,
     Run,
 )
-from gpuscale.report.phrases import (
-    UNKNOWN,
-    age_text,
-    configurations_text,
-    counted,
-    gpus_text,
-    injection_warning,
-    interval_text,
-    set_apart,
-    software_text,
-    spread_text,
-    verdict_word,
-    with_spread,
-)
+from gpuscale.report import phrases
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.report.step_time import budget_lines, phase_lines
@@ -109,7 +97,7 @@ def _rows(
     points: Sequence[ScalingPoint], headers: Sequence[str], name: str, texts: Iterable[str]
 ) -> list[list[str]]:
     """The cells of each point under these headers; its text is under the header of that name."""
-    names = set_apart([point.configuration for point in points])
+    names = phrases.set_apart([point.configuration for point in points])
     rows = []
     for point, text in zip(points, texts, strict=True):
         cells = {**_cells(point), "case": names[point.configuration], name: text}
@@ -125,11 +113,11 @@ def _cells(point: ScalingPoint) -> dict[str, str]:
         "gpus": str(point.key.gpus),
         "scaling": point.configuration.scaling or UNKNOWN,
         "batch/gpu": str(point.batch_per_gpu),
-        "step time": with_spread(point.step_time_s, format_seconds),
-        "samples/s": with_spread(point.samples_per_s, significant),
-        "speedup": interval_text(point.speedup),
-        "efficiency": interval_text(point.efficiency),
-        "samples/J": with_spread(point.samples_per_j, significant),
+        "step time": phrases.with_spread(point.step_time_s, format_seconds),
+        "samples/s": phrases.with_spread(point.samples_per_s, significant),
+        "speedup": phrases.interval_text(point.speedup),
+        "efficiency": phrases.interval_text(point.efficiency),
+        "samples/J": phrases.with_spread(point.samples_per_j, significant),
         "GPU util": UNKNOWN if used is None else format_percent(used),
         "peak memory": UNKNOWN if peak is None else format_bytes(peak),
         "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
@@ -140,9 +128,9 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     several = any(point.valid_runs > 1 for point in points)
     intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
-    yield f"{configurations_text(point.configuration for point in points)}; {intervals}"
+    yield f"{phrases.configurations_text(point.configuration for point in points)}; {intervals}"
     times_s = (point.step_time_s for point in points)
-    spreads = (spread_text(time_s).strip() for time_s in times_s if time_s is not None)
+    spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
     if wide := next((spread for spread in spreads if "×" in spread), None):
         yield (
             f"{wide}: a wide interval, as factors of the value; measure more runs, "
@@ -157,14 +145,14 @@ def _origin_of_results(results: Results, path: Path | None, now: datetime | None
     """Which results these are: file, time, machine and software, and an empty line."""
     environment = results.environment
     if results.injections:
-        yield injection_warning(results.injections)
+        yield phrases.injection_warning(results.injections)
     if path is not None:
         yield f"results   {visible(str(path))}"
-    age = "" if now is None else age_text(results, now)
+    age = "" if now is None else phrases.age_text(results, now)
     yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
     device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
-    yield f"software  {software_text(environment)}"
+    yield f"software  {phrases.software_text(environment)}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     yield ""
@@ -220,7 +208,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         # Without a scheduler an allocation is named by its host already.
         named = host is None or host in allocation
         place = allocation if named else f"{allocation} on {host}"
-        by_software.setdefault(software_text(environment), []).append(place)
+        by_software.setdefault(phrases.software_text(environment), []).append(place)
     for software, places in by_software.items():
         yield f"software  {software}"
         yield f"          in {', '.join(places)}"
@@ -258,18 +246,18 @@ def _measured_blocks(entries: Sequence[Entry], columns: int | None) -> Iterator[
     headers = ["case", "gpus", "batch/gpu", runs, "step time", *_PAIR_HEADERS]
     rows = _rows(points, headers, runs, made)
     yield [table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)]
-    configurations = configurations_text(point.configuration for point in points)
+    configurations = phrases.configurations_text(point.configuration for point in points)
     yield [f"{configurations}; intervals: 95%, over runs"]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
     """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
     mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
-    return with_spread(mean, format_seconds)
+    return phrases.with_spread(mean, format_seconds)
 
 
 def _runs_text(runs: int, allocations: int) -> str:
-    return f"{counted(runs, 'run')} in {counted(allocations, 'allocation')}"
+    return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
 
 
 def _published_text(figure: PublishedFigure) -> tuple[str, str]:
@@ -304,7 +292,7 @@ def changes_text(
     Speedups are taken over the runs on 1 GPU of the baseline that has the entry. The comparison
     judges the measured entries of `after` against `before`.
     """
-    names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
+    names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # The first of a key is the measured entry's; that of a published figure comes behind it.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
     figures = [{f.key: f for f in baseline.published} for baseline in (before, after)]
@@ -321,7 +309,7 @@ def changes_text(
         if isinstance(change.old, Entry) and isinstance(change.new, Entry):
             point = change.old.point
             if (verdict := verdicts.get((point.configuration, point.key.gpus))) is not None:
-                word = verdict_word(verdict.verdict)
+                word = phrases.verdict_word(verdict.verdict)
                 lines.append(f"  {'judged':<11} {word}: {reason_text(verdict)}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -330,7 +318,7 @@ def changes_text(
 def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) -> str:
     if isinstance(entry, PublishedFigure):
         return f"{entry.key.label}, published"
-    return f"{names[entry.point.configuration]} on {gpus_text(entry.point.key.gpus)}"
+    return f"{names[entry.point.configuration]} on {phrases.gpus_text(entry.point.key.gpus)}"
 
 
 def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:

@@ -20,19 +20,9 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
+from gpuscale.report import phrases
 from gpuscale.report.cause_words import evidence, headline, next_step, whole_line
-from gpuscale.report.phrases import (
-    UNKNOWN,
-    amount_text,
-    bounds_text,
-    change_text,
-    counted,
-    gpus_text,
-    injection_warning,
-    percent_text,
-    set_apart,
-    verdict_word,
-)
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import Screen
 from gpuscale.units import format_percent
@@ -158,7 +148,7 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         ranked=tuple(sorted(rows, key=lambda row: weight(row.entry.verdict))),
         baseline=f"{comparison.baseline_name}: {comparison.baseline_machine}",
         injections=injections,
-        warning=injection_warning(injections) if injections else "",
+        warning=phrases.injection_warning(injections) if injections else "",
         notes=notes,
         all_notes=(injected, *notes) if injections else notes,
         summary=", ".join(counted_verdicts) or "nothing to compare",
@@ -169,28 +159,29 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
 
 
 def _row(entry: EntryVerdict, name: str, next_steps: tuple[str, ...], wall_s: float) -> Row:
-    gpus = gpus_text(entry.key.gpus)
+    gpus = phrases.gpus_text(entry.key.gpus)
     # None where time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     change = entry.change if decided is None else decided.change
-    efficiency, interval = UNKNOWN, "" if change is None else bounds_text(change, percent_text)
+    efficiency = UNKNOWN
+    interval = "" if change is None else phrases.bounds_text(change, phrases.percent_text)
     pair = entry.baseline.efficiency, entry.current.efficiency
     if entry.key.gpus > 1 and pair != (None, None):
         efficiency = " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
         if change is None and pair[1] is not None:
-            interval = bounds_text(pair[1], "{:.2f}".format)
+            interval = phrases.bounds_text(pair[1], "{:.2f}".format)
     judged = efficiency if efficiency == UNKNOWN else f"E {efficiency}"
     if decided is not None:
-        judged = f"{decided.metric.short} {percent_text(decided.change.value)}"
+        judged = f"{decided.metric.short} {phrases.percent_text(decided.change.value)}"
     elif change is not None and entry.changed_quantity is not QuantityName.EFFICIENCY:
-        judged = f"throughput {percent_text(change.value)}"
+        judged = f"throughput {phrases.percent_text(change.value)}"
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     return Row(
         entry=entry,
         name=name,
         gpus=gpus,
         label=f"{name} on {gpus}",
-        verdict=verdict_word(entry.verdict),
+        verdict=phrases.verdict_word(entry.verdict),
         reason=reason_text(entry),
         short_reason=_short_reason(entry),
         change=change,
@@ -210,15 +201,15 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.finding is not None:
         return finding_text(entry.finding)
     if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
-        return f"about {counted(entry.further_runs, 'more run')}"
+        return f"about {phrases.counted(entry.further_runs, 'more run')}"
     return "" if loss is None or entry.verdict.is_loss else f"finds {format_percent(loss)}"
 
 
 def _metric_text(metric: MetricVerdict) -> str:
     spec, ends = metric.metric, (metric.baseline, metric.current)
-    values = " → ".join(amount_text(end.value, spec.unit) for end in ends)
+    values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
     of_step = " of the step" if spec.in_points else ""
-    return f"{spec.words} {values}, {change_text(metric.change)}{of_step}"
+    return f"{spec.words} {values}, {phrases.change_text(metric.change)}{of_step}"
 
 
 def weight(verdict: Verdict) -> int:
@@ -258,7 +249,8 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
     known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
-    apart = set_apart([each.configuration for each in known if each.configuration is not None])
+    configurations = [entry.configuration for entry in known if entry.configuration is not None]
+    apart = phrases.set_apart(configurations)
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
@@ -276,7 +268,7 @@ def _next_steps(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[t
     said_by: dict[str, str] = {"": ""}
     found: list[tuple[str, ...]] = [()] * len(entries)
     for i in sorted(range(len(entries)), key=lambda i: weight(entries[i].verdict)):
-        label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
+        label = f"{names[i]} on {phrases.gpus_text(entries[i].key.gpus)}"
         for step in map(next_step, entries[i].causes):
             if step not in said_by:
                 said_by[step], text = label, step
@@ -290,7 +282,7 @@ def _subject(rows: Iterable[Row]) -> str:
     counts: dict[str, list[int]] = {}
     for row in rows:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
-    subjects = [f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items()]
+    subjects = [f"{name} on {phrases.gpus_text(*gpus)}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {counted(left_out, 'more row')}" if left_out else ""
+    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
     return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
