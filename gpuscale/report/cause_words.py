@@ -35,8 +35,9 @@ def statement(cause: Cause) -> str:
 def whole_line(cause: Cause) -> str:
     """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
     share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
-    where = f"; {scope(cause)}" if scope(cause) else ""
-    return f"{headline(cause)}{share}: {statement(cause)}{where}"
+    words, sentence = _headline_and_statement(cause)
+    where = scope(cause)
+    return f"{words}{share}: {sentence}{'; ' if where else ''}{where}"
 
 
 def scope(cause: Cause) -> str:
