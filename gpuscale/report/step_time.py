@@ -14,13 +14,8 @@ from gpuscale.budget import (
     rank_skews,
 )
 from gpuscale.records import EntryKey, Phases, Run
-from gpuscale.report.phrases import (
-    UNKNOWN,
-    amount_text,
-    configurations_text,
-    gpus_text,
-    set_apart,
-)
+from gpuscale.report import phrases
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
@@ -54,8 +49,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
         lines.append((spread, text))
     if not lines:
         return
-    names = set_apart([run.configuration for run in runs])
-    labels = [f"{names[its.configuration]} {gpus_text(its.key.gpus)}" for its, _ in lines]
+    names = phrases.set_apart([run.configuration for run in runs])
+    labels = [f"{names[its.configuration]} {phrases.gpus_text(its.key.gpus)}" for its, _ in lines]
     width = max(map(len, labels))
     yield ""
     yield from (f"{label:<{width}}  {text}" for label, (_, text) in zip(labels, lines, strict=True))
@@ -202,7 +197,7 @@ def _step(runs: Sequence[Run]) -> _Step | None:
 
 def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
     """The phases of each point, such as `7.21 ms 17.6 %`: the time, and the share of the step."""
-    names = set_apart([point.configuration for point in steps])
+    names = phrases.set_apart([point.configuration for point in steps])
     order = list(names)
     points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
     ordered = [steps[point] for point in points]
@@ -217,7 +212,7 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
         # A share takes no more room than the largest of its column: tables are wide enough.
         width = max(map(len, shares))
         texts[name] = [
-            UNKNOWN if s is None else f"{amount_text(s, 's')} {share:>{width}}"
+            UNKNOWN if s is None else f"{phrases.amount_text(s, 's')} {share:>{width}}"
             for (s, _), share in zip(cells, shares, strict=True)
         ]
     texts["sum"] = [format_percent(step.total_s / step.time_s) for step in ordered]
@@ -226,7 +221,7 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
 
 
 def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
-    configurations = configurations_text(point.configuration for point in steps)
+    configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
     yield (
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
