@@ -39,47 +39,14 @@ def test_version_and_help_answer() -> None:
     assert "Exit codes: 0 ok" in answer.stdout
 
 
-def slowed(folder: Path, factor: float, gpus: int) -> Path:
-    """The results with the runs on so many GPUs slower by a factor."""
-    lines = []
-    for line in RESULTS.read_text().splitlines():
-        record = json.loads(line)
-        if record.get("gpus") == gpus:
-            record["measured"]["step_time_s"] *= factor
-        lines.append(json.dumps(record))
-    path = folder / "slowed.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.json", b"", "empty"),
-        ("cut.json", ARC4.read_bytes()[:300], "cut.json:12: column"),
-        ("binary.json", b"\xff\xfe\x00{", "UTF-8"),
-        ("deep.json", b"[" * 100_000, "nested"),
-        ("future.json", b'{"format": "gpuscale-baseline", "version": 99}', "upgrade gpuscale"),
-        ("results.json", RESULTS.read_bytes() if RESULTS.exists() else b"", "results file"),
-        ("other.json", b'{"benchmarks": []}', "this is not a baseline"),
-    ],
-)
-def test_a_file_that_is_no_baseline_ends_in_one_line_with_exit_code_2(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    answer = gpuscale("compare", path, RESULTS)
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    (line,) = answer.stderr.splitlines()
-    assert name in line
-    assert message in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["compare", "cut.json", RESULTS], "cut.json:12: column"),
+        (["compare", "binary.json", RESULTS], "UTF-8"),
+        (["compare", "deep.json", RESULTS], "nested"),
+        (["compare", "future.json", RESULTS], "upgrade gpuscale"),
+        (["compare", RESULTS, RESULTS], "results file"),
         (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["compare", ARC4], "there are no results yet"),
         (["show"], "there are no results yet"),
@@ -89,8 +56,13 @@ def test_a_file_that_is_no_baseline_ends_in_one_line_with_exit_code_2(
 def test_what_cannot_be_done_is_said_in_one_line(
     tmp_path: Path, arguments: list[object], message: str
 ) -> None:
+    (tmp_path / "cut.json").write_bytes(ARC4.read_bytes()[:300])
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00{")
+    (tmp_path / "deep.json").write_bytes(b"[" * 100_000)
+    (tmp_path / "future.json").write_text('{"format": "gpuscale-baseline", "version": 99}')
     answer = gpuscale(*arguments, cwd=tmp_path)
     assert answer.returncode == 2
+    assert answer.stdout == ""
     (line,) = answer.stderr.splitlines()
     assert message in line
 

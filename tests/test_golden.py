@@ -110,7 +110,7 @@ def check(name: str, text: str) -> None:
 # ---- compare ----
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scenario:
     """A comparison: a baseline, and what was measured later."""
 
@@ -138,39 +138,42 @@ def in_environment(**changes: object) -> tuple[Night]:
     return now(environment=changes, fault=Fault(computing=1.1))
 
 
+def then(**changes: object) -> Callable[[], Baseline]:
+    return lambda: baseline_of(replace(THEN, **changes))
+
+
 def published_baseline() -> Baseline:
     return read_baseline(ROOT / "baselines" / "arc4.json")
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "ok": Scenario(nights=now()),
+    "ok": Scenario(now()),
     "ok_two_cases": Scenario(
-        nights=now(configurations=(CNN, RESNET)),
-        baseline=lambda: baseline_of(replace(THEN, configurations=(CNN, RESNET))),
+        now(configurations=(CNN, RESNET)), baseline=then(configurations=(CNN, RESNET))
     ),
-    "single_gpu_clocks": Scenario(nights=with_fault(computing=1.22, clock=0.82)),
-    "single_gpu_compute": Scenario(nights=with_fault(computing=1.12)),
-    "late_data": Scenario(nights=with_fault(data_s=0.020)),
-    "late_data_one_rank": Scenario(nights=with_fault(data_s=0.020, ranks=frozenset({1}))),
-    "slow_rank": Scenario(nights=with_fault(computing=1.22, ranks=frozenset({1}))),
+    "single_gpu_clocks": Scenario(with_fault(computing=1.22, clock=0.82)),
+    "single_gpu_compute": Scenario(with_fault(computing=1.12)),
+    "late_data": Scenario(with_fault(data_s=0.020)),
+    "late_data_one_rank": Scenario(with_fault(data_s=0.020, ranks=frozenset({1}))),
+    "slow_rank": Scenario(with_fault(computing=1.22, ranks=frozenset({1}))),
     "slow_rank_without_telemetry": Scenario(
-        nights=now(fault=Fault(computing=1.22, ranks=frozenset({1})), telemetry=False),
+        now(fault=Fault(computing=1.22, ranks=frozenset({1})), telemetry=False)
     ),
-    "communication": Scenario(nights=with_fault(communication_s=0.020)),
+    "communication": Scenario(with_fault(communication_s=0.020)),
     "communication_on_4": Scenario(
-        nights=with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5, xids=(74,))
+        with_fault(communication_s=0.020, gpus=frozenset({4}), nvlinks=5, xids=(74,))
     ),
-    "pcie": Scenario(nights=with_fault(communication_s=0.020, pcie_width=8)),
-    "fault_without_loss": Scenario(nights=with_fault(xids=(48,), pcie_width=8)),
-    "bad_device": Scenario(nights=with_fault(computing=1.22, clock=0.82, device=2)),
+    "pcie": Scenario(with_fault(communication_s=0.020, pcie_width=8)),
+    "fault_without_loss": Scenario(with_fault(xids=(48,), pcie_width=8)),
+    "bad_device": Scenario(with_fault(computing=1.22, clock=0.82, device=2)),
     "bad_device_without_telemetry": Scenario(
-        nights=now(fault=Fault(computing=1.22, device=2), telemetry=False),
+        now(fault=Fault(computing=1.22, device=2), telemetry=False)
     ),
     "memory_errors": Scenario(
-        nights=with_fault(communication_s=0.020, ecc_uncorrected=2, xids=(48, 13), device=3)
+        with_fault(communication_s=0.020, ecc_uncorrected=2, xids=(48, 13), device=3)
     ),
     "environment": Scenario(
-        nights=in_environment(
+        in_environment(
             host="node7",
             torch_version="2.12.0",
             driver_version="580.95.05",
@@ -178,92 +181,75 @@ SCENARIOS: Mapping[str, Scenario] = {
         )
     ),
     "no_evidence": Scenario(
-        nights=now(fault=Fault(computing=1.1), phases=False, telemetry=False),
-        baseline=lambda: baseline_of(replace(THEN, phases=False, telemetry=False)),
+        now(fault=Fault(computing=1.1), phases=False, telemetry=False),
+        baseline=then(phases=False, telemetry=False),
     ),
-    "only_reference_faster": Scenario(
-        nights=with_fault(computing=0.9, gpus=frozenset({1})),
-    ),
-    "improved": Scenario(nights=now(faster=1.1)),
-    "noisy_tonight": Scenario(nights=now(deviations={4: 0.08})),
-    "noisy_baseline": Scenario(
-        nights=now(), baseline=lambda: baseline_of(replace(THEN, deviations={2: 0.08, 4: 0.12}))
-    ),
-    "single_run": Scenario(nights=now(runs=1)),
-    "single_runs_on_both_sides": Scenario(
-        nights=now(runs=1), baseline=lambda: baseline_of(replace(THEN, runs=1))
-    ),
+    "only_reference_faster": Scenario(with_fault(computing=0.9, gpus=frozenset({1}))),
+    "improved": Scenario(now(faster=1.1)),
+    "noisy_tonight": Scenario(now(deviations={4: 0.08})),
+    "noisy_baseline": Scenario(now(), baseline=then(deviations={2: 0.08, 4: 0.12})),
+    "single_run": Scenario(now(runs=1)),
+    "single_runs_on_both_sides": Scenario(now(runs=1), baseline=then(runs=1)),
     "uncertain_loss": Scenario(
-        nights=now(fault=Fault(computing=1.05), deviation=0.03, runs=2),
-        baseline=lambda: baseline_of(replace(THEN, deviation=0.03)),
+        now(fault=Fault(computing=1.05), deviation=0.03, runs=2), baseline=then(deviation=0.03)
     ),
-    "missing_rows": Scenario(
-        nights=now(gpus=(1, 2), configurations=(CNN, RESNET)),
-        baseline=lambda: baseline_of(THEN),
-    ),
-    "only_some": Scenario(nights=now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
+    "missing_rows": Scenario(now(gpus=(1, 2), configurations=(CNN, RESNET))),
+    "only_some": Scenario(now(), options=("--gpus", "1,4", "--case", "mnist_cnn/ddp")),
     "on_cpu": Scenario(
-        nights=now(configurations=(ON_CPU,), telemetry=False, fault=Fault(computing=1.1)),
-        baseline=lambda: baseline_of(replace(THEN, configurations=(ON_CPU,), telemetry=False)),
+        now(configurations=(ON_CPU,), telemetry=False, fault=Fault(computing=1.1)),
+        baseline=then(configurations=(ON_CPU,), telemetry=False),
     ),
     "both_strategies": Scenario(
-        nights=now(configurations=(CNN, BY_DP), phases=False, fault=Fault(communication_s=0.01)),
-        baseline=lambda: baseline_of(replace(THEN, configurations=(CNN, BY_DP), phases=False)),
+        now(configurations=(CNN, BY_DP), phases=False, fault=Fault(communication_s=0.01)),
+        baseline=then(configurations=(CNN, BY_DP), phases=False),
     ),
     "two_sizes": Scenario(
-        nights=now(configurations=(CNN, replace(CNN, size="smoke"))),
-        baseline=lambda: baseline_of(
-            replace(THEN, configurations=(CNN, replace(CNN, size="smoke")))
-        ),
+        now(configurations=(CNN, replace(CNN, size="smoke"))),
+        baseline=then(configurations=(CNN, replace(CNN, size="smoke"))),
     ),
-    "nothing_in_common": Scenario(nights=now(configurations=(RESNET,))),
-    "other_size": Scenario(nights=now(configurations=(replace(CNN, size="smoke"),))),
-    "other_batch": Scenario(nights=now(batch=64)),
-    "other_machine": Scenario(nights=now(configurations=(ON_CPU,), telemetry=False)),
-    "other_host_cpu": Scenario(nights=now(environment={"cpu_model": "AMD EPYC 7543"})),
-    "other_placement": Scenario(nights=now(gpus_per_node=2)),
+    "nothing_in_common": Scenario(now(configurations=(RESNET,))),
+    "other_size": Scenario(now(configurations=(replace(CNN, size="smoke"),))),
+    "other_batch": Scenario(now(batch=64)),
+    "other_machine": Scenario(now(configurations=(ON_CPU,), telemetry=False)),
+    "other_host_cpu": Scenario(now(environment={"cpu_model": "AMD EPYC 7543"})),
+    "other_placement": Scenario(now(gpus_per_node=2)),
     "two_nodes": Scenario(
-        nights=now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
-        baseline=lambda: baseline_of(replace(THEN, gpus=(1, 4, 8))),
+        now(gpus=(1, 4, 8), fault=Fault(communication_s=0.015, gpus=frozenset({8}))),
+        baseline=then(gpus=(1, 4, 8)),
     ),
-    "published_consistent": Scenario(nights=now(gpus=(1, 2)), baseline=published_baseline),
+    "published_consistent": Scenario(now(gpus=(1, 2)), baseline=published_baseline),
     "published_inconsistent": Scenario(
-        nights=now(gpus=(1, 2), fault=Fault(communication_s=0.080)),
-        baseline=published_baseline,
+        now(gpus=(1, 2), fault=Fault(communication_s=0.080)), baseline=published_baseline
     ),
     "published_incomparable": Scenario(
-        nights=now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)),
-        baseline=published_baseline,
+        now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)), baseline=published_baseline
     ),
     "too_few_valid_runs": Scenario(
-        nights=now(failures={(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED})
+        now(failures={(4, 1): UNSTEADY, (4, 2): UNSTEADY, (2, 1): KILLED})
     ),
-    "failed_runs": Scenario(nights=now(failures={(4, run): KILLED for run in (1, 2, 3)})),
+    "failed_runs": Scenario(now(failures={(4, run): KILLED for run in (1, 2, 3)})),
     "all_failed": Scenario(
-        nights=now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)})
+        now(failures={(n, run): KILLED for n in (1, 2, 4) for run in (1, 2, 3)})
     ),
-    "all_unsteady": Scenario(nights=now(failures={(2, run): UNSTEADY for run in (1, 2, 3)})),
-    "injected": Scenario(
-        nights=now(fault=Fault(data_s=0.020), injections=("data=20ms",)),
-    ),
+    "all_unsteady": Scenario(now(failures={(2, run): UNSTEADY for run in (1, 2, 3)})),
+    "injected": Scenario(now(fault=Fault(data_s=0.020), injections=("data=20ms",))),
     "more_exposed_communication": Scenario(
-        nights=with_fault(communication_s=0.0045, gpus=frozenset({4}), computing=0.96)
+        with_fault(communication_s=0.0045, gpus=frozenset({4}), computing=0.96)
     ),
-    "more_memory": Scenario(nights=with_fault(memory=1.5)),
-    "more_energy": Scenario(nights=with_fault(energy=1.2, gpus=frozenset({4}))),
-    "expired": Scenario(nights=now(), baseline=lambda: baseline_of(THEN, expires_on="2020-01-31")),
+    "more_memory": Scenario(with_fault(memory=1.5)),
+    "more_energy": Scenario(with_fault(energy=1.2, gpus=frozenset({4}))),
+    "expired": Scenario(now(), baseline=lambda: baseline_of(THEN, expires_on="2020-01-31")),
     "many_nights": Scenario(
-        nights=with_fault(communication_s=0.010),
-        baseline=lambda: baseline_of(*ALLOCATIONS),
+        with_fault(communication_s=0.010), baseline=lambda: baseline_of(*ALLOCATIONS)
     ),
     "nights_of_uneven_runs": Scenario(
-        nights=now(runs=2, fault=Fault(computing=1.06)),
+        now(runs=2, fault=Fault(computing=1.06)),
         baseline=lambda: baseline_of(
             *(replace(night, runs=1 + number % 3) for number, night in enumerate(ALLOCATIONS))
         ),
     ),
     "nights_some_without_1_gpu": Scenario(
-        nights=now(runs=5),
+        now(runs=5),
         baseline=lambda: baseline_of(
             *(
                 replace(night, gpus=(2, 4) if number > 3 else (1, 2, 4), runs=2)
@@ -272,13 +258,13 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
     ),
     "ends_of_different_nights": Scenario(
-        nights=(replace(NOW, gpus=(1,)), replace(NOW, job="2002", day=31, gpus=(2, 4))),
+        (replace(NOW, gpus=(1,)), replace(NOW, job="2002", day=31, gpus=(2, 4))),
         baseline=lambda: baseline_of(
             replace(THEN, gpus=(1,)), replace(THEN, job="1002", gpus=(2, 4), runs=7)
         ),
     ),
     "wide_tolerances": Scenario(
-        nights=with_fault(computing=1.08),
+        with_fault(computing=1.08),
         baseline=lambda: baseline_of(
             THEN,
             tolerances=Tolerances(
@@ -287,16 +273,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
     ),
     "noise_between_rows": Scenario(
-        nights=now(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET), runs=4),
-        baseline=lambda: baseline_of(
-            replace(THEN, deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET))
-        ),
+        now(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET), runs=4),
+        baseline=then(deviations={2: 0.05, 4: 0.001}, configurations=(CNN, RESNET)),
     ),
-    "several_files": Scenario(
-        nights=(NOW, replace(NOW, job="2002", day=31, fault=Fault(computing=1.1))),
-    ),
+    "several_files": Scenario((NOW, replace(NOW, job="2002", day=31, fault=Fault(computing=1.1)))),
     "lost_metric_beside_inconclusive_time": Scenario(
-        nights=now(fault=Fault(memory=1.5), deviations={4: 0.08}),
+        now(fault=Fault(memory=1.5), deviations={4: 0.08})
     ),
 }
 
@@ -405,10 +387,10 @@ def with_history() -> Baseline:
 
 
 BASELINES: Mapping[str, Callable[[], Baseline]] = {
-    "measured": lambda: baseline_of(THEN),
-    "two_cases": lambda: baseline_of(replace(THEN, configurations=(CNN, RESNET))),
+    "measured": then(),
+    "two_cases": then(configurations=(CNN, RESNET)),
     "several_nights": lambda: baseline_of(*ALLOCATIONS),
-    "two_nodes": lambda: baseline_of(replace(THEN, gpus=(1, 4, 8))),
+    "two_nodes": then(gpus=(1, 4, 8)),
     "with_history": with_history,
     "expired": lambda: baseline_of(THEN, expires_on="2020-01-31"),
     "with_tolerances": lambda: baseline_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from measuring import REPOSITORY
 
-from gpuscale.cli.outputs import Output, outputs_of, spare_inputs
+from gpuscale.cli.compare import Output, outputs_of, spare_inputs
 from gpuscale.errors import FileError, UsageError
 from gpuscale.store import write_report
 

@@ -63,7 +63,7 @@ class Screen:
 
     @property
     def text(self) -> list[str]:
-        """What is left to read, the lines that were scrolled away included."""
+        """All that is left to read, the lines that were scrolled away included."""
         return ["".join(line).rstrip() for line in self.lines]
 
 

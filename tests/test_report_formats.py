@@ -1,4 +1,4 @@
-"""What each report format promises its reader: valid, complete, and never green by mistake."""
+"""The promises of each report format: valid, complete, and never green by mistake."""
 
 import re
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ NUMBER, DECIMAL = r"\d+", r"\d+(\.\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What both junit-10.xsd (Jenkins) and JUnit.xsd (Windy Road) let an element be."""
+    """An element as both junit-10.xsd (Jenkins) and JUnit.xsd (Windy Road) allow it."""
 
     attributes: dict[str, str]
     """Those that either requires, and those used that both know, as patterns."""
@@ -181,7 +181,7 @@ class Annotation(NamedTuple):
 
 
 def annotations(shown: Comparison, *injections: str) -> list[Annotation]:
-    """What GitHub's runner makes of the text: it takes apart, then undoes the escapes."""
+    """The annotations as GitHub's runner reads them: it takes apart, then undoes the escapes."""
     found = []
     for line in github.render(view(shown, *injections)).split("\n"):
         parts = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)

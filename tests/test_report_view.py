@@ -26,8 +26,14 @@ from gpuscale.records.cause import (
     Remedy,
 )
 from gpuscale.report import text
-from gpuscale.report.cause_words import NEXT_STEPS, next_step
-from gpuscale.report.cause_words import WORDS as WORDS_OF_CAUSES
+from gpuscale.report.cause_words import (
+    NEXT_STEPS,
+    NOT_ESTABLISHED,
+    evidence,
+    next_step,
+    whole_line,
+)
+from gpuscale.report.cause_words import WORDS as CAUSES
 from gpuscale.report.reason_words import WORDS
 from gpuscale.report.screen import Screen, wrapped
 from gpuscale.report.view import explanations
@@ -63,14 +69,15 @@ def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it()
             (8, [replace(ALL_REDUCE, remedy=None)]),
         )
     ]
-    causes = [cause for row in view(comparison(*lost)).ranked for cause in row.causes]
-    assert [cause.next_step_once for cause in causes if cause.next_step] == [
+    rows = view(comparison(*lost)).ranked
+    assert [step for row in rows for step in row.next_steps if step] == [
         next_step(ALL_REDUCE),
         "as above",
         next_step(other),
         "as for mnist_cnn/ddp on 2 GPUs",
     ]
-    assert causes[1].next_step == next_step(ALL_REDUCE)
+    in_full = [line for line in rows[0].details() if "next: " in line]
+    assert in_full == [f"     next: {next_step(ALL_REDUCE)}"] * 2
 
 
 EVERYTHING = replace(
@@ -87,15 +94,13 @@ EVERYTHING = replace(
 )
 
 
-@pytest.mark.parametrize("code", WORDS_OF_CAUSES)
+@pytest.mark.parametrize("code", [*CAUSES, *NOT_ESTABLISHED])
 def test_every_cause_has_words(code: str) -> None:
-    (row,) = view(
-        comparison(entry(Verdict.REGRESSED, causes=[replace(EVERYTHING, code=code)]))
-    ).rows
-    line = row.causes[0].line
+    cause = replace(EVERYTHING, code=code)
+    line = whole_line(cause)
     assert ": " in line
     assert "None" not in line
-    assert row.causes[0].evidence == (
+    assert evidence(cause) == (
         "forward 10 ms → 20 ms",
         "GPU-A: XID 79 (GPU has fallen off the bus)",
         "torch 2.11 → 2.12",
@@ -104,7 +109,7 @@ def test_every_cause_has_words(code: str) -> None:
 
 @pytest.mark.parametrize("code", NEXT_STEPS)
 def test_every_remedy_has_words(code: str) -> None:
-    remedy = Remedy(code, hosts=("node1", "node2"), runs=6)
+    remedy = Remedy(code=code, hosts=("node1", "node2"), runs=6)
     text = next_step(replace(ALL_REDUCE, remedy=remedy))
     assert text
     assert not set("{}") & set(text)

@@ -1,18 +1,33 @@
-"""`gpuscale compare`: results against a baseline."""
+"""`gpuscale compare`: results against a baseline, in one or more formats."""
 
 import argparse
 import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 
 from gpuscale.cli.inputs import add_selection, gpu_counts, newest_input, read_all_results
-from gpuscale.cli.outputs import outputs_of, spare_inputs, write_outputs
 from gpuscale.compare import compare
 from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
+from gpuscale.errors import FileError, UsageError
+from gpuscale.printable import visible
 from gpuscale.report import FORMATS
-from gpuscale.report.view import view_of
-from gpuscale.store import RESULTS_FOLDER, read_baseline
+from gpuscale.report.screen import Screen
+from gpuscale.report.view import View, view_of
+from gpuscale.store import RESULTS_FOLDER, read_baseline, write_report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One rendering of the verdict."""
+
+    format: str
+    path: Path | None
+    """None is standard output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,5 +84,80 @@ def _compare(arguments: argparse.Namespace) -> int:
         baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
     )
     comparison = with_validity(comparison, baseline, results, today=date.today())
-    write_outputs(outputs, view_of(comparison, results))
+    _write(outputs, view_of(comparison, results))
     return comparison.exit_code
+
+
+def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
+    """The outputs of `--format`; exactly one goes to standard output, text by default.
+
+    Raises:
+        UsageError: a format that does not exist, or two outputs for one place.
+    """
+    outputs = [_output(option) for option in options or ()]
+    printed = [output.format for output in outputs if output.path is None]
+    if len(printed) > 1:
+        first, second, *_ = printed
+        raise UsageError(
+            f"--format: {first} and {second} cannot both go to standard output; "
+            f"give one a file, such as {second}=FILE"
+        )
+    paths = [output.path for output in outputs if output.path is not None]
+    for number, path in enumerate(paths):
+        if any(_is_same(path, other) for other in paths[:number]):
+            shown = visible(str(path))
+            raise UsageError(f"--format: two outputs for {shown}; give each its own file")
+    return (*([] if printed else [Output(format="text", path=None)]), *outputs)
+
+
+def _output(option: str) -> Output:
+    name, separator, path = option.partition("=")
+    if name not in FORMATS:
+        raise UsageError(f"--format: '{visible(name)}' is not one of {', '.join(FORMATS)}")
+    if separator and not path:
+        raise UsageError(f"--format: no file after '{name}='; give {name} or {name}=FILE")
+    return Output(format=name, path=Path(path) if separator else None)
+
+
+def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
+    """Refuses an output that would take the place of an input.
+
+    Raises:
+        UsageError: an output is the baseline or a results file.
+    """
+    for path in (output.path for output in outputs if output.path is not None):
+        if any(_is_same(path, other) for other in inputs):
+            raise UsageError(
+                f"--format: {visible(str(path))} is an input of this comparison and is not "
+                "overwritten; choose another file"
+            )
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except (OSError, ValueError):
+        # At least one is not there yet.
+        return path.absolute() == other.absolute()
+
+
+def _write(outputs: Iterable[Output], view: View) -> None:
+    """Renders one verdict in every format that was asked for; a problem is raised at the end."""
+    problems: list[FileError] = []
+    printed = ""
+    for output in outputs:
+        shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
+        # Each format is imported only when it is asked for.
+        render: Callable[[View], str] = import_module(f"gpuscale.report.{output.format}").render
+        text = f"{render(shown)}\n"
+        if output.path is None:
+            printed = text
+            continue
+        try:
+            write_report(output.path, text)
+        except FileError as problem:
+            problems.append(problem)
+    # Last, since a reader such as `head` may close the pipe; the files are written then.
+    sys.stdout.write(printed)
+    if problems:
+        raise problems[0]

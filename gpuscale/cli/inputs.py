@@ -39,11 +39,8 @@ def newest_input(folder: Path) -> Path:
     """The newest results, named on standard error: they were not the user's own choice."""
     path = newest_results(folder)
     results = read_results(path)
-    age = age_text(results, datetime.now(UTC))
-    sys.stderr.write(
-        f"gpuscale: the newest results: {visible(str(path))}, measured {results.created_at}"
-        f"{f', {age}' if age else ''}\n"
-    )
+    measured = f"{results.created_at}{age_text(results, datetime.now(UTC))}"
+    sys.stderr.write(f"gpuscale: the newest results: {visible(str(path))}, measured {measured}\n")
     return path
 
 

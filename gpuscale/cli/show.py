@@ -8,6 +8,7 @@ from pathlib import Path
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
 from gpuscale.report.screen import columns_of
+from gpuscale.report.tables import baseline_text, results_text
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
@@ -30,18 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
-    content = read_any(path)
-    columns, now = columns_of(sys.stdout), datetime.now(UTC)
+    content, columns = read_any(path), columns_of(sys.stdout)
     if isinstance(content, Results):
-        from gpuscale.report.tables import results_text
-
-        phases: bool = arguments.phases
+        phases, now = arguments.phases, datetime.now(UTC)
         text = results_text(content, phases=phases, path=path, now=now, columns=columns)
     elif arguments.phases:
         raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
     else:
-        from gpuscale.report.tables import baseline_text
-
         text = baseline_text(content, date.today(), columns=columns)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TextIO
@@ -132,7 +133,7 @@ def verdict_lines(
     comparison = diagnose(baseline, [results], judge.comparison(results))
     comparison = with_validity(comparison, baseline, [results], today=date.today())
     screen = Screen(columns=shutil.get_terminal_size().columns, colour=colour)
-    view = view_of(comparison, [results], exit_code=exit_code, screen=screen)
+    view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
     yield from text.render(view).splitlines()
 
 

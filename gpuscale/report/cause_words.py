@@ -17,18 +17,25 @@ from gpuscale.records.cause import (
 from gpuscale.report.phrases import gpus_text, numbers_text
 from gpuscale.units import significant, whole_percent
 
-_LINKS = (CauseKind.PCIE, CauseKind.NVLINK)
 _Kind = TypeVar("_Kind")
 
 
 def headline(cause: Cause) -> str:
     """A few words for a table's row: `exposed all-reduce +14 ms`."""
-    return WORDS[cause.code][0].format_map(_Facts(cause))
+    return _headline_and_statement(cause)[0]
 
 
 def statement(cause: Cause) -> str:
     """One sentence that names rank, host and GPU where one of them carries it."""
-    return WORDS[cause.code][1].format_map(_Facts(cause))
+    return _headline_and_statement(cause)[1]
+
+
+def whole_line(cause: Cause) -> str:
+    """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
+    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
+    words, sentence = _headline_and_statement(cause)
+    where = scope(cause)
+    return f"{words}{share}: {sentence}{'; ' if where else ''}{where}"
 
 
 def scope(cause: Cause) -> str:
@@ -39,10 +46,9 @@ def scope(cause: Cause) -> str:
     lost, spared = onset.lost_on, onset.spared_on
     if not spared:
         return f"on {gpus_text(*lost)} alike"
+    where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
     if max(spared) < lost[0]:
-        where = f"from {gpus_text(*lost[:1])} on"
-    else:
-        where = f"on {gpus_text(*lost)}{' only' if len(lost) == 1 else ''}"
+        where = f"from {gpus_text(lost[0])} on"
     if onset.spared_nodes == 1 < onset.nodes:
         where += f", where the ranks lie on {onset.nodes} nodes"
     elif onset.spared_nodes is not None and onset.nodes == 1:
@@ -54,12 +60,15 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     """The facts that were seen: phases together, then each device with all that it shows."""
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
-    phases = _of_type(PhaseChange, cause)
+    phases = ", ".join(
+        f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
+        for phase in _of_type(PhaseChange, cause)
+    )
     symptoms: dict[str, list[str]] = {}
     for each in _of_type(DeviceSymptom, cause):
         symptoms.setdefault(_device(each.uuid, each.host), []).append(_symptom(each))
     return (
-        *([", ".join(map(_phase, phases))] if phases else []),
+        *([phases] if phases else []),
         *(f"{device}: {'; '.join(found)}" for device, found in symptoms.items()),
         *map(change_text, _of_type(EnvironmentChange, cause)),
     )
@@ -67,27 +76,20 @@ def evidence(cause: Cause) -> tuple[str, ...]:
 
 def next_step(cause: Cause) -> str:
     """The next thing to run or look at; empty where nothing is left to find out."""
-    remedy = cause.remedy
-    if remedy is None:
+    if cause.remedy is None:
         return ""
-    hosts = remedy.hosts
+    hosts = cause.remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
-    words = NEXT_STEPS[remedy.code]
-    return words.format(hosts=", ".join(hosts), places=places, runs=remedy.runs)
+    words = NEXT_STEPS[cause.remedy.code]
+    return words.format(hosts=", ".join(hosts), places=places, runs=cause.remedy.runs)
 
 
-def whole_line(cause: Cause) -> str:
-    """`exposed all-reduce +14 ms (83 % of the loss): ranks wait longer; from 4 GPUs on`."""
-    share = "" if cause.share is None else f" ({whole_percent(cause.share)} of the loss)"
-    where = f"; {scope(cause)}" if scope(cause) else ""
-    return f"{headline(cause)}{share}: {statement(cause)}{where}"
-
-
-def short_cause(causes: tuple[Cause, ...]) -> str:
-    """The headline of the heaviest cause; empty where none is established."""
-    if not causes or causes[0].kind is CauseKind.NOT_ESTABLISHED:
-        return ""
-    return headline(causes[0])
+def _headline_and_statement(cause: Cause) -> tuple[str, str]:
+    if cause.code in NOT_ESTABLISHED:
+        return cause.kind, NOT_ESTABLISHED[cause.code]
+    lost_s = cause.lost_s or 0.0
+    added = f"{'+' if lost_s >= 0 else ''}{_duration(lost_s)}"
+    return WORDS[cause.code](cause, added, _took(cause))
 
 
 def _duration(seconds: float) -> str:
@@ -95,16 +97,6 @@ def _duration(seconds: float) -> str:
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
     factor, unit = (1.0, "s") if size >= 1 else (1e6, "µs") if 0 < size < 1e-4 else (1e3, "ms")
     return f"{sign}{significant(size * factor, 2)} {unit}"
-
-
-def _phase(phase: PhaseChange) -> str:
-    return f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
-
-
-def _added(cause: Cause) -> str:
-    """`+14 ms`."""
-    lost_s = cause.lost_s or 0.0
-    return f"+{_duration(lost_s)}" if lost_s >= 0 else _duration(lost_s)
 
 
 def _took(cause: Cause) -> str:
@@ -125,123 +117,104 @@ def _seen_in(cause: Cause) -> str:
     return f"{cause.seen_in.count} of {cause.seen_in.of} runs"
 
 
+def _link(cause: Cause) -> str:
+    return f" ({cause.kind})" if cause.kind in (CauseKind.PCIE, CauseKind.NVLINK) else ""
+
+
 def _slow(cause: Cause) -> str:
     return "slow by its clocks" if cause.kind is CauseKind.CLOCKS else "slow"
 
 
-def _stragglers_short(cause: Cause) -> str:
-    if cause.is_whole_host:
-        return f"all ranks of {cause.hosts[0]}"
-    return _ranks(cause.ranks) if cause.ranks else "slowest rank"
+def _and_more(cause: Cause) -> str:
+    return f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else ""
 
 
-def _stragglers(cause: Cause) -> str:
+def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
     several = len(cause.ranks) > 1
     if not cause.ranks:
-        who = "the slowest rank"
+        name, who = "slowest rank", "the slowest rank"
     elif cause.is_whole_host:
+        name = f"all ranks of {cause.hosts[0]}"
         who = f"all {len(cause.ranks)} ranks of {cause.hosts[0]}"
-    elif several:
-        who = _ranks(cause.ranks)
     else:
-        who = f"rank {cause.ranks[0]} ({', '.join((*cause.hosts, *cause.device_uuids))})"
-    batches = f" with {'their' if several else 'its'} batches"
-    how = batches if cause.kind is CauseKind.DATA else ""
-    lag = (
+        name = who = _ranks(cause.ranks)
+        if not several:
+            who += f" ({', '.join((*cause.hosts, *cause.device_uuids))})"
+    how, slow = "", _slow(cause)
+    if cause.kind is CauseKind.DATA:
+        how, slow = f" with {'their' if several else 'its'} batches", "late with data"
+    runs = f" (in {_seen_in(cause)})" if cause.ranks else "; it is another rank from run to run"
+    return f"{name} {slow} {added}", (
         f"{who} {'lag' if several else 'lags'} {_duration(cause.after_s or 0.0)} a step behind the "
-        f"median rank{how} {_baseline(cause)}, and the others wait"
+        f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
     )
-    if not cause.ranks:
-        return f"{lag}; it is another rank from run to run"
-    return f"{lag} (in {_seen_in(cause)})"
 
 
-def _fault(cause: Cause) -> str:
-    first = _of_type(DeviceSymptom, cause)[0]
-    return f"{_symptom(first)} on {_device(first.uuid, first.host)}"
+def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
+    clocks = "clocks: " if cause.kind is CauseKind.CLOCKS else ""
+    inside = f", with {cause.includes} inside it," if cause.includes else ""
+    return f"{clocks}computing {added}", f"computing{inside} takes {took}"
 
 
-def _lost(cause: Cause) -> str:
+def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
+    its = _of_type(DeviceSymptom, cause)[0]
+    return f"{_symptom(its)} on {_device(its.uuid, its.host)}{_and_more(cause)}", (
+        "it was not so in the baseline, and how much time it costs is not known"
+    )
+
+
+def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
     loss = _of_type(EfficiencyLoss, cause)[0]
-    return f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it"
+    return f"{_BUDGET_PARTS[cause.kind]} {whole_percent(loss.part)} of the step", (
+        f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
+        "how much of that the published figures had too is not known"
+    )
 
 
-_FACTS: Mapping[str, Callable[[Cause], str]] = {
-    "kind": lambda cause: cause.kind,
-    "added": _added,
-    "took": _took,
-    "link": lambda cause: f" ({cause.kind})" if cause.kind in _LINKS else "",
-    "clocks": lambda cause: "clocks: " if cause.kind is CauseKind.CLOCKS else "",
-    "inside": lambda cause: f", with {cause.includes} inside it," if cause.includes else "",
-    "slow": _slow,
-    "late": lambda cause: "late with data" if cause.kind is CauseKind.DATA else _slow(cause),
-    "who": _stragglers_short,
-    "lag": _stragglers,
-    "seen in": _seen_in,
-    "device": lambda cause: _device(cause.device_uuids[0], cause.hosts[0]),
-    "fault": _fault,
-    "change": lambda cause: change_text(_of_type(EnvironmentChange, cause)[0]),
-    "more": lambda cause: f" and {len(cause.evidence) - 1} more" if len(cause.evidence) > 1 else "",
-    "budget part": lambda cause: _BUDGET_PARTS[cause.kind],
-    "percent": lambda cause: whole_percent(_of_type(EfficiencyLoss, cause)[0].part),
-    "lost": _lost,
-    "metrics": lambda cause: " and ".join(
-        METRICS_BY_NAME[lost.name].words for lost in _of_type(LostMetric, cause)
+def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
+    lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
+    return cause.kind, f"{lost} got worse and the step did not get longer"
+
+
+WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
+    "communication": lambda cause, added, took: (
+        f"exposed all-reduce {added}{_link(cause)}",
+        f"gradient synchronisation holds all ranks up for {took}",
     ),
-}
-"""What stands in the words of causes, by name."""
-
-
-class _Facts:
-    """The facts of one cause in words, made when they are asked for."""
-
-    def __init__(self, cause: Cause) -> None:
-        self._cause = cause
-
-    def __getitem__(self, name: str) -> str:
-        return _FACTS[name](self._cause)
-
-
-WORDS: Mapping[str, tuple[str, str]] = {
-    "communication": (
-        "exposed all-reduce {added}{link}",
-        "gradient synchronisation holds all ranks up for {took}",
+    "late_batches": lambda _, added, took: (f"data {added}", f"batches take {took}"),
+    "late_copies": lambda cause, added, took: (
+        f"h2d {added}{_link(cause)}",
+        f"batches take {took}",
     ),
-    "late_batches": ("data {added}", "batches take {took}"),
-    "late_copies": ("h2d {added}{link}", "batches take {took}"),
-    "computing": ("{clocks}computing {added}", "computing{inside} takes {took}"),
-    "stragglers": ("{who} {late} {added}", "{lag}"),
-    "slow_device": (
-        "{device} {slow} {added}",
-        "it takes {took}, and the other devices do not ({seen in} were on it)",
+    "computing": _computing,
+    "stragglers": _stragglers,
+    "slow_device": lambda cause, added, took: (
+        f"{_device(cause.device_uuids[0], cause.hosts[0])} {_slow(cause)} {added}",
+        f"it takes {took}, and the other devices do not ({_seen_in(cause)} were on it)",
     ),
-    "time_in_no_part": (
-        "{kind} {added}",
-        "training takes {took} beyond the slowest rank's own pace and the communication, as where "
+    "time_in_no_part": lambda cause, added, took: (
+        f"{cause.kind} {added}",
+        f"training takes {took} beyond the slowest rank's own pace and the communication, as where "
         "ranks are slow in turn within a run",
     ),
-    "device_fault": (
-        "{fault}{more}",
-        "it was not so in the baseline, and how much time it costs is not known",
-    ),
-    "environment_changed": (
-        "changed: {change}{more}",
+    "device_fault": _device_fault,
+    "environment_changed": lambda cause, *_: (
+        f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone makes it no cause",
     ),
-    "lost_to_ideal": (
-        "{budget part} {percent} of the step",
-        "{lost} here; how much of that the published figures had too is not known",
-    ),
-    "other_metrics": ("{kind}", "{metrics} got worse and the step did not get longer"),
-    "no_phases_before": ("{kind}", "the baseline keeps no phases and paces of these runs"),
-    "no_phases_after": ("{kind}", "the results hold no phases and paces of these runs"),
-    "within_noise": ("{kind}", "no part of the step got longer by more than its own noise"),
+    "lost_to_ideal": _lost_to_ideal,
+    "other_metrics": _other_metrics,
+}
+"""The headline and the statement of a cause, from the time it added and the time it took."""
+NOT_ESTABLISHED: Mapping[str, str] = {
+    "no_phases_before": "the baseline keeps no phases and paces of these runs",
+    "no_phases_after": "the results hold no phases and paces of these runs",
+    "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
-        "{kind}",
-        "published figures hold no phases, so what is different from them cannot be told",
+        "published figures hold no phases, so what is different from them cannot be told"
     ),
 }
-"""The headline and the statement of each cause."""
+"""The statements of what has no words but its kind for a headline."""
 NEXT_STEPS: Mapping[str, str] = {
     "doctor_on_hosts": (
         "run 'gpuscale doctor' on {places} while a training runs: it tells heat, power limits "

@@ -4,7 +4,6 @@ import json
 
 import msgspec
 
-from gpuscale.records import Cause, Configuration, MetricVerdict
 from gpuscale.report import cause_words
 from gpuscale.report.reason_words import metric_reason
 from gpuscale.report.view import Row, View, finding_text
@@ -29,10 +28,14 @@ def render(view: View) -> str:
 
 
 def _entry(row: Row) -> dict[str, object]:
-    entry = row.entry
+    entry, configuration = row.entry, None
+    if entry.configuration is not None:
+        fields = msgspec.structs.asdict(entry.configuration)
+        # The row itself has the others.
+        configuration = {name: fields[name] for name in fields if name not in entry.key._fields}
     return {
         **entry.key._asdict(),
-        "configuration": _configuration(entry.configuration),
+        "configuration": configuration,
         "verdict": entry.verdict,
         "finding": None if entry.finding is None else finding_text(entry.finding),
         "baseline": entry.baseline,
@@ -42,42 +45,32 @@ def _entry(row: Row) -> dict[str, object]:
         "minimum_detectable_loss": entry.minimum_detectable_loss,
         "further_runs": entry.further_runs,
         "reason": row.reason,
-        "metrics": [_metric(metric) for metric in entry.metrics],
-        "causes": [_cause(cause) for cause in entry.causes],
-    }
-
-
-def _configuration(configuration: Configuration | None) -> dict[str, object] | None:
-    """All fields but those that the row itself has."""
-    if configuration is None:
-        return None
-    fields = msgspec.structs.asdict(configuration)
-    return {name: value for name, value in fields.items() if name not in ("case", "strategy")}
-
-
-def _metric(metric: MetricVerdict) -> dict[str, object]:
-    return {
-        "metric": metric.metric.words,
-        "unit": metric.metric.unit,
-        "verdict": metric.verdict,
-        "baseline": metric.baseline,
-        "current": metric.current,
-        "change": metric.change,
-        "reason": metric_reason(metric),
-    }
-
-
-def _cause(cause: Cause) -> dict[str, object]:
-    return {
-        "kind": cause.kind,
-        "headline": cause_words.headline(cause),
-        "statement": cause_words.statement(cause),
-        "share": cause.share,
-        "lost_s": cause.lost_s,
-        "scope": cause_words.scope(cause),
-        "ranks": cause.ranks,
-        "hosts": cause.hosts,
-        "device_uuids": cause.device_uuids,
-        "evidence": cause_words.evidence(cause),
-        "next_step": cause_words.next_step(cause),
+        "metrics": [
+            {
+                "metric": metric.metric.words,
+                "unit": metric.metric.unit,
+                "verdict": metric.verdict,
+                "baseline": metric.baseline,
+                "current": metric.current,
+                "change": metric.change,
+                "reason": metric_reason(metric),
+            }
+            for metric in entry.metrics
+        ],
+        "causes": [
+            {
+                "kind": cause.kind,
+                "headline": cause_words.headline(cause),
+                "statement": cause_words.statement(cause),
+                "share": cause.share,
+                "lost_s": cause.lost_s,
+                "scope": cause_words.scope(cause),
+                "ranks": cause.ranks,
+                "hosts": cause.hosts,
+                "device_uuids": cause.device_uuids,
+                "evidence": cause_words.evidence(cause),
+                "next_step": cause_words.next_step(cause),
+            }
+            for cause in entry.causes
+        ],
     }

@@ -12,7 +12,6 @@ from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from gpuscale.records import Estimate
 from gpuscale.report import text
 from gpuscale.report.phrases import quantity_text
 from gpuscale.report.screen import Screen
@@ -41,19 +40,17 @@ def render(view: View) -> str:
     suite = SubElement(
         report,
         "testsuite",
-        {
-            "name": f"{view.warning}: {name}" if view.warning else name,
-            "package": "gpuscale",
-            "id": "0",
-            # In the zone of the results, since the schema takes no offset.
-            "timestamp": newest.replace(tzinfo=None).isoformat(timespec="seconds"),
-            "hostname": ",".join(hosts) or "localhost",
-            "tests": str(len(cases)),
-            "failures": str(sum(case.find("failure") is not None for case in cases)),
-            "errors": str(sum(case.find("error") is not None for case in cases)),
-            "skipped": "0",
-            "time": f"{wall_s:.3f}",
-        },
+        name=f"{view.warning}: {name}" if view.warning else name,
+        package="gpuscale",
+        id="0",
+        # In the zone of the results, since the schema takes no offset.
+        timestamp=newest.replace(tzinfo=None).isoformat(timespec="seconds"),
+        hostname=",".join(hosts) or "localhost",
+        tests=str(len(cases)),
+        failures=str(sum(case.find("failure") is not None for case in cases)),
+        errors=str(sum(case.find("error") is not None for case in cases)),
+        skipped="0",
+        time=f"{wall_s:.3f}",
     )
     properties = SubElement(suite, "properties")
     for key, value in _properties(view):
@@ -62,24 +59,20 @@ def render(view: View) -> str:
     SubElement(suite, "system-out").text = f"{text.render(replace(view, screen=Screen()))}\n"
     SubElement(suite, "system-err")
     for element in report.iter():
-        _keep_to_xml(element)
+        element.text = element.text and _NO_CHARACTER.sub("�", element.text)
+        element.attrib = {key: _NO_CHARACTER.sub("�", its) for key, its in element.attrib.items()}
     ElementTree.indent(report)
     body = ElementTree.tostring(report, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
 
 
 def _case(row: Row) -> Element:
-    verdict = row.entry.verdict
-    case = Element(
-        "testcase", name=row.gpus, classname=row.name.replace("/", ".", 1), time=f"{row.wall_s:.3f}"
-    )
+    name, verdict = row.name.replace("/", ".", 1), row.entry.verdict
+    case = Element("testcase", name=row.gpus, classname=name, time=f"{row.wall_s:.3f}")
     if not verdict.is_pass:
-        problem = SubElement(
-            case,
-            "failure" if verdict.is_loss else "error",
-            type=verdict.value,
-            message=f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}",
-        )
+        tag = "failure" if verdict.is_loss else "error"
+        message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
+        problem = SubElement(case, tag, type=verdict.value, message=message)
         problem.text = "\n".join((row.label, row.reason, *row.details()))
     return case
 
@@ -90,7 +83,7 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
     yield "summary", view.summary
     yield "exit_code", str(view.exit_code)
     for row in view.ranked:
-        entry = row.entry
+        entry, loss = row.entry, row.entry.minimum_detectable_loss
         yield f"{row.label}: verdict", entry.verdict.value
         estimates = {"E baseline": entry.baseline.efficiency, "E": entry.current.efficiency}
         if entry.changed_quantity is not None:
@@ -99,22 +92,12 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
         for metric in entry.metrics:
             unit = f"{metric.metric.words} ({metric.metric.unit})"
             estimates |= {f"{unit} baseline": metric.baseline, unit: metric.current}
+        numbers: dict[str, float | None] = {}
         for name, estimate in estimates.items():
-            yield from _numbers(f"{row.label}: {name}", estimate)
-        if entry.minimum_detectable_loss is not None:
-            yield f"{row.label}: minimum detectable loss", f"{entry.minimum_detectable_loss:.6g}"
-
-
-def _numbers(name: str, estimate: Estimate | None) -> Iterator[tuple[str, str]]:
-    if estimate is None:
-        return
-    yield name, f"{estimate.value:.6g}"
-    if estimate.low is not None and estimate.high is not None:
-        yield f"{name}, low", f"{estimate.low:.6g}"
-        yield f"{name}, high", f"{estimate.high:.6g}"
-
-
-def _keep_to_xml(element: Element) -> None:
-    element.text = element.text and _NO_CHARACTER.sub("�", element.text)
-    for name, value in element.attrib.items():
-        element.set(name, _NO_CHARACTER.sub("�", value))
+            if estimate is not None:
+                low, high = (estimate.low, estimate.high) if estimate.has_interval else (None, None)
+                numbers |= {name: estimate.value, f"{name}, low": low, f"{name}, high": high}
+        numbers["minimum detectable loss"] = loss
+        for name, number in numbers.items():
+            if number is not None:
+                yield f"{row.label}: {name}", f"{number:.6g}"

@@ -1,25 +1,30 @@
 """A machine's examination by `gpuscale doctor` and its `selftest`, for the terminal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
 from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
-from gpuscale.report.phrases import UNKNOWN, counted, gpus_text, interval_text
+from gpuscale.report.phrases import UNKNOWN, bounds_text, counted, gpus_text, interval_text
 from gpuscale.report.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine
-from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field, Quantity
+from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field
 from gpuscale.units import format_bytes, format_percent, format_seconds, whole_percent
 
-_SMALL_SHARED_MEMORY_BYTES = 1024**3
+_SMALL_SHARED_BYTES = 1024**3
 
 
 def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     """The machine, GPU by GPU, and the problems, without a line break at its end."""
+    cores = counted(machine.cpu_count, "core")
+    shared_bytes, shared = machine.shared_memory_bytes, "absent: loader processes need it"
+    if shared_bytes is not None:
+        small = ": too small for many loader processes; in a container, see --shm-size"
+        shared = format_bytes(shared_bytes) + (small if shared_bytes < _SMALL_SHARED_BYTES else "")
     lines = [
         f"host      {machine.host}",
-        f"CPU       {machine.cpu_model or 'unknown model'}, {counted(machine.cpu_count, 'core')} "
-        "to use",
-        f"/dev/shm  {_shared_memory(machine.shared_memory_bytes)}",
+        f"CPU       {machine.cpu_model or 'unknown model'}, {cores} to use",
+        f"/dev/shm  {shared}",
         f"Python    {machine.python_version}",
         f"torch     {machine.torch_version or 'not installed: pip install torch'}",
         f"driver    {machine.driver_absent or machine.driver_version or 'of unknown version'}",
@@ -29,36 +34,34 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     for gpu in machine.gpus:
         lines += ["", *_gpu_lines(gpu)]
     none = "no GPU to look at: gpuscale measures CPU ranks here, and says so"
-    lines += ["", *_problems(problems, "no problem found" if machine.gpus else none)]
-    return "\n".join(lines)
+    return "\n".join(
+        [*lines, "", *_problems(problems, "no problem found" if machine.gpus else none)]
+    )
 
 
 def nodes_text(
     probes: Sequence[NodeProbe], findings: Sequence[NodeFinding], *, message_bytes: int
 ) -> str:
     """A table of a job's nodes and a line for each finding, without a line break at its end."""
-    rows = [
-        [
-            probe.host,
-            format_seconds(max(probe.compute_s)),
-            *(_link_rate(probe, place, message_bytes) for place in range(len(probes))),
-        ]
-        for probe in probes
-    ]
+    rows = []
+    for probe in probes:
+        rates = {
+            send.to: f"{format_bytes(round(message_bytes / send.time_s))}/s" for send in probe.sends
+        }
+        to_each = [rates.get(place, UNKNOWN) for place in range(len(probes))]
+        rows.append([probe.host, format_seconds(max(probe.compute_s)), *to_each])
     headers = ["node", "compute", *(f"to {probe.host}" for probe in probes)]
     alike = {
         1: "a single node: nothing to compare it with",
         2: "both nodes are alike, and so are both ways of their link; a third would tell more",
     }
+    none = alike.get(len(probes), "no node and no link is slow beside the others")
     lines = [
         table(headers, rows, left=headers),
         "",
         "compute: time for a product of matrices, of the slowest GPU where there are several; "
         f"links: {format_bytes(message_bytes)} and a receipt",
-        *_problems(
-            [finding.text for finding in findings],
-            alike.get(len(probes), "no node and no link is slow beside the others"),
-        ),
+        *_problems([finding.text for finding in findings], none),
     ]
     return "\n".join(lines)
 
@@ -99,13 +102,8 @@ def trials_text(report: TrialsReport) -> str:
         for its in report.detectable_losses
     ]
     rows = [
-        [
-            result.fault.name,
-            f"+{result.fault.size * 100:.0f} %",
-            _rate(result.found),
-            _rate(result.named),
-        ]
-        for result in report.faults
+        [its.fault.name, f"+{its.fault.size * 100:.0f} %", _rate(its.found), _rate(its.named)]
+        for its in report.faults
     ]
     headers = ["fault", "of a step", "found", "named first, of those found"]
     lines = [
@@ -128,9 +126,8 @@ def trials_text(report: TrialsReport) -> str:
 
 def coarse_rate_text(rate: Rate) -> str:
     """`97.1 % [94, 99]`, for rates that are not small."""
-    low, high = rate.rate.low, rate.rate.high
-    bounds = "" if low is None or high is None else f" [{low * 100:.0f}, {high * 100:.0f}]"
-    return f"{format_percent(rate.rate.value)}{bounds}"
+    bounds = bounds_text(rate.rate, lambda share: f"{share * 100:.0f}")
+    return f"{format_percent(rate.rate.value)} {bounds}".rstrip()
 
 
 def _problems(problems: Sequence[str], none: str) -> list[str]:
@@ -147,37 +144,20 @@ def _rate(rate: Rate | None) -> str:
     return UNKNOWN if rate is None else f"{rate.count} of {rate.of}, {coarse_rate_text(rate)}"
 
 
-def _link_rate(probe: NodeProbe, place: int, message_bytes: int) -> str:
-    for send in probe.sends:
-        if send.to == place:
-            return f"{format_bytes(round(message_bytes / send.time_s))}/s"
-    return UNKNOWN
-
-
-def _shared_memory(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return "absent: loader processes need it"
-    small = ": too small for many loader processes; in a container, see --shm-size"
-    return format_bytes(size_bytes) + (small if size_bytes < _SMALL_SHARED_MEMORY_BYTES else "")
-
-
 def _gpu_lines(gpu: ExaminedGpu) -> Iterator[str]:
     yield f"GPU {gpu.number}  {gpu.name or 'of unknown name'}  {gpu.uuid or ''}".rstrip()
     if gpu.unreachable is not None:
         yield f"  cannot be reached: {gpu.unreachable}"
         return
-    texts: dict[str, list[str]] = {}
-    absent: dict[str, str] = {}
-    for field in FIELDS:
-        if field.moment in gpu.reading.absent:
-            absent.setdefault(field.label, gpu.reading.absent[field.moment])
-        elif (text := _text(field, gpu)) is not None:
-            texts.setdefault(field.label, []).append(text)
-    for label in dict.fromkeys(field.label for field in FIELDS):
-        if label in texts:
-            yield f"  {label:<13} {', '.join(texts[label])}"
-        elif label in absent:
-            yield f"  {label:<13} absent: {absent[label]}"
+    absent = gpu.reading.absent
+    labels = dict.fromkeys(field.label for field in FIELDS)
+    for label in labels:
+        its = [field for field in FIELDS if field.label == label]
+        texts = [_text(field, gpu) for field in its if field.moment not in absent]
+        shown = [text for text in texts if text is not None]
+        lacking = [absent[field.moment] for field in its if field.moment in absent]
+        if shown or lacking:
+            yield f"  {label:<13} {', '.join(shown) if shown else f'absent: {lacking[0]}'}"
 
 
 def _text(field: Field, gpu: ExaminedGpu) -> str | None:
@@ -186,47 +166,35 @@ def _text(field: Field, gpu: ExaminedGpu) -> str | None:
     if answer is None or field.shown is None:
         return None
     if field.moment in _OWN_TEXTS:
-        return _OWN_TEXTS[field.moment](gpu)
-    if not field.is_number:
-        return field.shown
-    number = field.number(answer)
-    return None if number is None else field.shown.format(_with_unit(number, field.quantity))
+        return _OWN_TEXTS[field.moment](answer, gpu)
+    number = field.number(answer) if field.is_number else None
+    if number is None:
+        return None if field.is_number else field.shown
+    forms = {BYTES: format_bytes, SHARE: whole_percent}
+    plain = f"{number:.0f} {field.quantity.unit}".rstrip()
+    return field.shown.format(forms[field.quantity](number) if field.quantity in forms else plain)
 
 
-def _with_unit(number: float, quantity: Quantity) -> str:
-    if quantity is BYTES:
-        return format_bytes(number)
-    if quantity is SHARE:
-        return whole_percent(number)
-    return f"{number:.0f} {quantity.unit}".rstrip()
+def _pcie_generation(generation: int, gpu: ExaminedGpu) -> str:
+    most = gpu.reading.answers.get("pcie_max_generation")
+    is_idle = generation < (most or 0) and not gpu.is_busy
+    lowered = " (lowered while idle; runs record it under load)" if is_idle else ""
+    return f"generation {generation} of {most or 'unknown'}{lowered}"
 
 
-def _pcie_generation(gpu: ExaminedGpu) -> str:
-    answers = gpu.reading.answers
-    generation, most = answers["pcie_generation"], answers.get("pcie_max_generation")
-    text = f"generation {generation} of {most or 'unknown'}"
-    if generation < (most or 0) and not gpu.is_busy:
-        return f"{text} (lowered while idle; runs record it under load)"
-    return text
-
-
-def _pcie_width(gpu: ExaminedGpu) -> str:
+def _pcie_width(width: int, gpu: ExaminedGpu) -> str:
     most = gpu.reading.answers.get("pcie_max_width")
-    of = "unknown" if most is None else f"x{most}"
-    return f"width x{gpu.reading.answers['pcie_width']} of {of}"
+    return f"width x{width} of {'unknown' if most is None else f'x{most}'}"
 
 
-def _nvlink(gpu: ExaminedGpu) -> str:
-    active = gpu.reading.answers["nvlink_active"]
+def _nvlink(active: Sequence[bool], _: ExaminedGpu) -> str:
     down = [str(link) for link, is_active in enumerate(active) if not is_active]
-    text = f"{sum(active)} of {len(active)} links active"
-    return f"{text} (inactive: {', '.join(down)})" if down else text
+    inactive = f" (inactive: {', '.join(down)})" if down else ""
+    return f"{sum(active)} of {len(active)} links active{inactive}"
 
 
-_OWN_TEXTS: Mapping[str, Callable[[ExaminedGpu], str]] = {
-    "clock_event_reasons": lambda gpu: (
-        ", ".join(gpu.reading.answers["clock_event_reasons"]) or "none"
-    ),
+_OWN_TEXTS: Mapping[str, Callable[[Any, ExaminedGpu], str]] = {
+    "clock_event_reasons": lambda reasons, _: ", ".join(reasons) or "none",
     "pcie_generation": _pcie_generation,
     "pcie_width": _pcie_width,
     "nvlink_active": _nvlink,

@@ -7,19 +7,13 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
-from gpuscale.errors import ExitCode
 from gpuscale.records import Verdict
+from gpuscale.report.cause_words import evidence, whole_line
 from gpuscale.report.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
 from gpuscale.report.view import DETECTABLE, Row, View, explanations, weight
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By `weight`."""
-_SIGN_OF_EXIT = {
-    ExitCode.OK: "✅",
-    ExitCode.REGRESSED: "❌",
-    ExitCode.INCONCLUSIVE: "⚠️",
-    ExitCode.NOTHING_COMPARABLE: "⚠️",
-}
 # Bytes of UTF-8, so that no way of counting finds more than 65,536.
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
@@ -43,35 +37,36 @@ _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 def render(view: View) -> str:
     """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
     rows, comparison = view.ranked, view.comparison
+    worst = min((weight(row.entry.verdict) for row in rows), default=1)
     blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
     blocks += [
-        f"### {_SIGN_OF_EXIT[comparison.exit_code]} GPU scaling: {view.outcome}",
+        f"### {_SIGNS[worst]} GPU scaling: {view.outcome}",
         f"**{view.summary}** (exit code {view.exit_code})",
         f"Baseline **{_plain(comparison.baseline_name)}** ({_plain(comparison.baseline_machine)}), "
         f"now {_plain(comparison.current_machine)}.",
     ]
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
-        blocks.append(_table(_HEADER, [_row(row) for row in open_rows], _ROWS_BYTES))
-    blocks += _within(_reasons(rows), _REASONS_BYTES, "more reasons are left out here")
+        blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
+    blocks += _within(_reasons(rows), _REASONS_BYTES, "… {} more reasons are left out here")
     if view.all_notes:
         lines = [f"- {_plain(note)}" for note in view.all_notes]
-        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more notes are left out here")))
+        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "… {} more notes are left out here")))
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
     return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
 
 
 def _row(row: Row) -> str:
-    verdict = row.entry.verdict
     quantity, _, _ = row.judged.partition(" ")
+    word = row.verdict if row.entry.verdict.is_pass else f"**{row.verdict}**"
     return _cells(
         _plain(row.name),
         str(row.entry.key.gpus),
         row.efficiency,
         # E stands in a column of its own: `E −7.6 % [−9.1 %, −6.0 %]`.
         UNKNOWN if row.change is None else f"{quantity} {change_text(row.change)}",
-        f"{_SIGNS[weight(verdict)]} {row.verdict if verdict.is_pass else f'**{row.verdict}**'}",
+        f"{_SIGNS[weight(row.entry.verdict)]} {word}",
         _plain(row.short_reason),
     )
 
@@ -84,10 +79,11 @@ def _reasons(rows: Sequence[Row]) -> Iterable[str]:
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
         for row in found.rows:
             lines += [f"- {_plain(metric)}" for metric in row.lost_metrics]
-            for number, cause in enumerate(row.causes, start=1):
-                lines.append(f"{number}. {_plain(cause.line)}")
-                lines += [f"   - {_plain(fact)}" for fact in cause.evidence]
-                lines += [f"   - next: {_plain(cause.next_step_once)}"] if cause.next_step else []
+            causes = zip(row.entry.causes, row.next_steps, strict=True)
+            for number, (cause, step) in enumerate(causes, start=1):
+                lines.append(f"{number}. {_plain(whole_line(cause))}")
+                lines += [f"   - {_plain(fact)}" for fact in evidence(cause)]
+                lines += [f"   - next: {_plain(step)}"] if step else []
         if len(lines) > 1:
             # A list right below its paragraph is one only after an empty line, in some renderers.
             lines.insert(1, "")
@@ -96,18 +92,15 @@ def _reasons(rows: Sequence[Row]) -> Iterable[str]:
 
 def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
-    if not fine:
-        return []
-    table = _table(_HEADER, [_row(row) for row in fine], size)
-    legend = f"\n\nfinds: {DETECTABLE}" if any(row.detectable for row in fine) else ""
-    return [_folded(f"{counted(len(fine), 'row')} without a loss", table + legend)]
+    has_legend = any(row.entry.minimum_detectable_loss is not None for row in fine)
+    legend = f"\n\nfinds: {DETECTABLE}" if has_legend else ""
+    table = _table(_HEADER, map(_row, fine), size) + legend
+    return [_folded(f"{counted(len(fine), 'row')} without a loss", table)] if fine else []
 
 
 def _metrics(rows: Sequence[Row]) -> list[str]:
-    found = sorted(
-        ((row, metric) for row in rows for metric in row.entry.metrics),
-        key=lambda item: weight(item[1].verdict),
-    )
+    found = [(row, metric) for row in rows for metric in row.entry.metrics]
+    found.sort(key=lambda item: weight(item[1].verdict))
     lines = [
         _cells(
             _plain(row.name),
@@ -128,24 +121,18 @@ def _cells(*texts: str) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def _table(header: str, rows: Sequence[str], size: int) -> str:
-    kept, left_out = _fitting(rows, size)
-    more = f"\n\n… and {left_out} more rows, left out here" if left_out else ""
-    return "\n".join((header, *kept)) + more
+def _table(header: str, rows: Iterable[str], size: int) -> str:
+    return "\n".join((header, *_within(rows, size, "\n… and {} more rows, left out here")))
 
 
-def _within(blocks: Iterable[str], size: int, more: str) -> list[str]:
-    kept, left_out = _fitting(list(blocks), size)
-    return [*kept, f"… {left_out} {more}"] if left_out else kept
-
-
-def _fitting(texts: Sequence[str], size: int) -> tuple[list[str], int]:
-    """The first texts that fit into so many bytes, and how many are left out."""
+def _within(texts: Iterable[str], size: int, rest: str) -> list[str]:
+    """The first texts that fit into so many bytes, and what is said of the number of the rest."""
+    texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2
         if size < 0:
-            return list(texts[:number]), len(texts) - number
-    return list(texts), 0
+            return [*texts[:number], rest.format(len(texts) - number)]
+    return texts
 
 
 def _size(text: str) -> int:

@@ -1,6 +1,7 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from gpuscale.records import Configuration, Environment, Estimate, QuantityName, Results, Verdict
@@ -15,26 +16,26 @@ _DAY_S = 86400
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
     """A name for each configuration: its label, and options where labels alone are ambiguous."""
     distinct = dict.fromkeys(configurations)
-    labels = [configuration.label for configuration in distinct]
+    counts = Counter(each.label for each in distinct)
     return {
-        configuration: configuration.label
-        if labels.count(configuration.label) == 1
-        else f"{configuration.label} ({configuration_text(configuration)})"
-        for configuration in distinct
+        each: each.label
+        if counts[each.label] == 1
+        else f"{each.label} ({configuration_text(each)})"
+        for each in distinct
     }
 
 
 def configuration_text(configuration: Configuration) -> str:
     """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
-    words: list[str] = ["CPU ranks"] if configuration.device == "cpu" else []
-    words += filter(None, (configuration.size, configuration.precision))
-    if configuration.channels_last:
-        words.append("channels-last")
-    if configuration.compiled:
-        words.append("compiled")
-    if configuration.data is not None:
-        words.append(f"{configuration.data} data")
-    return ", ".join(words)
+    words = (
+        "CPU ranks" if configuration.device == "cpu" else None,
+        configuration.size,
+        configuration.precision,
+        "channels-last" if configuration.channels_last else None,
+        "compiled" if configuration.compiled else None,
+        None if configuration.data is None else f"{configuration.data} data",
+    )
+    return ", ".join(filter(None, words))
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
@@ -61,11 +62,11 @@ def counted(count: int, word: str) -> str:
 
 
 def age_text(results: Results, now: datetime) -> str:
-    """`3 days ago`, by the last of the runs; empty where that is less than a day."""
+    """`, 3 days ago`, by the last of the runs; empty where that is less than a day."""
     begun_s = datetime.fromisoformat(results.created_at).timestamp()
     last_s = max([begun_s, *((run.started_at_s or 0) + (run.wall_s or 0) for run in results.runs)])
     days = int((now.timestamp() - last_s) // _DAY_S)
-    return "" if days < 1 else f"{counted(days, 'day')} ago"
+    return "" if days < 1 else f", {counted(days, 'day')} ago"
 
 
 def software_text(environment: Environment) -> str:
@@ -86,14 +87,19 @@ def injection_warning(injections: Sequence[str]) -> str:
     return f"INJECTED {', '.join(injections)}: not a real result"
 
 
+def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
+    """`[1.80, 1.93]`; empty where there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{form(estimate.low)}, {form(estimate.high)}]"
+
+
 def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
     """`1.86 [1.80, 1.93]`; without brackets where there is no interval."""
+    form = f"{{:.{digits}f}}".format
     if estimate is None:
         return UNKNOWN
-    text = f"{estimate.value:.{digits}f}"
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
 
 
 def spread_text(estimate: Estimate) -> str:
@@ -127,23 +133,16 @@ def quantity_text(quantity: QuantityName, gpus: int) -> str:
     return f"throughput on {gpus_text(gpus)}"
 
 
-def time_text(time_s: Estimate | None) -> str:
+def with_spread(estimate: Estimate | None, form: Callable[[float], str]) -> str:
     """`4.12 ms ±0.3 %`; the spread is the 95% interval over runs."""
-    return UNKNOWN if time_s is None else format_seconds(time_s.value) + spread_text(time_s)
+    return UNKNOWN if estimate is None else form(estimate.value) + spread_text(estimate)
 
 
 def change_text(change: Estimate | None) -> str:
     """`−9.1 % [−10.2 %, −8.0 %]`."""
     if change is None:
         return UNKNOWN
-    return f"{percent_text(change.value)} {percent_interval(change)}".rstrip()
-
-
-def percent_interval(change: Estimate) -> str:
-    """`[−9.1 %, −6.2 %]`; empty where there is none."""
-    if change.low is None or change.high is None:
-        return ""
-    return f"[{percent_text(change.low)}, {percent_text(change.high)}]"
+    return f"{percent_text(change.value)} {bounds_text(change, percent_text)}".rstrip()
 
 
 def percent_text(fraction: float) -> str:

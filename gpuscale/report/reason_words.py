@@ -199,30 +199,29 @@ def statement_text(statement: Statement) -> str:
 
 def metric_reason(metric: MetricVerdict) -> str:
     """Why a metric got its verdict, as a part of a sentence."""
-    name, unit, change = metric.metric.words, metric.metric.unit, metric.change
-    of_step = " of the step time" if metric.metric.in_points else ""
+    spec, change, bound = metric.metric, metric.change, metric.rise_bound
+    of_step = " of the step time" if spec.in_points else ""
     if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        then, now = (amount_text(side.value, unit) for side in (metric.baseline, metric.current))
-        size = f"{format_percent(abs(change.value))}{of_step}"
-        return f"{name} {'rose' if change.value > 0 else 'fell'} by {size}, from {then} to {now}"
-    if metric.rise_bound is None:
+        then, now = (amount_text(end.value, spec.unit) for end in (metric.baseline, metric.current))
+        return f"{spec.words} {_rose_or_fell(change.value)}{of_step}, from {then} to {now}"
+    if bound is None:
         return _SINGLE_RUN
     if metric.verdict is Verdict.OK:
-        if metric.rise_bound <= 0:
-            return "no rise, with 95 % confidence"
-        rise = f"{format_percent(metric.rise_bound)}{of_step}"
-        return f"any rise is below {rise}, with 95 % confidence"
+        rise = f"any rise is below {format_percent(bound)}{of_step}" if bound > 0 else "no rise"
+        return f"{rise}, with 95 % confidence"
     low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
     return (
-        f"{name} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
+        f"{spec.words} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
         "too uncertain to call"
     )
 
 
+def _rose_or_fell(change: float) -> str:
+    return f"{'rose' if change > 0 else 'fell'} by {format_percent(abs(change))}"
+
+
 def _moved(change: float) -> str:
-    if abs(change) < _SMALLEST_SHOWN:
-        return "stayed the same"
-    return f"{'fell' if change < 0 else 'rose'} by {format_percent(abs(change))}"
+    return "stayed the same" if abs(change) < _SMALLEST_SHOWN else _rose_or_fell(change)
 
 
 def _signed(change: float) -> str:

@@ -5,10 +5,9 @@ import os
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TextIO
 
 from gpuscale.records import Verdict
@@ -27,9 +26,6 @@ _ERASE_LINE = "\r\033[K"
 # nothing is left behind when the screen scrolls; a text never runs into a second line.
 _ERASE_REST = "\033[K"
 _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
-
-Stage = tuple[str, int, int]
-"""A name, how many of its steps are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,60 +114,44 @@ def table(
     # Not for comparisons, which have no table: importing it takes a sixth of their time.
     from tabulate import tabulate
 
-    aligned_left = [i == 0 if left is None else name in left for i, name in enumerate(headers)]
-    sides = ["left" if is_left else "right" for is_left in aligned_left]
+    aligned_left = headers[:1] if left is None else left
+    sides = ["left" if name in aligned_left else "right" for name in headers]
     whole = tabulate(rows, headers, disable_numparse=True, colalign=sides)
     if columns is None or max(map(len, whole.splitlines())) <= columns:
         return whole
-    names = [*first, *(name for name in headers[keys:] if name not in first)]
-    order = [headers.index(name) for name in names if name not in spare]
+    cells = dict(zip(headers, zip(*rows, strict=True), strict=True))
     # A header of several words may stand in several lines, a cell stands in one.
-    widths = [
-        max(map(len, [*name.split(), *(row[i] for row in rows)])) for i, name in enumerate(headers)
-    ]
-    return "\n\n".join(
-        _drawn(headers, rows, widths, aligned_left, [*range(keys), *sorted(group)])
-        for group in _groups(order, widths, columns, keys)
-    )
-
-
-def _groups(
-    order: Sequence[int], widths: Sequence[int], columns: int, keys: int
-) -> Iterator[list[int]]:
-    """The columns of each table: as many as there is room for, and at least one."""
-    start = sum(widths[:keys]) + len(_GAP) * (keys - 1)
-    group: list[int] = []
-    used = start
-    for index in order:
-        needed = len(_GAP) + widths[index]
-        if group and used + needed > columns:
-            yield group
-            group, used = [], start
-        group.append(index)
-        used += needed
-    yield group
+    widths = {name: max(map(len, (*name.split(), *cells[name]))) for name in headers}
+    named = headers[:keys]
+    free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in named)
+    groups: list[list[str]] = [[]]
+    room = free
+    for name in (*first, *(name for name in headers[keys:] if name not in (*first, *spare))):
+        needed = len(_GAP) + widths[name]
+        if groups[-1] and needed > room:
+            groups.append([])
+            room = free
+        groups[-1].append(name)
+        room -= needed
+    shown = ([name for name in headers if name in (*named, *group)] for group in groups)
+    return "\n\n".join(_drawn(names, cells, widths, aligned_left) for names in shown)
 
 
 def _drawn(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    aligned_left: Sequence[bool],
-    shown: Sequence[int],
+    names: Sequence[str],
+    cells: Mapping[str, Sequence[str]],
+    widths: Mapping[str, int],
+    aligned_left: Collection[str],
 ) -> str:
-    """The table of those columns that are shown."""
-    heads = {i: textwrap.wrap(headers[i], widths[i]) for i in shown}
+    """The table of those columns."""
+    heads = {name: textwrap.wrap(name, widths[name]) for name in names}
     height = max(map(len, heads.values()))
-    padded = [[""] * (height - len(head)) + head for head in heads.values()]
-    rule = ["-" * widths[i] for i in shown]
-    cells = ([row[i] for i in shown] for row in rows)
-    return "\n".join(
-        _GAP.join(
-            f"{cell:<{widths[i]}}" if aligned_left[i] else f"{cell:>{widths[i]}}"
-            for i, cell in zip(shown, line, strict=True)
-        ).rstrip()
-        for line in (*zip_longest(*padded), rule, *cells)
-    )
+    columns = []
+    for name, head in heads.items():
+        width, side = widths[name], "<" if name in aligned_left else ">"
+        texts = [*[""] * (height - len(head)), *head, "-" * width, *cells[name]]
+        columns.append([f"{text:{side}{width}}" for text in texts])
+    return "\n".join(_GAP.join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -208,18 +188,16 @@ def redrawn(
     stop = threading.Event()
     erase, form = (_ERASE_REST, _DRAW_REST) if behind else (_ERASE_LINE, "{}")
 
-    def write(sequence: str) -> None:
-        stream.write(sequence)
-        stream.flush()
-
     def draw() -> None:
         is_drawn = False
         while not stop.wait(_REFRESH_S):
             if now := text():
-                write(erase + form.format(now))
+                stream.write(erase + form.format(now))
+                stream.flush()
                 is_drawn = True
         if is_drawn:
-            write(erase)
+            stream.write(erase)
+            stream.flush()
 
     thread = threading.Thread(target=draw, daemon=True)
     thread.start()
@@ -232,9 +210,12 @@ def redrawn(
 
 @contextmanager
 def counted_runs(
-    stream: TextIO, total: int, present: Callable[[], Stage | None]
+    stream: TextIO, total: int, present: Callable[[], tuple[str, int, int] | None]
 ) -> Iterator[Callable[[], None]]:
-    """Draw how many runs are made, what the present one does, and the time; yields what counts."""
+    """Draw how many runs are made, what the present one does, and the time; yields what counts.
+
+    The present run tells the name of its stage, how many of its steps are done, and of how many.
+    """
     done = 0
     started = time.monotonic()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.budget import (
+    DeviceSpread,
     EfficiencyBudget,
     RankSkew,
     device_spreads,
@@ -13,7 +14,8 @@ from gpuscale.budget import (
     rank_skews,
 )
 from gpuscale.records import EntryKey, Phases, Run
-from gpuscale.report.phrases import UNKNOWN, configurations_text, gpus_text, set_apart
+from gpuscale.report import phrases
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.screen import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
@@ -24,6 +26,7 @@ NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
+_PARTS = ("communication", "data", "skew")
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -32,25 +35,25 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
     all where none of it was measured.
     """
-    names = set_apart([run.configuration for run in runs])
-    lines: list[tuple[str, str]] = []
+    lines: list[tuple[EfficiencyBudget | DeviceSpread, str]] = []
     budgets = [budget for budget in efficiency_budgets(runs) if _measured(budget)]
     for budget in budgets:
-        label = f"{names[budget.configuration]} {gpus_text(budget.key.gpus)}"
-        lines.append((label, budget_text(budget)))
+        lines.append((budget, budget_text(budget)))
         if budget.skew is not None and budget.skew >= NAMED_SKEW:
-            lines += [(label, line) for line in _stragglers(budget, runs)]
+            lines += [(budget, line) for line in _stragglers(budget, runs)]
     for spread in device_spreads(runs):
         text = (
             f"T(1) over {spread.devices} devices: {format_seconds(spread.slowest_step_time_s)} on "
             f"{spread.slowest}, {format_percent(spread.spread)} more than on {spread.fastest}"
         )
-        lines.append((f"{names[spread.configuration]} {gpus_text(spread.key.gpus)}", text))
-    width = max((len(label) for label, _ in lines), default=0)
-    if lines:
-        yield ""
-    for label, text in lines:
-        yield f"{label:<{width}}  {text}"
+        lines.append((spread, text))
+    if not lines:
+        return
+    names = phrases.set_apart([run.configuration for run in runs])
+    labels = [f"{names[its.configuration]} {phrases.gpus_text(its.key.gpus)}" for its, _ in lines]
+    width = max(map(len, labels))
+    yield ""
+    yield from (f"{label:<{width}}  {text}" for label, (_, text) in zip(labels, lines, strict=True))
     if any(budget.communication is not None for budget in budgets):
         yield (
             "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
@@ -61,38 +64,31 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 def budget_text(budget: EfficiencyBudget) -> str:
     """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
     measured = _measured(budget)
-    parts = {**measured, "rest": budget.rest}
     loss = 100 - round(budget.efficiency * 100)
-    points = dict(zip(parts, _whole_points(parts.values(), loss), strict=True))
+    exact = {name: part * 100 for name, part in (*measured.items(), ("rest", budget.rest))}
+    # Whole points whose sum is the loss; each stays within a point of its part.
+    points = {name: math.floor(part) for name, part in exact.items()}
+    largest_fraction_first = sorted(points, key=lambda name: points[name] - exact[name])
+    for name in largest_fraction_first[: loss - sum(points.values())]:
+        points[name] += 1
     terms = "".join(
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
         for name, value in points.items()
     )
-    absent = [name for name in ("communication", "data", "skew") if name not in measured]
-    note = f" (not measured, so in the rest: {', '.join(absent)})" if absent else ""
+    absent = ", ".join(name for name in _PARTS if name not in measured)
+    note = f" (not measured, so in the rest: {absent})" if absent else ""
     return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
 
 
 def _measured(budget: EfficiencyBudget) -> dict[str, float]:
-    parts = {"communication": budget.communication, "data": budget.data, "skew": budget.skew}
+    parts = {name: getattr(budget, name) for name in _PARTS}
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _whole_points(parts: Iterable[float], total: int) -> list[int]:
-    """The parts in whole points whose sum is the total; each stays within a point of its part."""
-    exact = [part * 100 for part in parts]
-    points = [math.floor(part) for part in exact]
-    largest_fraction_first = sorted(range(len(exact)), key=lambda i: points[i] - exact[i])
-    for i in largest_fraction_first[: total - sum(points)]:
-        points[i] += 1
-    return points
-
-
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+    point = (budget.configuration, budget.key)
     found: dict[str, list[RankSkew]] = {}
-    for skew in rank_skews(
-        run for run in runs if (run.configuration, run.key) == (budget.configuration, budget.key)
-    ):
+    for skew in rank_skews(run for run in runs if (run.configuration, run.key) == point):
         if skew.skew_s >= NAMED_SKEW * skew.median_pace_s:
             found.setdefault(_rank_text(skew), []).append(skew)
     for who, skews in found.items():
@@ -107,7 +103,6 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 
 
 def _rank_text(skew: RankSkew) -> str:
-    """`rank 2 (node1, GPU-ab12…)`."""
     return f"rank {skew.rank} ({', '.join([skew.host, *skew.device_uuids])})"
 
 
@@ -118,9 +113,10 @@ class _Step:
     time_s: float
     typical_s: float
     """The step time of the scaling table: over runs, of the median of each."""
-    phases: Phases
-    communication_s: float | None
-    """Exposed, as the mean over the runs, like that of the efficiency budget."""
+    phases_s: Mapping[str, float | None]
+    """By name; communication is exposed, the mean over the runs as in the efficiency budget."""
+    total_s: float
+    """Of all phases."""
     windows: int
     missing_windows: int
     """Windows whose phases do not add up to their time within the tolerance."""
@@ -128,21 +124,34 @@ class _Step:
 
 def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
-    valid = [run for run in runs if run.is_valid]
     groups: dict[PointKey, list[Run]] = {}
-    for run in valid:
-        groups.setdefault(PointKey.of(run), []).append(run)
-    steps = {point: step for point, runs in groups.items() if (step := _step(runs)) is not None}
+    for run in runs:
+        if run.is_valid:
+            groups.setdefault(PointKey.of(run), []).append(run)
+    steps = {point: step for point, its in groups.items() if (step := _step(its)) is not None}
     if not steps:
         yield "no phases were recorded"
         return
     yield _phase_table(steps, columns)
     yield ""
     yield from fitted(_notes(steps), columns)
-    skews = rank_skews(valid)
-    if skews:
-        yield ""
-        yield _skew_table(skews, columns)
+    skews = rank_skews(runs)
+    if not skews:
+        return
+    yield ""
+    rows = [
+        [
+            f"{skew.key.case}/{skew.key.strategy}",
+            str(skew.key.gpus),
+            str(skew.run),
+            _rank_text(skew),
+            format_seconds(skew.pace_s),
+            format_percent(skew.skew_s / skew.median_pace_s),
+        ]
+        for skew in skews
+    ]
+    headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
+    yield table(headers, rows, columns, keys=3, left=("case", "slowest rank"))
 
 
 def _step(runs: Sequence[Run]) -> _Step | None:
@@ -157,83 +166,68 @@ def _step(runs: Sequence[Run]) -> _Step | None:
     ]
     if not described:
         return None
-    exposed_s = [
-        run.measured["exposed_communication_s"]
-        for run in runs
-        if "exposed_communication_s" in run.measured
-    ]
+    exposed = [run.measured.get("exposed_communication_s") for run in runs]
+    exposed_s = [each for each in exposed if each is not None]
+    communication_s = statistics.fmean(exposed_s) if exposed_s else None
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])
     cut = len(described) // 3
-    middle = described[cut : len(described) - cut]
-    means = {
-        name: statistics.fmean(getattr(phases, name) for _, phases in middle)
-        for name in Phases.__struct_fields__
-    }
+    times_s, middle = zip(*described[cut : len(described) - cut], strict=True)
+    names = Phases.__struct_fields__
+    mean = Phases(
+        **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
+    )
+    missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
     return _Step(
-        time_s=statistics.fmean(time_s for time_s, _ in middle),
+        time_s=statistics.fmean(times_s),
         typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
-        phases=Phases(**means),
-        communication_s=statistics.fmean(exposed_s) if exposed_s else None,
+        phases_s={
+            "data": mean.data_s,
+            "h2d": mean.h2d_s,
+            "forward": mean.forward_s,
+            "backward": mean.backward_s - (communication_s or 0.0),
+            "communication": communication_s,
+            "optimizer": mean.optimizer_s,
+        },
+        total_s=mean.total_s,
         windows=len(described),
-        missing_windows=sum(
-            abs(phases.total_s / time_s - 1) > SUM_TOLERANCE for time_s, phases in described
-        ),
+        missing_windows=sum(missing),
     )
 
 
 def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
-    names = set_apart([point.configuration for point in steps])
-    headers = ["case", "gpus", "step", "data", "h2d", "forward", "backward", "communication"]
-    headers += ["optimizer", "sum"]
+    """The phases of each point, such as `7.21 ms 17.6 %`: the time, and the share of the step."""
+    names = phrases.set_apart([point.configuration for point in steps])
     order = list(names)
-    ordered = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
-    described = [[*_cells(steps[point])] for point in ordered]
-    # A share takes no more room than the largest of its column: tables are wide enough.
-    widths = [max(len(share) for _, share in column) for column in zip(*described, strict=True)]
-    rows = [
-        [
-            names[point.configuration],
-            str(point.gpus),
-            format_seconds(steps[point].time_s),
-            *(
-                f"{time} {share:>{width}}" if share else time
-                for (time, share), width in zip(cells, widths, strict=True)
-            ),
-            format_percent(steps[point].phases.total_s / steps[point].time_s),
+    points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
+    ordered = [steps[point] for point in points]
+    texts = {
+        "case": [names[point.configuration] for point in points],
+        "gpus": [str(point.gpus) for point in points],
+        "step": [format_seconds(step.time_s) for step in ordered],
+    }
+    for name in ordered[0].phases_s:
+        cells = [(step.phases_s[name], step.time_s) for step in ordered]
+        shares = ["" if s is None else format_percent(s / time_s) for s, time_s in cells]
+        # A share takes no more room than the largest of its column: tables are wide enough.
+        width = max(map(len, shares))
+        texts[name] = [
+            UNKNOWN if s is None else f"{phrases.amount_text(s, 's')} {share:>{width}}"
+            for (s, _), share in zip(cells, shares, strict=True)
         ]
-        for point, cells in zip(ordered, described, strict=True)
-    ]
+    texts["sum"] = [format_percent(step.total_s / step.time_s) for step in ordered]
     # Notes name the rows whose sum is not the whole.
-    return table(headers, rows, columns, spare=("sum",))
-
-
-def _cells(step: _Step) -> Iterator[tuple[str, str]]:
-    """Each phase per step, such as `7.21 ms`, and as a share of the step, such as `17.6 %`."""
-    phases, communication_s = step.phases, step.communication_s
-    for seconds in (
-        phases.data_s,
-        phases.h2d_s,
-        phases.forward_s,
-        phases.backward_s - (communication_s or 0.0),
-        communication_s,
-        phases.optimizer_s,
-    ):
-        if seconds is None:
-            yield UNKNOWN, ""
-            continue
-        sign = "−" if seconds < 0 else ""
-        yield f"{sign}{format_seconds(abs(seconds))}", format_percent(seconds / step.time_s)
+    return table([*texts], [*zip(*texts.values(), strict=True)], columns, spare=("sum",))
 
 
 def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
-    configurations = configurations_text(point.configuration for point in steps)
+    configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
     yield (
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
         "up; the scaling table's step time is the geometric mean over runs of each run's median"
     )
-    if any(step.communication_s is not None for step in steps.values()):
+    if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
             "communication: exposed; a step with gradient synchronisation less one without, the "
             "mean over runs; what DDP does with one rank's gradients is in it, which the "
@@ -257,26 +251,10 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
                 "are of different pace"
             )
         could_measure = point.gpus > 1 and point.configuration.strategy in measurable
-        if could_measure and step.communication_s is None:
+        if could_measure and step.phases_s["communication"] is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
             yield (
                 f"{label}: the phases of {step.missing_windows} of {step.windows} windows miss "
                 f"the window's time by more than {SUM_TOLERANCE:.0%}"
             )
-
-
-def _skew_table(skews: Sequence[RankSkew], columns: int | None) -> str:
-    rows = [
-        [
-            f"{skew.key.case}/{skew.key.strategy}",
-            str(skew.key.gpus),
-            str(skew.run),
-            _rank_text(skew),
-            format_seconds(skew.pace_s),
-            format_percent(skew.skew_s / skew.median_pace_s),
-        ]
-        for skew in skews
-    ]
-    headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
-    return table(headers, rows, columns, keys=3, left=("case", "slowest rank"))

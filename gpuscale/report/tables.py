@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import chain
 from pathlib import Path
 
 from gpuscale.compare.hardware import hardware_label
@@ -17,26 +18,12 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
-    EntryVerdict,
-    Estimate,
     PublishedFigure,
     Results,
     Run,
 )
-from gpuscale.report.phrases import (
-    UNKNOWN,
-    age_text,
-    configurations_text,
-    counted,
-    gpus_text,
-    injection_warning,
-    interval_text,
-    set_apart,
-    software_text,
-    spread_text,
-    time_text,
-    verdict_word,
-)
+from gpuscale.report import phrases
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.report.step_time import budget_lines, phase_lines
@@ -88,24 +75,37 @@ def scaling_table(
 
     Of the runs that the points are made of, unsteady ones are told from failed ones.
     """
-    on_cpu = all(point.configuration.device == "cpu" for point in points)
-    has_energy = any(point.samples_per_j is not None for point in points)
     headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
-    headers += ["speedup", "efficiency", *(["samples/J"] if has_energy else [])]
+    headers += _PAIR_HEADERS
+    if any(point.samples_per_j is not None for point in points):
+        headers.append("samples/J")
+    on_cpu = all(point.configuration.device == "cpu" for point in points)
     headers += ["peak host memory"] if on_cpu else ["GPU util", "peak memory"]
-    names = set_apart([point.configuration for point in points])
     unsteady = Counter(
         PointKey.of(run) for run in runs if run.failure and run.failure.kind == "unsteady"
     )
-    rows = []
+    made = []
     for point in points:
-        told = {"case": names[point.configuration], "runs": _made_text(point, unsteady)}
-        cells = told | cells_of(point)
+        of_point = unsteady[point.point_key]
+        counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
+        without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
+    return table(headers, _rows(points, headers, "runs", made), columns, first=_FIRST)
+
+
+def _rows(
+    points: Sequence[ScalingPoint], headers: Sequence[str], name: str, texts: Iterable[str]
+) -> list[list[str]]:
+    """The cells of each point under these headers; its text is under the header of that name."""
+    names = phrases.set_apart([point.configuration for point in points])
+    rows = []
+    for point, text in zip(points, texts, strict=True):
+        cells = {**_cells(point), "case": names[point.configuration], name: text}
         rows.append([cells[header] for header in headers])
-    return table(headers, rows, columns, first=_FIRST)
+    return rows
 
 
-def cells_of(point: ScalingPoint) -> dict[str, str]:
+def _cells(point: ScalingPoint) -> dict[str, str]:
     """The numbers of a point as tables show them, by the headers of their columns."""
     used, peak = point.gpu_utilization, point.peak_memory_bytes
     on_host = point.peak_host_memory_bytes
@@ -113,39 +113,27 @@ def cells_of(point: ScalingPoint) -> dict[str, str]:
         "gpus": str(point.key.gpus),
         "scaling": point.configuration.scaling or UNKNOWN,
         "batch/gpu": str(point.batch_per_gpu),
-        "step time": time_text(point.step_time_s),
-        "samples/s": _rate_text(point.samples_per_s),
-        "speedup": interval_text(point.speedup),
-        "efficiency": interval_text(point.efficiency),
-        "samples/J": _rate_text(point.samples_per_j),
+        "step time": phrases.with_spread(point.step_time_s, format_seconds),
+        "samples/s": phrases.with_spread(point.samples_per_s, significant),
+        "speedup": phrases.interval_text(point.speedup),
+        "efficiency": phrases.interval_text(point.efficiency),
+        "samples/J": phrases.with_spread(point.samples_per_j, significant),
         "GPU util": UNKNOWN if used is None else format_percent(used),
         "peak memory": UNKNOWN if peak is None else format_bytes(peak),
         "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
     }
 
 
-def _made_text(point: ScalingPoint, unsteady: Mapping[PointKey, int]) -> str:
-    """`3 (1 unsteady, 2 failed)`."""
-    of_point = unsteady.get(point.point_key, 0)
-    counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
-    without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
-
-
-def _rate_text(rate: Estimate | None) -> str:
-    return UNKNOWN if rate is None else significant(rate.value) + spread_text(rate)
-
-
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     several = any(point.valid_runs > 1 for point in points)
     intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
-    yield f"{configurations_text(point.configuration for point in points)}; {intervals}"
-    spreads = (spread_text(point.step_time_s) for point in points if point.step_time_s is not None)
-    wide = next((spread for spread in spreads if "×" in spread), None)
-    if wide is not None:
+    yield f"{phrases.configurations_text(point.configuration for point in points)}; {intervals}"
+    times_s = (point.step_time_s for point in points)
+    spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
+    if wide := next((spread for spread in spreads if "×" in spread), None):
         yield (
-            f"{wide.strip()}: a wide interval, as factors of the value; measure more runs, "
+            f"{wide}: a wide interval, as factors of the value; measure more runs, "
             "or on a quieter machine"
         )
     for point in points:
@@ -157,17 +145,14 @@ def _origin_of_results(results: Results, path: Path | None, now: datetime | None
     """Which results these are: file, time, machine and software, and an empty line."""
     environment = results.environment
     if results.injections:
-        yield injection_warning(results.injections)
+        yield phrases.injection_warning(results.injections)
     if path is not None:
         yield f"results   {visible(str(path))}"
-    age = "" if now is None else age_text(results, now)
-    yield (
-        f"measured  {results.created_at} by gpuscale {results.gpuscale_version}"
-        f"{f', {age}' if age else ''}"
-    )
+    age = "" if now is None else phrases.age_text(results, now)
+    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
     device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
-    yield f"software  {software_text(environment)}"
+    yield f"software  {phrases.software_text(environment)}"
     if environment.job_id is not None:
         yield f"job       {environment.scheduler} {environment.job_id}"
     yield ""
@@ -186,29 +171,18 @@ def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None
 
     Lines keep to so many columns; None is where there is room for any line.
     """
-    return "\n".join(fitted(_baseline_lines(baseline, today, columns), columns))
-
-
-def _baseline_lines(baseline: Baseline, today: date, columns: int | None) -> Iterator[str]:
-    yield from _origin_of_baseline(baseline)
-    if baseline.published:
-        yield ""
-        yield _published_table(baseline, columns)
     measured = side_of_baseline(baseline).entries
-    if measured:
-        yield ""
-        yield from _measured_lines(measured, columns)
-    if not baseline.published and not measured:
-        yield ""
-        yield "no entry"
-    if baseline.history:
-        yield ""
-        for change in baseline.history:
-            yield from _history_lines(change)
     note = expiry_note(baseline, today)
-    if note is not None:
-        yield ""
-        yield f"note: {statement_text(note)}"
+    blocks = (
+        _origin_of_baseline(baseline),
+        [_published_table(baseline.published, columns)] if baseline.published else (),
+        *(_measured_blocks(measured, columns) if measured else ()),
+        () if baseline.published or measured else ["no entry"],
+        chain.from_iterable(map(_history_lines, baseline.history)),
+        () if note is None else [f"note: {statement_text(note)}"],
+    )
+    texts = ("\n".join(fitted(block, columns)) for block in blocks)
+    return "\n\n".join(text for text in texts if text)
 
 
 def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
@@ -234,7 +208,7 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         # Without a scheduler an allocation is named by its host already.
         named = host is None or host in allocation
         place = allocation if named else f"{allocation} on {host}"
-        by_software.setdefault(software_text(environment), []).append(place)
+        by_software.setdefault(phrases.software_text(environment), []).append(place)
     for software, places in by_software.items():
         yield f"software  {software}"
         yield f"          in {', '.join(places)}"
@@ -250,45 +224,40 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(baseline: Baseline, columns: int | None) -> str:
-    figures = {figure.key: figure for figure in baseline.published}
+def _published_table(published: Sequence[PublishedFigure], columns: int | None) -> str:
+    figures = {figure.key: figure for figure in published}
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
-            str(figure.gpus),
-            str(figure.nodes),
-            str(figure.batch_per_gpu),
-            str(figure.runs),
+            *map(str, (figure.gpus, figure.nodes, figure.batch_per_gpu, figure.runs)),
             *_published_text(figure),
-            *map(interval_text, _published_pair(figure, figures)),
+            *_published_pair(figure, figures),
         ]
-        for figure in baseline.published
+        for figure in published
     ]
     return table(headers, rows, columns, first=("published", "of"), left=headers)
 
 
-def _measured_lines(entries: Iterable[Entry], columns: int | None) -> Iterator[str]:
-    points = [(entry.point, len(entry.runs)) for entry in entries]
-    names = set_apart([point.configuration for point, _ in points])
-    headers = ["case", "gpus", "batch/gpu", "runs (allocations)", "step time", *_PAIR_HEADERS]
-    rows = []
-    for point, nights in points:
-        cells = {"case": names[point.configuration], **cells_of(point)}
-        cells["runs (allocations)"] = f"{point.valid_runs} ({nights})"
-        rows.append([cells[header] for header in headers])
-    yield table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)
-    yield ""
-    yield f"{configurations_text(names)}; intervals: 95%, over runs"
+def _measured_blocks(entries: Sequence[Entry], columns: int | None) -> Iterator[list[str]]:
+    points = [entry.point for entry in entries]
+    made = [f"{entry.point.valid_runs} ({len(entry.runs)})" for entry in entries]
+    runs = "runs (allocations)"
+    headers = ["case", "gpus", "batch/gpu", runs, "step time", *_PAIR_HEADERS]
+    rows = _rows(points, headers, runs, made)
+    yield [table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)]
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    yield [f"{configurations}; intervals: 95%, over runs"]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
     """`4.12 ms ±0.3 %` of valid runs; the spread is the 95% interval over them."""
-    return time_text(geometric_mean(log_sample([run.log_step_time for run in runs])))
+    mean = geometric_mean(log_sample([run.log_step_time for run in runs]))
+    return phrases.with_spread(mean, format_seconds)
 
 
 def _runs_text(runs: int, allocations: int) -> str:
-    return f"{counted(runs, 'run')} in {counted(allocations, 'allocation')}"
+    return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
 
 
 def _published_text(figure: PublishedFigure) -> tuple[str, str]:
@@ -299,14 +268,10 @@ def _published_text(figure: PublishedFigure) -> tuple[str, str]:
     return time, UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
 
 
-def _published_pair(
-    figure: PublishedFigure, figures: Figures
-) -> tuple[Estimate | None, Estimate | None]:
+def _published_pair(figure: PublishedFigure, figures: Figures) -> list[str]:
     """Speedup and efficiency."""
     value = published_speedup(figure, figures)
-    if value is None:
-        return None, None
-    return Estimate(value=value), Estimate(value=value / figure.gpus)
+    return [UNKNOWN if value is None else f"{value / over:.2f}" for over in (1, figure.gpus)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,37 +292,33 @@ def changes_text(
     Speedups are taken over the runs on 1 GPU of the baseline that has the entry. The comparison
     judges the measured entries of `after` against `before`.
     """
-    names = set_apart([run.configuration for run in (*before.runs, *after.runs)])
+    names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # The first of a key is the measured entry's; that of a published figure comes behind it.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
-    figures = tuple({f.key: f for f in baseline.published} for baseline in (before, after))
-    return "\n\n".join("\n".join(_block(change, figures, names, verdicts)) for change in changes)
+    figures = [{f.key: f for f in baseline.published} for baseline in (before, after)]
+    blocks = []
+    for change in changes:
+        sides = (change.old, change.new)
+        name = next(_name(side, names) for side in sides if side is not None)
+        lines = [f"{name}: {change.remark}" if change.remark else name]
+        old, new = map(_values, sides, figures)
+        for what in dict.fromkeys((*old, *new)):
+            values = [side[what] for side in (old, new) if what in side]
+            if len(values) == 1 or values[0] != values[1]:
+                lines.append(f"  {what:<11} {' → '.join(values)}")
+        if isinstance(change.old, Entry) and isinstance(change.new, Entry):
+            point = change.old.point
+            if (verdict := verdicts.get((point.configuration, point.key.gpus))) is not None:
+                word = phrases.verdict_word(verdict.verdict)
+                lines.append(f"  {'judged':<11} {word}: {reason_text(verdict)}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
-def _block(
-    change: EntryChange,
-    figures: tuple[Figures, ...],
-    names: Mapping[Configuration, str],
-    verdicts: Mapping[tuple[Configuration | None, int], EntryVerdict],
-) -> Iterator[str]:
-    old, new = _values(change.old, figures[0]), _values(change.new, figures[1])
-    remark = f": {change.remark}" if change.remark else ""
-    yield f"{_name(change.old or change.new, names)}{remark}"
-    for what in dict.fromkeys((*old, *new)):
-        values = [side[what] for side in (old, new) if what in side]
-        if len(values) == 1 or values[0] != values[1]:
-            yield f"  {what:<11} {' → '.join(values)}"
-    if isinstance(change.old, Entry) and isinstance(change.new, Entry):
-        verdict = verdicts.get((change.old.point.configuration, change.old.point.key.gpus))
-        if verdict is not None:
-            yield f"  {'judged':<11} {verdict_word(verdict.verdict)}: {reason_text(verdict)}"
-
-
-def _name(entry: Entry | PublishedFigure | None, names: Mapping[Configuration, str]) -> str:
-    if isinstance(entry, Entry):
-        point = entry.point
-        return f"{names[point.configuration]} on {gpus_text(point.key.gpus)}"
-    return "" if entry is None else f"{entry.key.label}, published"
+def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) -> str:
+    if isinstance(entry, PublishedFigure):
+        return f"{entry.key.label}, published"
+    return f"{names[entry.point.configuration]} on {phrases.gpus_text(entry.point.key.gpus)}"
 
 
 def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:
@@ -366,12 +327,10 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         return {}
     if isinstance(entry, Entry):
         point = entry.point
-        cells = cells_of(point)
-        cells["measured"] = _runs_text(point.valid_runs, len(entry.runs))
+        cells = {**_cells(point), "measured": _runs_text(point.valid_runs, len(entry.runs))}
         pair = _PAIR_HEADERS if point.key.gpus > 1 else ()
         return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
     values = {"figure": "{} ({})".format(*_published_text(entry))}
     if entry.gpus > 1:
-        texts = map(interval_text, _published_pair(entry, figures))
-        values |= zip(_PAIR_HEADERS, texts, strict=True)
+        values |= zip(_PAIR_HEADERS, _published_pair(entry, figures), strict=True)
     return values | {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}

@@ -11,7 +11,7 @@ _INDENT = "    "
 
 def render(view: View) -> str:
     """The comparison as text, without a line break at its end; what got worse comes first."""
-    return "\n".join((*_lines(view), f"{view.summary} (exit code {view.exit_code})"))
+    return "\n".join(_lines(view))
 
 
 def _lines(view: View) -> Iterator[str]:
@@ -23,7 +23,9 @@ def _lines(view: View) -> Iterator[str]:
     if rows:
         yield ""
         yield from _table(rows, view.screen)
-        yield from _legend(rows, columns)
+    if legend := _legend(rows):
+        yield ""
+        yield from wrapped(legend, columns)
     found = explanations(rows)
     if found:
         yield ""
@@ -34,9 +36,10 @@ def _lines(view: View) -> Iterator[str]:
                 yield from wrapped(f"  {line}", columns)
     if view.all_notes:
         yield ""
-        for note in view.all_notes:
-            yield from wrapped(f"note: {note}", columns, hanging=6)
+    for note in view.all_notes:
+        yield from wrapped(f"note: {note}", columns, hanging=6)
     yield ""
+    yield f"{view.summary} (exit code {view.exit_code})"
 
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
@@ -46,28 +49,19 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
     for row, texts in zip(rows, cells, strict=True):
         start = "".join(f"{text:<{size}}{_GAP}" for text, size in zip(texts, widths, strict=True))
         line = f"{start}{screen.of_verdict(row.entry.verdict, row.verdict)}"
-        reason = row.short_reason
-        if not reason:
-            yield line
-        elif len(f"{start}{row.verdict}{_GAP}{reason}") <= screen.columns:
-            yield f"{line}{_GAP}{reason}"
-        else:
-            yield line
-            yield f"{_INDENT}{reason}"
+        if row.short_reason:
+            fits = len(f"{start}{row.verdict}{_GAP}{row.short_reason}") <= screen.columns
+            line += (_GAP if fits else f"\n{_INDENT}") + row.short_reason
+        yield line
 
 
-def _legend(rows: Sequence[Row], columns: int) -> Iterator[str]:
+def _legend(rows: Sequence[Row]) -> str:
     """The meaning of the brackets and of `finds`, where there are any."""
     of_changes = any(row.change is not None for row in rows)
     of_efficiency = any(row.change is None and row.interval for row in rows)
-    parts = []
-    if of_changes:
-        other = ", or of E now where nothing was judged" if of_efficiency else ""
-        parts.append(f"brackets: 95 % interval of the change{other}")
-    elif of_efficiency:
-        parts.append("brackets: 95 % interval of E now")
+    other = ", or of E now where nothing was judged" if of_efficiency else ""
+    brackets = f"the change{other}" if of_changes else "E now" if of_efficiency else ""
+    parts = [f"brackets: 95 % interval of {brackets}"] if brackets else []
     if any(row.short_reason.startswith("finds ") for row in rows):
         parts.append(f"finds: {DETECTABLE}")
-    if parts:
-        yield ""
-        yield from wrapped("; ".join(parts), columns)
+    return "; ".join(parts)

@@ -3,10 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import (
-    Cause,
+    CauseKind,
     Comparison,
     Configuration,
     EntryKey,
@@ -19,19 +20,9 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.report.cause_words import evidence, next_step, short_cause, whole_line
-from gpuscale.report.phrases import (
-    UNKNOWN,
-    amount_text,
-    change_text,
-    counted,
-    gpus_text,
-    injection_warning,
-    percent_interval,
-    percent_text,
-    set_apart,
-    verdict_word,
-)
+from gpuscale.report import phrases
+from gpuscale.report.cause_words import evidence, headline, next_step, whole_line
+from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import Screen
 from gpuscale.units import format_percent
@@ -48,103 +39,36 @@ _NAMED_SUBJECTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CauseView:
-    """A cause in words."""
-
-    line: str
-    """`exposed all-reduce +14 ms (83 % of the loss): gradient synchronisation …`."""
-    evidence: tuple[str, ...]
-    next_step: str
-    """The next step in full; empty where nothing is left to find out."""
-    next_step_once: str
-    """The same, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An entry under a name that no other row of its number of GPUs has, and its words."""
 
     entry: EntryVerdict
     name: str
     """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
+    gpus: str
+    """`1 GPU` or `4 GPUs`."""
+    label: str
+    """`mnist_cnn/ddp on 4 GPUs`."""
+    verdict: str
+    """In capitals unless it is a pass."""
     reason: str
     """One sentence that a tired person understands."""
-    causes: tuple[CauseView, ...]
+    short_reason: str
+    """The cause or finding behind the verdict, in the few words that a table's row bears."""
+    change: Estimate | None
+    """The change that the verdict rests on."""
+    judged: str
+    """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
+    interval: str
+    """The 95% interval of the change, or where nothing was judged that of E now."""
+    efficiency: str
+    """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
+    lost_metrics: tuple[str, ...]
+    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
+    next_steps: tuple[str, ...]
+    """That of each cause, or the row that says it already: `as for mnist_cnn/ddp on 2 GPUs`."""
     wall_s: float
     """The time that its runs took, start-up and failed runs included."""
-
-    @property
-    def gpus(self) -> str:
-        """`1 GPU` or `4 GPUs`."""
-        return gpus_text(self.entry.key.gpus)
-
-    @property
-    def label(self) -> str:
-        """`mnist_cnn/ddp on 4 GPUs`."""
-        return f"{self.name} on {self.gpus}"
-
-    @property
-    def verdict(self) -> str:
-        """The verdict, in capitals unless it is a pass."""
-        return verdict_word(self.entry.verdict)
-
-    @property
-    def efficiency(self) -> str:
-        """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
-        pair = self.entry.baseline.efficiency, self.entry.current.efficiency
-        if self.entry.key.gpus == 1 or pair == (None, None):
-            return UNKNOWN
-        return " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
-
-    @property
-    def change(self) -> Estimate | None:
-        """The change that the verdict rests on."""
-        metric = self._deciding_metric
-        return self.entry.change if metric is None else metric.change
-
-    @property
-    def judged(self) -> str:
-        """The ground of the verdict: `E 0.91 → 0.84`, `throughput −6.4 %` or `memory +50.0 %`."""
-        metric, change = self._deciding_metric, self.entry.change
-        if metric is not None:
-            return f"{metric.metric.short} {percent_text(metric.change.value)}"
-        if change is not None and self.entry.changed_quantity is not QuantityName.EFFICIENCY:
-            return f"throughput {percent_text(change.value)}"
-        return self.efficiency if self.efficiency == UNKNOWN else f"E {self.efficiency}"
-
-    @property
-    def interval(self) -> str:
-        """The 95% interval of the change, or where nothing was judged that of E now."""
-        now = self.entry.current.efficiency
-        if self.change is not None:
-            return percent_interval(self.change)
-        if self.entry.key.gpus == 1 or now is None or now.low is None or now.high is None:
-            return ""
-        return f"[{now.low:.2f}, {now.high:.2f}]"
-
-    @property
-    def detectable(self) -> str:
-        """`finds 2.3 %`; empty where it is unknown."""
-        loss = self.entry.minimum_detectable_loss
-        return "" if loss is None else f"finds {format_percent(loss)}"
-
-    @property
-    def short_reason(self) -> str:
-        """The cause or finding behind the verdict, in the few words that a table's row bears."""
-        entry = self.entry
-        if cause := short_cause(entry.causes):
-            return cause
-        if entry.finding is not None:
-            return finding_text(entry.finding)
-        if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
-            return f"about {counted(entry.further_runs, 'more run')}"
-        return "" if entry.verdict.is_loss else self.detectable
-
-    @property
-    def lost_metrics(self) -> tuple[str, ...]:
-        """The metrics that got worse, but for the one that the reason is about."""
-        lost = [metric for metric in self.entry.metrics if metric.verdict.is_loss]
-        return tuple(_metric_text(each) for each in lost if each is not self._deciding_metric)
 
     def details(self, *, once: bool = False) -> Iterator[str]:
         """The lines below the reason, indented: the lost metrics and the numbered causes.
@@ -152,20 +76,15 @@ class Row:
         With `once`, a next step that another row says already is referred to.
         """
         yield from (f"  {metric}" for metric in self.lost_metrics)
-        for number, cause in enumerate(self.causes, start=1):
-            yield f"  {number}. {cause.line}"
-            yield from (f"     · {fact}" for fact in cause.evidence)
-            if cause.next_step:
-                yield f"     next: {cause.next_step_once if once else cause.next_step}"
-
-    @property
-    def _deciding_metric(self) -> MetricVerdict | None:
-        """The metric that the finding names; None where time or speedup decided."""
-        return next((m for m in self.entry.metrics if m.metric == self.entry.finding), None)
+        causes = zip(self.entry.causes, self.next_steps, strict=True)
+        for number, (cause, step) in enumerate(causes, start=1):
+            yield f"  {number}. {whole_line(cause)}"
+            yield from (f"     · {fact}" for fact in evidence(cause))
+            if step:
+                yield f"     next: {step if once else next_step(cause)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(NamedTuple):
     """One sentence and the rows that it explains."""
 
     subject: str
@@ -182,89 +101,115 @@ class View:
     results: Sequence[Results]
     rows: tuple[Row, ...]
     """In the order of the baseline."""
+    ranked: tuple[Row, ...]
+    """First the rows that got worse, then those not shown to be fine, then the passes."""
+    baseline: str
+    """Its name and its machine."""
+    injections: tuple[str, ...]
+    """The faults that were made on purpose in the results."""
+    warning: str
+    """The line above all else where faults were made on purpose; else empty."""
     notes: tuple[str, ...]
+    all_notes: tuple[str, ...]
+    """The notes, with that on faults made on purpose before them."""
+    summary: str
+    """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
+    outcome: str
+    """The verdict in a few words."""
     exit_code: int
     """Of the process."""
     screen: Screen
 
-    @property
-    def ranked(self) -> list[Row]:
-        """The rows that got worse first, then those not shown to be fine, then the passes."""
-        return sorted(self.rows, key=lambda row: weight(row.entry.verdict))
 
-    @property
-    def injections(self) -> tuple[str, ...]:
-        """The faults that were made on purpose in the results."""
-        return tuple(dict.fromkeys(each for result in self.results for each in result.injections))
-
-    @property
-    def warning(self) -> str:
-        """The line above all else where faults were made on purpose; else empty."""
-        return injection_warning(self.injections) if self.injections else ""
-
-    @property
-    def all_notes(self) -> tuple[str, ...]:
-        """The notes, with that on faults made on purpose before them."""
-        if not self.injections:
-            return self.notes
-        injected = (
-            f"faults were made on purpose ({', '.join(self.injections)}): the verdicts say whether "
-            "they are found, and nothing about the machine"
-        )
-        return (injected, *self.notes)
-
-    @property
-    def outcome(self) -> str:
-        """The exit code in a few words."""
-        return _OUTCOMES[self.comparison.exit_code]
-
-    @property
-    def baseline(self) -> str:
-        """Its name and its machine."""
-        return f"{self.comparison.baseline_name}: {self.comparison.baseline_machine}"
-
-    @property
-    def summary(self) -> str:
-        """All verdicts counted, the worst first: `1 regressed, 3 ok`."""
-        counts = Counter(row.entry.verdict for row in self.rows)
-        words = [f"{counts[v]} {v.value}" for v in sorted(Verdict, key=weight) if counts[v]]
-        return ", ".join(words) if words else "nothing to compare"
-
-
-def view_of(
-    comparison: Comparison,
-    results: Sequence[Results],
-    *,
-    exit_code: int | None = None,
-    screen: Screen | None = None,
-) -> View:
-    """The comparison of one or more results for reading.
-
-    The exit code is that of the process, if the verdict alone does not decide it; no screen is a
-    file or a log.
-    """
+def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
+    """The comparison of one or more results for reading, in a file or a log."""
     wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
     for run in (run for result in results for run in result.runs):
         wall_s[run.key, run.configuration] += run.wall_s or 0.0
-    names = _names(comparison.entries)
-    causes = _causes(comparison.entries, names)
+    entries = comparison.entries
+    names = _names(entries)
+    steps = _next_steps(entries, names)
+    rows = [
+        _row(entry, name, its, wall_s[entry.key, entry.configuration])
+        for entry, name, its in zip(entries, names, steps, strict=True)
+    ]
+    injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
+    injected = (
+        f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
+        "found, and nothing about the machine"
+    )
+    notes = tuple(dict.fromkeys(map(statement_text, comparison.notes)))
+    counts = Counter(entry.verdict for entry in entries)
+    counted_verdicts = [f"{counts[v]} {v.value}" for v in sorted(Verdict, key=weight) if counts[v]]
     return View(
         comparison=comparison,
         results=results,
-        rows=tuple(
-            Row(
-                entry=entry,
-                name=name,
-                reason=reason_text(entry),
-                causes=found,
-                wall_s=wall_s[entry.key, entry.configuration],
-            )
-            for entry, name, found in zip(comparison.entries, names, causes, strict=True)
-        ),
-        notes=tuple(dict.fromkeys(map(statement_text, comparison.notes))),
-        exit_code=int(comparison.exit_code if exit_code is None else exit_code),
-        screen=screen or Screen(),
+        rows=tuple(rows),
+        ranked=tuple(sorted(rows, key=lambda row: weight(row.entry.verdict))),
+        baseline=f"{comparison.baseline_name}: {comparison.baseline_machine}",
+        injections=injections,
+        warning=phrases.injection_warning(injections) if injections else "",
+        notes=notes,
+        all_notes=(injected, *notes) if injections else notes,
+        summary=", ".join(counted_verdicts) or "nothing to compare",
+        outcome=_OUTCOMES[comparison.exit_code],
+        exit_code=int(comparison.exit_code),
+        screen=Screen(),
     )
+
+
+def _row(entry: EntryVerdict, name: str, next_steps: tuple[str, ...], wall_s: float) -> Row:
+    gpus = phrases.gpus_text(entry.key.gpus)
+    # None where time or speedup decided.
+    decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
+    change = entry.change if decided is None else decided.change
+    efficiency = UNKNOWN
+    interval = "" if change is None else phrases.bounds_text(change, phrases.percent_text)
+    pair = entry.baseline.efficiency, entry.current.efficiency
+    if entry.key.gpus > 1 and pair != (None, None):
+        efficiency = " → ".join(UNKNOWN if each is None else f"{each.value:.2f}" for each in pair)
+        if change is None and pair[1] is not None:
+            interval = phrases.bounds_text(pair[1], "{:.2f}".format)
+    judged = efficiency if efficiency == UNKNOWN else f"E {efficiency}"
+    if decided is not None:
+        judged = f"{decided.metric.short} {phrases.percent_text(decided.change.value)}"
+    elif change is not None and entry.changed_quantity is not QuantityName.EFFICIENCY:
+        judged = f"throughput {phrases.percent_text(change.value)}"
+    lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
+    return Row(
+        entry=entry,
+        name=name,
+        gpus=gpus,
+        label=f"{name} on {gpus}",
+        verdict=phrases.verdict_word(entry.verdict),
+        reason=reason_text(entry),
+        short_reason=_short_reason(entry),
+        change=change,
+        judged=judged,
+        interval=interval,
+        efficiency=efficiency,
+        lost_metrics=tuple(map(_metric_text, lost)),
+        next_steps=next_steps,
+        wall_s=wall_s,
+    )
+
+
+def _short_reason(entry: EntryVerdict) -> str:
+    loss = entry.minimum_detectable_loss
+    if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
+        return headline(entry.causes[0])
+    if entry.finding is not None:
+        return finding_text(entry.finding)
+    if entry.verdict is Verdict.INCONCLUSIVE and entry.further_runs is not None:
+        return f"about {phrases.counted(entry.further_runs, 'more run')}"
+    return "" if loss is None or entry.verdict.is_loss else f"finds {format_percent(loss)}"
+
+
+def _metric_text(metric: MetricVerdict) -> str:
+    spec, ends = metric.metric, (metric.baseline, metric.current)
+    values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
+    of_step = " of the step" if spec.in_points else ""
+    return f"{spec.words} {values}, {phrases.change_text(metric.change)}{of_step}"
 
 
 def weight(verdict: Verdict) -> int:
@@ -282,7 +227,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
         if not row.reason or (entry.verdict is Verdict.OK and known):
             continue
         # What has causes or lost metrics of its own is explained by itself.
-        alone = number if row.causes or row.lost_metrics else None
+        alone = number if entry.causes or row.lost_metrics else None
         alike.setdefault((row.reason, entry.finding, alone), []).append(row)
     return [
         Explanation(
@@ -299,25 +244,13 @@ def finding_text(finding: Finding | MetricSpec) -> str:
     return finding.value if isinstance(finding, Finding) else finding.more
 
 
-def _metric_text(metric: MetricVerdict) -> str:
-    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 % [+48.0 %, +52.0 %]`."""
-    spec = metric.metric
-    then, now = (amount_text(each.value, spec.unit) for each in (metric.baseline, metric.current))
-    of_step = " of the step" if spec.in_points else ""
-    return f"{spec.words} {then} → {now}, {change_text(metric.change)}{of_step}"
-
-
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     """Names with options for the cases that have several rows of one number of GPUs."""
     counts = Counter(entry.key for entry in entries)
     several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
-    apart = set_apart(
-        [
-            entry.configuration
-            for entry in entries
-            if entry.configuration is not None and (entry.key.case, entry.key.strategy) in several
-        ]
-    )
+    known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
+    configurations = [entry.configuration for entry in known if entry.configuration is not None]
+    apart = phrases.set_apart(configurations)
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
@@ -330,22 +263,18 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     return names
 
 
-def _causes(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple[CauseView, ...]]:
-    """The causes of each entry; a next step is referred to after the first row that says it."""
-    said_by: dict[str, str] = {}
-
-    def view(cause: Cause, label: str) -> CauseView:
-        step = once = next_step(cause)
-        if step in said_by:
-            once = "as above" if said_by[step] == label else f"as for {said_by[step]}"
-        said_by.setdefault(step, label)
-        line, facts = whole_line(cause), evidence(cause)
-        return CauseView(line=line, evidence=facts, next_step=step, next_step_once=once)
-
-    found: list[tuple[CauseView, ...]] = [()] * len(entries)
+def _next_steps(entries: Sequence[EntryVerdict], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The next steps of each entry's causes; after the first row that says one, that row."""
+    said_by: dict[str, str] = {"": ""}
+    found: list[tuple[str, ...]] = [()] * len(entries)
     for i in sorted(range(len(entries)), key=lambda i: weight(entries[i].verdict)):
-        label = f"{names[i]} on {gpus_text(entries[i].key.gpus)}"
-        found[i] = tuple(view(cause, label) for cause in entries[i].causes)
+        label = f"{names[i]} on {phrases.gpus_text(entries[i].key.gpus)}"
+        for step in map(next_step, entries[i].causes):
+            if step not in said_by:
+                said_by[step], text = label, step
+            else:
+                text = "as above" if said_by[step] == label else f"as for {said_by[step]}"
+            found[i] += (text if step else "",)
     return found
 
 
@@ -353,7 +282,7 @@ def _subject(rows: Iterable[Row]) -> str:
     counts: dict[str, list[int]] = {}
     for row in rows:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
-    subjects = [f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items()]
+    subjects = [f"{name} on {phrases.gpus_text(*gpus)}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {counted(left_out, 'more row')}" if left_out else ""
+    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
     return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
