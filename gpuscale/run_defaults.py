@@ -41,7 +41,7 @@ def default_request(
         scaling=case.scaling,
         data="synthetic",
         threads_per_rank=1,
-        data_workers=data_workers(environment),
+        data_workers=0,
     )
     found = built.named_size(configuration.size)
     return RunRequest(

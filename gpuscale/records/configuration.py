@@ -6,7 +6,7 @@ from gpuscale.records.record import Count, Name, PositiveCount, Record
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
-DataKind = Literal["synthetic", "real"]
+DataKind = Literal["synthetic", "loader", "real"]
 
 
 class Configuration(Record, frozen=True, kw_only=True):
@@ -26,10 +26,11 @@ class Configuration(Record, frozen=True, kw_only=True):
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
+    """Synthetic batches that were made once, synthetic samples through a loader, or real data."""
     threads_per_rank: PositiveCount | None = None
     """CPU threads of each rank; None where the library's own default was left alone."""
     data_workers: Count | None = None
-    """Loader processes of each rank."""
+    """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
 
     @property
     def label(self) -> str:

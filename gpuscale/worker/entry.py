@@ -162,8 +162,14 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     if any(injection.factor is not None for injection in injections):
         # Every rank, slowed or not: steps are made together.
         faults.know_pace(own_pace_s(training, strategy))
-    pausing = STRATEGIES[request.configuration.strategy].inside_computing is None
-    measurement = measure(training, strategy, request.timing, files.report, pausing=pausing)
+    measurement = measure(
+        training,
+        strategy,
+        request.timing,
+        files.report,
+        pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
+        loaders=request.configuration.data_workers or 0,
+    )
     report = _report(parts, training, measurement)
     strategy.barrier()
     keep_to_the_end(training, strategy)

@@ -59,17 +59,24 @@ class Peers(Protocol):
 
 
 def measure(
-    training: Stepper, peers: Peers, timing: TimingPlan, report: Report, *, pausing: bool
+    training: Stepper,
+    peers: Peers,
+    timing: TimingPlan,
+    report: Report,
+    *,
+    pausing: bool,
+    loaders: int = 0,
 ) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
     The window length follows from the slowest rank's pace in warm-up, so all ranks agree on it.
     Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
+    `loaders` is the number of each rank's loader processes.
     """
     started = time.perf_counter()
     step_time_s, warmup_steps = warm_up(training, peers, timing, report)
     warmup_s = time.perf_counter() - started
-    steps, windows = window_plan(step_time_s, timing, pausing=pausing)
+    steps, windows = window_plan(step_time_s, timing, pausing=pausing, loaders=loaders)
     measured = []
     for number in range(windows):
         report("window", number, windows)
@@ -79,6 +86,9 @@ def measure(
             training.remember()
             measured.append(timed_window(training, peers, steps, synchronized=False))
             training.realign()
+            # Such windows are quicker, and leave fewer batches waiting than there were.
+            for _ in range(loaders):
+                training.step()
         measured.append(timed_window(training, peers, steps))
     report("window", windows, windows)
     return Measurement(
@@ -98,16 +108,22 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     return statistics.median(window.busy_s for window in alone)
 
 
-def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tuple[int, int]:
+def window_plan(
+    step_time_s: float, timing: TimingPlan, *, pausing: bool, loaders: int = 0
+) -> tuple[int, int]:
     """Steps per window and number of synchronised windows for a pace.
 
     Windows are as long as the plan aims at, and shorter where the run's budget would not hold
     ten of them. Of steps that are longer than such a window, ten windows have one step each,
     whatever they take. Windows without synchronisation are paid for out of the same budget.
+
+    Loader processes start together and take as long, so their batches come all at once: a window
+    holds whole bursts, or some windows would meet a burst and others the wait for one.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
     steps = max(1, min(steps, math.floor(timing.run_seconds / ten_steps_s)))
+    steps = math.ceil(steps / max(1, loaders)) * max(1, loaders)
     affordable = [
         windows
         for windows in range(_FEWEST_WINDOWS, timing.windows + 1)
