@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.errors import InvalidTrainingError
 from gpuscale.injections import parse_injection
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
 from gpuscale.records import (
     Failure,
+    FailureKind,
     Measurement,
     RankFailure,
     RankOutcome,
@@ -81,8 +83,11 @@ class RankFiles:
         """Write the traceback of what ended this rank."""
         summary = "".join(traceback.format_exception_only(error)).strip()
         message = summary.splitlines()[0] if summary else type(error).__name__
+        kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
+        if isinstance(error, InvalidTrainingError):
+            kind, message = "invalid", str(error)
         failure = Failure(
-            kind="system" if _OF_THE_SYSTEM.search(message) else "raised",
+            kind=kind,
             message=message,
             rank=self.rank,
             host=socket.gethostname(),

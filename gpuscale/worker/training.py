@@ -21,7 +21,7 @@ from gpuscale.errors import CaseError
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.strategies import AUTOCAST, Strategy
+from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +191,7 @@ class Training:
         """The loss of the last step; None where it or a parameter is not a finite number."""
         assert self._loss is not None, "no training step was made"
         loss = float(self._loss.float().mean().item())
-        tensors = (parameter.detach() for parameter in self._parts.model.parameters())
-        finite = math.isfinite(loss) and all(bool(torch.isfinite(t).all()) for t in tensors)
-        return loss if finite else None
+        return loss if math.isfinite(loss) and all_finite(self._parts.model) else None
 
 
 def parameter_digest(model: torch.nn.Module) -> str:

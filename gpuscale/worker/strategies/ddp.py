@@ -1,15 +1,16 @@
 """DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies import cuda_device
+from gpuscale.worker.strategies import all_finite, cuda_device
 
 
 class DistributedDataParallelStrategy:
@@ -62,16 +63,41 @@ class DistributedDataParallelStrategy:
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state."""
-        for tensor in (*model.parameters(), *model.buffers(), *_state_tensors(optimizer)):
+        """Broadcast rank 0's parameters, buffers and optimiser state.
+
+        Raises:
+            InvalidTrainingError: rank 0 has diverged, or the optimiser's states differ in size.
+        """
+        tensors = [*model.parameters(), *model.buffers(), *_state_tensors(optimizer)]
+        elements = float(sum(tensor.numel() for tensor in tensors))
+        # Every rank asks, so that all of them end, and none in a broadcast.
+        if self.largest(elements) != -self.largest(-elements):
+            raise InvalidTrainingError(
+                f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "
+                "steps without gradient synchronisation; ddp cannot be measured with it"
+            )
+        if self.largest(self.rank == 0 and not all_finite(model)):
+            raise InvalidTrainingError(
+                "a parameter of rank 0 is not a finite number after steps without gradient "
+                "synchronisation; choose a smaller learning rate or a larger batch"
+            )
+        for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors of an optimiser's state, in an order that all ranks share."""
+    """The tensors of an optimiser's state, however nested, in an order that all ranks share."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name in sorted(state):
-                if isinstance(state[name], torch.Tensor):
-                    yield state[name]
+            yield from _tensors_in(optimizer.state.get(parameter, {}))
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            yield from _tensors_in(value[name])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)
