@@ -17,7 +17,12 @@ from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet50_cifar import Resnet50Cifar
 from gpuscale import TrainingCase
 from gpuscale.errors import CaseError
-from gpuscale.worker.data import LoadedBatches, PooledBatches, SyntheticDataset
+from gpuscale.worker.data import (
+    LoadedBatches,
+    PooledBatches,
+    SyntheticDataset,
+    refuse_small_shared_memory,
+)
 
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
 PR_GET_PDEATHSIG = 2
@@ -170,6 +175,18 @@ def test_loader_processes_die_with_their_rank() -> None:
         DeathSignals(), batch=2, rank=0, world_size=1, workers=2, pin_memory=False
     )
     assert next(batches)[0].unique().tolist() == [signal.SIGKILL]
+
+
+def test_too_little_shared_memory_for_the_loaders_is_told_with_the_remedy() -> None:
+    case = MnistCnn()
+    dataset = SyntheticDataset(case, case.named_size("full"))
+    # 28×28 floats and a label; two workers of each of two ranks make two batches in advance.
+    needed_bytes = 128 * (28 * 28 * 4 + 8) * 2 * 2 * 2
+    refuse_small_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes)
+    with pytest.raises(CaseError, match="--shm-size"):
+        refuse_small_shared_memory(
+            dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1
+        )
 
 
 @needs_digits

@@ -1,5 +1,6 @@
 """Batches without end: from a pool made once, or samples through a DataLoader."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 # generator would otherwise be what is measured.
 _POOL = 64
 _FEWEST_POOLED_BATCHES = 2
+_BATCHES_IN_ADVANCE = 2
+_SHARED_MEMORY = Path("/dev/shm")
+_MIB = 2**20
 _SEED = 42
 
 
@@ -124,6 +128,7 @@ class LoadedBatches:
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
+            prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
             worker_init_fn=_end_with_rank,
             drop_last=True,
         )
@@ -143,6 +148,27 @@ class LoadedBatches:
             self._sampler.set_epoch(self.epoch)
             self._iterator = iter(self._loader)
             return next(self._iterator)
+
+
+def refuse_small_shared_memory(
+    dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
+) -> None:
+    """Checks that batches can be handed over from loader processes to the ranks of this node.
+
+    A worker that writes past the end is killed by SIGBUS, which names no reason.
+
+    Raises:
+        CaseError: `free_bytes` of shared memory do not hold the batches that are made in advance.
+    """
+    sample = default_collate([dataset[0]])
+    batch_bytes = batch * sum(t.nbytes for t in sample if isinstance(t, torch.Tensor))
+    needed_bytes = ranks * workers * _BATCHES_IN_ADVANCE * batch_bytes
+    if needed_bytes > free_bytes:
+        raise CaseError(
+            f"{_SHARED_MEMORY} has {free_bytes / _MIB:.1f} MiB free, and the loaders of this node "
+            f"need {needed_bytes / _MIB:.1f} MiB; give the container more "
+            "(--shm-size, or --ipc=host), or choose fewer --data-workers"
+        )
 
 
 def _end_with_rank(worker: int) -> None:
@@ -182,11 +208,20 @@ def training_batches(
         dataset = SyntheticDataset(case, size)
     else:
         dataset = real_dataset(case, request, size, download=request.download)
+    workers = request.configuration.data_workers or 0
+    if workers and _SHARED_MEMORY.is_dir():
+        refuse_small_shared_memory(
+            dataset,
+            batch=batch,
+            workers=workers,
+            ranks=min(world_size, len(request.devices) or world_size),
+            free_bytes=shutil.disk_usage(_SHARED_MEMORY).free,
+        )
     return LoadedBatches(
         dataset,
         batch=batch,
         rank=rank,
         world_size=world_size,
-        workers=request.configuration.data_workers or 0,
+        workers=workers,
         pin_memory=pin_memory,
     )
