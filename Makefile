@@ -1,5 +1,7 @@
 PYTHON ?= python3
-VENV := .venv
+# `make test TORCH=2.6.0` sets up and uses an environment of its own with that torch.
+TORCH ?=
+VENV := .venv$(TORCH:%=-torch-%)
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
@@ -60,7 +62,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@echo "installing into $(VENV): torch and its CUDA libraries, some minutes and 6 GB at first"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH:%=torch==%)
 	touch $@
 
 clean:

@@ -64,7 +64,7 @@ class LoadedTraining:
     def synchronize(self) -> None:
         pass
 
-    def begin_window(self) -> None:
+    def begin_window(self, *, marked_every: int) -> None:
         pass
 
     def phases(self) -> Phases:
