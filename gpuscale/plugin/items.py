@@ -14,7 +14,13 @@ from gpuscale.injections import parse_injection
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import EntryKey, Environment, RunRequest, Window
 from gpuscale.records.configuration import DataKind, ScalingMode
-from gpuscale.run_defaults import data_workers, default_request, file_of_case, timing_plan
+from gpuscale.run_defaults import (
+    data_workers,
+    default_request,
+    file_of_case,
+    ranks_per_gpu,
+    timing_plan,
+)
 from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
 
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
@@ -137,7 +143,8 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
-        return _lack_of_gpus(plan, environment)
+        shared = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
+        return None if shared else _lack_of_gpus(plan, environment)
     if demands.not_on_cpu and plan.gpus > 1:
         return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
     cores = environment.cores_per_node
@@ -170,6 +177,7 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         compiled=options.compiled,
         data=data,
         threads_per_rank=options.threads_per_rank,
+        ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
         data_workers=0 if data == "synthetic" else workers,
     )
     return replace(

@@ -260,7 +260,9 @@ class MeasureOptions:
         "--threads-per-rank N", "CPU threads of each rank", read=_whole_number, default=1
     )
     oversubscribe: bool = option(
-        "--oversubscribe", "allow more CPU ranks than cores; such items are skipped otherwise"
+        "--oversubscribe",
+        "allow more CPU ranks than cores, and ranks that share a GPU (over gloo; such runs are "
+        "never compared); such items are skipped otherwise",
     )
     runs: tuple[int | None, int] | None = option(
         "--runs R",
