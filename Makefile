@@ -5,12 +5,16 @@ VENV := .venv$(TORCH:%=-torch-%)
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test test-all test-schedulers golden mutants check validation setup clean
+.PHONY: bench gpu-check test test-all test-schedulers golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
 	$(BIN)/pytest bench_cases --gpus $(GPUS)
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
+
+# Proves the CUDA path on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
+gpu-check: setup
+	$(BIN)/python ci/gpu_check.py
 
 test: setup
 	$(BIN)/python -m pytest tests -n 3 \
