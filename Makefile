@@ -1,14 +1,20 @@
 PYTHON ?= python3
-VENV := .venv
+# `make test TORCH=2.6.0` sets up and uses an environment of its own with that torch.
+TORCH ?=
+VENV := .venv$(TORCH:%=-torch-%)
 BIN := $(VENV)/bin
 GPUS ?= 1,2
 
-.PHONY: bench test test-all test-schedulers golden mutants check validation setup clean
+.PHONY: bench gpu-check test test-all test-schedulers golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 bench: setup
 	$(BIN)/pytest bench_cases --gpus $(GPUS)
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
+
+# Proves the CUDA path on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.
+gpu-check: setup
+	$(BIN)/python ci/gpu_check.py
 
 test: setup
 	$(BIN)/python -m pytest tests -n 3 \
@@ -60,7 +66,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@echo "installing into $(VENV): torch and its CUDA libraries, some minutes and 6 GB at first"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH:%=torch==%)
 	touch $@
 
 clean:

@@ -47,8 +47,9 @@ class Resnet50(TrainingCase):
         steps: Callable[[Any], torch.Tensor] = v2.Compose(
             [
                 v2.ToImage(),
-                v2.ToDtype(torch.float32, scale=True),
+                # Of bytes, which takes a fifth of the time that it takes of floats.
                 v2.Resize(size.sample_shape[1:], antialias=True),
+                v2.ToDtype(torch.float32, scale=True),
             ]
         )
         return steps

@@ -68,6 +68,10 @@ class CaseError(GpuscaleError):
     """A training case that cannot be built or run as it was asked for."""
 
 
+class InvalidTrainingError(CaseError):
+    """Ranks that do not train one model together: what they measured is no speedup."""
+
+
 class MachineError(GpuscaleError):
     """GPUs or nodes that are missing or do not answer: the machine's fault, and no option's."""
 

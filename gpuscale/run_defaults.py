@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
+from gpuscale.strategies import STRATEGIES
 
 _MOST_DATA_WORKERS = 8
 _TIMEOUT_S = 600.0
@@ -41,7 +42,7 @@ def default_request(
         scaling=case.scaling,
         data="synthetic",
         threads_per_rank=1,
-        data_workers=data_workers(environment),
+        data_workers=0,
     )
     found = built.named_size(configuration.size)
     return RunRequest(
@@ -94,6 +95,17 @@ def data_workers(environment: Environment) -> int:
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
     return max(1, min(_MOST_DATA_WORKERS, cores_per_gpu - 1))
+
+
+def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
+    """The most ranks on one GPU, where a node has fewer GPUs than were asked for.
+
+    None where each has its own, on CPU, and of a strategy whose one process drives all.
+    """
+    if environment.device == "cpu" or environment.nodes or not environment.gpus:
+        return None
+    ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(environment.gpus))
+    return ranks if ranks > 1 else None
 
 
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """The shipped cases are those of their sources (docs/design.md, "The systems")."""
 
+import ctypes
 import gzip
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,15 @@ from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet50_cifar import Resnet50Cifar
 from gpuscale import TrainingCase
 from gpuscale.errors import CaseError
-from gpuscale.worker.data import Batches, SyntheticDataset
+from gpuscale.worker.data import (
+    LoadedBatches,
+    PooledBatches,
+    SyntheticDataset,
+    refuse_small_shared_memory,
+)
 
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
+PR_GET_PDEATHSIG = 2
 CASES = (MnistCnn, MnistNet, Resnet50, Resnet50Cifar)
 
 needs_digits = pytest.mark.skipif(
@@ -102,6 +110,32 @@ def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
     assert 0 <= label == same_label < case.classes
 
 
+def test_pooled_batches_are_those_of_the_case_have_no_end_and_differ_between_ranks() -> None:
+    case = MnistCnn()
+    size = case.named_size("smoke")
+
+    def labels(rank: int) -> list[list[int]]:
+        dataset = SyntheticDataset(case, size)
+        batches = PooledBatches(dataset, batch=size.batch, rank=rank, pin_memory=False)
+        found = [next(batches) for _ in range(200)]
+        assert {tuple(inputs.shape) for inputs, _ in found} == {(size.batch, *size.sample_shape)}
+        assert batches.epoch == 0
+        return [targets.tolist() for _, targets in found]
+
+    assert labels(0) == labels(0) != labels(1)
+
+
+def test_training_in_place_leaves_the_pool_as_it_is() -> None:
+    case = MnistCnn()
+    dataset = SyntheticDataset(case, case.named_size("smoke"))
+    batches = PooledBatches(dataset, batch=64, rank=0, pin_memory=False)
+    first = next(batches)[0]
+    kept = first.clone()
+    first.zero_()
+    again = [next(batches)[0] for _ in range(2)][-1]
+    assert torch.equal(again, kept)
+
+
 def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> None:
     class Numbers(Dataset[tuple[torch.Tensor, int]]):
         def __len__(self) -> int:
@@ -110,11 +144,11 @@ def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             return torch.tensor([float(index)]), index
 
-    def epoch(rank: int, batches: Batches) -> list[int]:
+    def epoch(rank: int, batches: LoadedBatches) -> list[int]:
         return [int(label) for _ in range(4) for label in next(batches)[1]]
 
     ranks = [
-        Batches(Numbers(), batch=5, rank=r, world_size=2, workers=0, pin_memory=False)
+        LoadedBatches(Numbers(), batch=5, rank=r, world_size=2, workers=0, pin_memory=False)
         for r in range(2)
     ]
     first = [epoch(r, batches) for r, batches in enumerate(ranks)]
@@ -122,6 +156,37 @@ def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> 
     assert sorted(first[0] + first[1]) == list(range(40))
     assert sorted(second[0] + second[1]) == list(range(40))
     assert first != second
+
+
+class DeathSignals(Dataset[tuple[torch.Tensor, int]]):
+    """The signal that the process which loads a sample gets when its parent dies."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+        return torch.tensor([number.value]), index
+
+
+def test_loader_processes_die_with_their_rank() -> None:
+    batches = LoadedBatches(
+        DeathSignals(), batch=2, rank=0, world_size=1, workers=2, pin_memory=False
+    )
+    assert next(batches)[0].unique().tolist() == [signal.SIGKILL]
+
+
+def test_too_little_shared_memory_for_the_loaders_is_told_with_the_remedy() -> None:
+    case = MnistCnn()
+    dataset = SyntheticDataset(case, case.named_size("full"))
+    # 28×28 floats and a label; two workers of each of two ranks make two batches in advance.
+    needed_bytes = 128 * (28 * 28 * 4 + 8) * 2 * 2 * 2
+    refuse_small_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes)
+    with pytest.raises(CaseError, match="--shm-size"):
+        refuse_small_shared_memory(
+            dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1
+        )
 
 
 @needs_digits
@@ -150,7 +215,7 @@ def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
     torch.manual_seed(42)
     model = case.model()
     optimizer = case.optimizer(model.parameters(), 1)
-    batches = Batches(training, batch=8, rank=0, world_size=1, workers=0, pin_memory=False)
+    batches = LoadedBatches(training, batch=8, rank=0, world_size=1, workers=0, pin_memory=False)
 
     def accuracy() -> float:
         model.eval()

@@ -7,11 +7,12 @@ from builders import environment
 from changing import replace
 from test_options import GIVEN
 
+from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import GpuscaleError, MachineError, UsageError
 from gpuscale.launch.collect import job_environment, joined
 from gpuscale.launch.placement import place
-from gpuscale.plugin.items import ItemPlan, skip_reason
+from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.run_defaults import devices_of_run
@@ -74,6 +75,21 @@ def test_a_run_that_the_job_is_too_small_for_is_skipped_with_the_reason(
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
     plan = ItemPlan(case=TrainingCase, strategy=strategy, gpus=gpus, run=1)
     assert skip_reason(plan, job, parse_options(GIVEN)) == reason
+
+
+def test_ranks_share_gpus_only_where_that_was_asked_for_and_say_so() -> None:
+    machine = replace(node("n1", 2), device="cuda")
+    plan = ItemPlan(case=MnistCnn, strategy="ddp", gpus=3, run=1)
+    shared = parse_options(GIVEN | {"oversubscribe": True})
+    assert skip_reason(plan, machine, parse_options(GIVEN)) == "needs 3 GPUs; 2 found"
+    assert skip_reason(plan, machine, shared) is None
+    request = run_request(plan, machine, shared)
+    assert request.configuration.ranks_per_gpu == 2
+    assert sorted(request.devices) == [0, 0, 1]
+    fits = run_request(replace(plan, gpus=2), machine, shared)
+    assert fits.configuration.ranks_per_gpu is None
+    # One process has nobody to share with.
+    assert skip_reason(replace(plan, strategy="dp"), machine, shared) is not None
 
 
 def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:

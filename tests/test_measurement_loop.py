@@ -41,7 +41,7 @@ class MadeClock:
         self.now_s += self.pending_s
         self.pending_s = 0.0
 
-    def begin_window(self) -> None:
+    def begin_window(self, *, marked_every: int) -> None:
         self._opened_s = self.now_s
 
     def phases(self) -> Phases:
@@ -133,19 +133,20 @@ def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock
     assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=1) == pytest.approx(0.1)
 
 
-def test_the_pace_before_a_run_is_the_median_of_seven_steps_without_waiting_for_others(
+def test_the_pace_before_a_run_is_the_median_of_five_windows_without_waiting_for_others(
     clock: MadeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times_s = iter([30.0, 0.10, 0.90, 0.08, 0.09, 0.07, 0.95, 0.06])
+    windows_s = [0.10, 0.90, 0.08, 0.09, 0.07]
+    times_s = iter([30.0, *(time_s for time_s in windows_s for _ in range(3))])
 
     def step(*, synchronized: bool = True) -> None:
         clock.steps.append(synchronized)
-        clock.pending_s = next(times_s)
+        clock.pending_s += next(times_s)
 
     monkeypatch.setattr(clock, "step", step)
     assert own_pace_s(clock, Alone()) == pytest.approx(0.09)
-    assert clock.steps == [True] + [False] * 7
-    assert clock.realigned_after == [8]
+    assert clock.steps == [True] + [False] * 15
+    assert clock.realigned_after == [16]
 
 
 def test_warm_up_gives_the_pace_of_its_last_stretch_by_the_slowest_rank(clock: MadeClock) -> None:

@@ -4,8 +4,10 @@ import multiprocessing
 import os
 import socket
 import threading
+from collections.abc import Callable
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from changing import replace
 from measuring import REPOSITORY
 from test_overhead import request_for_cpu
 
+from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
@@ -21,6 +24,7 @@ from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.training import parameter_digest, set_fp32_mode
 
 PATIENCE_S = 60.0
+SPAWN = multiprocessing.get_context("spawn")
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 
@@ -30,15 +34,46 @@ def request_for(strategy: str, *, gpus: int = 1, precision: Precision = "fp32") 
     return replace(plain, configuration=configuration, gpus=gpus)
 
 
-def be_rank(
-    rank: int, port: int, is_through: "Event", answers: "Queue[tuple[int, bool, bool]]"
-) -> None:
-    """A rank of two: after synchronised steps one without, before which rank 0 waits for 1."""
+def join(rank: int, port: int) -> DistributedDataParallelStrategy:
+    """Become a rank of two."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
-    strategy = DistributedDataParallelStrategy(request_for("ddp", gpus=2))
+    return DistributedDataParallelStrategy(request_for("ddp", gpus=2))
+
+
+def answer(queue: "Queue[Any]", strategy: DistributedDataParallelStrategy, *what: object) -> None:
+    """Hand over what a rank found, and end."""
+    queue.put((strategy.rank, *what))
+    queue.close()
+    queue.join_thread()
+    strategy.barrier()
+    os._exit(0)
+
+
+def answers_of_two_ranks(work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
+    """Of two processes, by rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    queue: Queue[tuple[Any, ...]] = SPAWN.Queue()
+    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    try:
+        return sorted(queue.get(timeout=3 * PATIENCE_S) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(30)
+            process.kill()
+
+
+def step_without_synchronization(
+    rank: int, port: int, queue: "Queue[Any]", is_through: "Event"
+) -> None:
+    """After synchronised steps one without, before which rank 0 waits for rank 1."""
+    strategy = join(rank, port)
     model = strategy.wrap(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)))
 
     def step() -> None:
@@ -54,32 +89,51 @@ def be_rank(
     broadcasts_again = bool(model.require_forward_param_sync)
     strategy.barrier()
     step()
-    answers.put((rank, came_through, broadcasts_again))
-    answers.close()
-    answers.join_thread()
-    strategy.barrier()
-    os._exit(0)
+    answer(queue, strategy, came_through, broadcasts_again)
 
 
 def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    context = multiprocessing.get_context("spawn")
-    is_through = context.Event()
-    answers: Queue[tuple[int, bool, bool]] = context.Queue()
-    ranks = [
-        context.Process(target=be_rank, args=(rank, port, is_through, answers)) for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        found = sorted(answers.get(timeout=3 * PATIENCE_S) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(30)
-            process.kill()
+    found = answers_of_two_ranks(step_without_synchronization, SPAWN.Event())
     assert found == [(0, True, True), (1, True, True)]
+
+
+def realign_apart(rank: int, port: int, queue: "Queue[Any]", fault: str) -> None:
+    """Ranks that have gone apart, with an optimiser whose state is nested."""
+    strategy = join(rank, port)
+    model = strategy.wrap(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    own = torch.full((2,), float(rank))
+    history = [own.clone() for _ in range(1 + rank * (fault == "size"))]
+    pair = (own.clone(), 7)
+    state = {"factors": {"left": own, "history": history}, "pair": pair}
+    first = next(model.parameters())
+    optimizer.state[first] = state
+    if fault == "nan" and rank == 0:
+        first.data[0] = torch.nan
+    said = ""
+    try:
+        strategy.realign(model, optimizer)
+    except InvalidTrainingError as error:
+        said = str(error)
+    nested = [*own.tolist(), *history[0].tolist(), *pair[0].tolist()]
+    finite = bool(torch.isfinite(first.detach()).all())
+    answer(queue, strategy, nested, finite, said)
+
+
+def test_realigning_takes_the_whole_of_a_nested_state_from_rank_0() -> None:
+    found = answers_of_two_ranks(realign_apart, "none")
+    assert found == [(rank, [0.0] * 6, True, "") for rank in range(2)]
+
+
+def test_a_diverged_rank_0_is_told_by_all_and_spread_to_none() -> None:
+    found = answers_of_two_ranks(realign_apart, "nan")
+    assert [(rank, finite) for rank, _, finite, _ in found] == [(0, False), (1, True)]
+    assert all("rank 0 is not a finite number" in said for *_, said in found)
+
+
+def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> None:
+    found = answers_of_two_ranks(realign_apart, "size")
+    assert all("SGD keeps states of different sizes" in said for *_, said in found)
 
 
 def test_the_docs_say_what_every_strategy_demands() -> None:

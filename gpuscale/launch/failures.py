@@ -94,6 +94,8 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
 
 
 def _raised(directory: RunDirectory, failure: Failure) -> Failure:
+    if failure.kind == "invalid":
+        return failure
     said = f"rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
     if _OUT_OF_MEMORY.search(failure.message):
         # Of which memory is in torch's own words: the allocator of a GPU says how much it has.

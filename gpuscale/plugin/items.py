@@ -13,8 +13,14 @@ from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import EntryKey, Environment, RunRequest, Window
-from gpuscale.records.configuration import ScalingMode
-from gpuscale.run_defaults import default_request, file_of_case, timing_plan
+from gpuscale.records.configuration import DataKind, ScalingMode
+from gpuscale.run_defaults import (
+    data_workers,
+    default_request,
+    file_of_case,
+    ranks_per_gpu,
+    timing_plan,
+)
 from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
 
 SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
@@ -137,7 +143,8 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
-        return _lack_of_gpus(plan, environment)
+        shared = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
+        return None if shared else _lack_of_gpus(plan, environment)
     if demands.not_on_cpu and plan.gpus > 1:
         return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
     cores = environment.cores_per_node
@@ -161,15 +168,17 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         run=plan.run,
         size=options.size,
     )
-    workers = request.configuration.data_workers
+    data: DataKind = options.data if options.data_root is None else "real"
+    workers = data_workers(environment) if options.data_workers is None else options.data_workers
     configuration = replace(
         request.configuration,
         precision=options.precision,
         channels_last=options.channels_last,
         compiled=options.compiled,
-        data="synthetic" if options.data_root is None else "real",
+        data=data,
         threads_per_rank=options.threads_per_rank,
-        data_workers=workers if options.data_workers is None else options.data_workers,
+        ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
+        data_workers=0 if data == "synthetic" else workers,
     )
     return replace(
         request,

@@ -17,7 +17,7 @@ from gpuscale.launch import ACROSS_NODES, LAUNCHERS
 from gpuscale.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from gpuscale.records.configuration import Precision
+    from gpuscale.records.configuration import DataKind, Precision
 
 FEWEST_RUNS = 3
 """With two runs to begin with, 95% intervals cover the truth in fewer than 92% of sessions."""
@@ -234,17 +234,24 @@ class MeasureOptions:
         "--compile",
         "train through `torch.compile`; `dp` is skipped then, since its replicas are not compiled",
     )
+    data: "DataKind" = option(
+        "--data SOURCE",
+        "`synthetic`: batches that are made once, so that the GPUs and their links are measured; "
+        "`loader`: synthetic samples through the case's transforms and loader processes",
+        read=partial(_one_of, known=("synthetic", "loader")),
+        default="synthetic",
+    )
     data_root: Path | None = option(
         "--data-root DIR",
-        "train on the real data below this folder",
+        "train on the real data below this folder, through transforms and loader processes",
         read=_absolute_path,
         otherwise="synthetic data",
     )
     download: bool = option("--download", "let torchvision download them into `--data-root`")
     data_workers: int | None = option(
         "--data-workers N",
-        "loader processes of each rank, the same for every number of GPUs; 0: the rank loads by "
-        "itself",
+        "loader processes of each rank, the same for every number of GPUs, with `--data loader` "
+        "or `--data-root`; 0: the rank loads by itself",
         read=partial(_whole_number, at_least=0),
         otherwise="0 on CPU ranks; on GPUs one less than the node has cores for each of its GPUs, "
         "at least 1 and at most 8",
@@ -253,7 +260,9 @@ class MeasureOptions:
         "--threads-per-rank N", "CPU threads of each rank", read=_whole_number, default=1
     )
     oversubscribe: bool = option(
-        "--oversubscribe", "allow more CPU ranks than cores; such items are skipped otherwise"
+        "--oversubscribe",
+        "allow more CPU ranks than cores, and ranks that share a GPU (over gloo; such runs are "
+        "never compared); such items are skipped otherwise",
     )
     runs: tuple[int | None, int] | None = option(
         "--runs R",
@@ -348,6 +357,10 @@ def _contradictions(options: MeasureOptions) -> Iterator[str]:
         yield "--download: there is nowhere to put the data; add --data-root DIR"
     if root is not None and not options.download and not root.is_dir():
         yield f"--data-root: {root} is not a folder; create it with the data, or add --download"
+    if root is not None and options.data != "synthetic":
+        yield f"--data {options.data} and --data-root: data have one source; leave out one"
+    if root is None and options.data == "synthetic" and options.data_workers is not None:
+        yield "--data-workers: nothing is loaded; add --data loader, or --data-root DIR"
     if options.resume is not None and options.results is not None:
         yield "--resume appends to the file it names, so --results has no meaning; leave out one"
     if baseline is not None and target is not None:

@@ -1,12 +1,14 @@
 """What was trained and how: the fields in which two results must agree to be compared."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta
 
 from gpuscale.records.record import Count, Name, PositiveCount, Record
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
-DataKind = Literal["synthetic", "real"]
+DataKind = Literal["synthetic", "loader", "real"]
 
 
 class Configuration(Record, frozen=True, kw_only=True):
@@ -26,10 +28,15 @@ class Configuration(Record, frozen=True, kw_only=True):
     compiled: bool | None = None
     scaling: ScalingMode | None = None
     data: DataKind | None = None
+    """Synthetic batches that were made once, synthetic samples through a loader, or real data."""
     threads_per_rank: PositiveCount | None = None
     """CPU threads of each rank; None where the library's own default was left alone."""
     data_workers: Count | None = None
-    """Loader processes of each rank."""
+    """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
+
+    ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
+    """Ranks that share a GPU, to try the way of several ranks on one; such a run is compared with
+    none. None where each rank has a GPU of its own."""
 
     @property
     def label(self) -> str:

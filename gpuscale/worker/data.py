@@ -1,15 +1,17 @@
-"""Batches without end: synthetic or real samples through one DataLoader."""
+"""Batches without end: from a pool made once, or samples through a DataLoader."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from gpuscale.cases import Size, TrainingCase
 from gpuscale.errors import CaseError
+from gpuscale.parent_death import die_with_parent
 from gpuscale.records import RunRequest
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -17,6 +19,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 # So many samples are generated and then shared by all indices: at ImageNet's size the
 # generator would otherwise be what is measured.
 _POOL = 64
+_FEWEST_POOLED_BATCHES = 2
+_BATCHES_IN_ADVANCE = 2
+_SHARED_MEMORY = Path("/dev/shm")
+_MIB = 2**20
 _SEED = 42
 
 
@@ -57,8 +63,50 @@ class SyntheticDataset(Dataset[tuple[Any, int]]):
         return sample, slot % self._classes
 
 
-class Batches:
-    """An endless iterator over one rank's share of the data, epoch after epoch."""
+class Batches(Protocol):
+    """An endless iterator over one rank's share of the data."""
+
+    epoch: int
+    """Epochs that have ended."""
+
+    def __next__(self) -> Batch:
+        """The next batch, in host memory."""
+        ...
+
+
+class PooledBatches:
+    """Batches of synthetic samples that are made once, so that no loader takes part in a step.
+
+    Each rank has others. They have no end of an epoch, whose first batch comes late.
+    """
+
+    epoch = 0
+
+    def __init__(
+        self, dataset: SyntheticDataset, *, batch: int, rank: int, pin_memory: bool
+    ) -> None:
+        samples = [dataset[slot] for slot in range(min(_POOL, len(dataset)))]
+        generator = torch.Generator().manual_seed(_SEED + rank)
+        self._pool: list[Batch] = []
+        for _ in range(max(_FEWEST_POOLED_BATCHES, _POOL // batch)):
+            slots = torch.randint(len(samples), (batch,), generator=generator).tolist()
+            inputs, targets = default_collate([samples[slot] for slot in slots])
+            if pin_memory:
+                inputs, targets = inputs.pin_memory(), targets.pin_memory()
+            self._pool.append((inputs, targets))
+        self._pinned = pin_memory
+        self._given = 0
+
+    def __next__(self) -> Batch:
+        inputs, targets = self._pool[self._given % len(self._pool)]
+        self._given += 1
+        # The copy to a GPU leaves the pool as it is. A CPU rank has none, and a model that works
+        # in place would change the samples.
+        return (inputs, targets) if self._pinned else (inputs.clone(), targets.clone())
+
+
+class LoadedBatches:
+    """Batches of a dataset through a DataLoader, epoch after epoch."""
 
     def __init__(
         self,
@@ -80,6 +128,8 @@ class Batches:
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
+            prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
+            worker_init_fn=_end_with_rank,
             drop_last=True,
         )
         if len(self._loader) == 0:
@@ -90,9 +140,6 @@ class Batches:
         self.epoch = 0
         self._iterator: Iterator[Batch] = iter(self._loader)
 
-    def __iter__(self) -> "Batches":
-        return self
-
     def __next__(self) -> Batch:
         try:
             return next(self._iterator)
@@ -101,6 +148,33 @@ class Batches:
             self._sampler.set_epoch(self.epoch)
             self._iterator = iter(self._loader)
             return next(self._iterator)
+
+
+def refuse_small_shared_memory(
+    dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
+) -> None:
+    """Checks that batches can be handed over from loader processes to the ranks of this node.
+
+    A worker that writes past the end is killed by SIGBUS, which names no reason.
+
+    Raises:
+        CaseError: `free_bytes` of shared memory do not hold the batches that are made in advance.
+    """
+    sample = default_collate([dataset[0]])
+    batch_bytes = batch * sum(t.nbytes for t in sample if isinstance(t, torch.Tensor))
+    needed_bytes = ranks * workers * _BATCHES_IN_ADVANCE * batch_bytes
+    if needed_bytes > free_bytes:
+        raise CaseError(
+            f"{_SHARED_MEMORY} has {free_bytes / _MIB:.1f} MiB free, and the loaders of this node "
+            f"need {needed_bytes / _MIB:.1f} MiB; give the container more "
+            "(--shm-size, or --ipc=host), or choose fewer --data-workers"
+        )
+
+
+def _end_with_rank(worker: int) -> None:
+    # By itself a worker looks for its rank every five seconds; until then it would hold the
+    # device of a rank that crashed, and in exclusive mode the next run could not have it.
+    die_with_parent()
 
 
 def real_dataset(
@@ -124,17 +198,30 @@ def real_dataset(
 def training_batches(
     case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
 ) -> Batches:
-    """The batches that one rank trains on."""
+    """The batches that one rank trains on, from the source that its configuration names."""
+    pin_memory = request.configuration.device == "cuda"
+    if request.configuration.data == "synthetic":
+        synthetic = SyntheticDataset(case, size)
+        return PooledBatches(synthetic, batch=batch, rank=rank, pin_memory=pin_memory)
     dataset: Dataset[Any]
     if request.data_root is None:
         dataset = SyntheticDataset(case, size)
     else:
         dataset = real_dataset(case, request, size, download=request.download)
-    return Batches(
+    workers = request.configuration.data_workers or 0
+    if workers and _SHARED_MEMORY.is_dir():
+        refuse_small_shared_memory(
+            dataset,
+            batch=batch,
+            workers=workers,
+            ranks=min(world_size, len(request.devices) or world_size),
+            free_bytes=shutil.disk_usage(_SHARED_MEMORY).free,
+        )
+    return LoadedBatches(
         dataset,
         batch=batch,
         rank=rank,
         world_size=world_size,
-        workers=request.configuration.data_workers or 0,
-        pin_memory=request.configuration.device == "cuda",
+        workers=workers,
+        pin_memory=pin_memory,
     )

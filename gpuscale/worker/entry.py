@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from gpuscale.errors import InvalidTrainingError
 from gpuscale.injections import parse_injection
 from gpuscale.parent_death import die_with_parent, end_at_interrupt
 from gpuscale.records import (
     Failure,
+    FailureKind,
     Measurement,
     RankFailure,
     RankOutcome,
@@ -81,8 +83,11 @@ class RankFiles:
         """Write the traceback of what ended this rank."""
         summary = "".join(traceback.format_exception_only(error)).strip()
         message = summary.splitlines()[0] if summary else type(error).__name__
+        kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
+        if isinstance(error, InvalidTrainingError):
+            kind, message = "invalid", str(error)
         failure = Failure(
-            kind="system" if _OF_THE_SYSTEM.search(message) else "raised",
+            kind=kind,
             message=message,
             rank=self.rank,
             host=socket.gethostname(),
@@ -162,8 +167,14 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     if any(injection.factor is not None for injection in injections):
         # Every rank, slowed or not: steps are made together.
         faults.know_pace(own_pace_s(training, strategy))
-    pausing = STRATEGIES[request.configuration.strategy].inside_computing is None
-    measurement = measure(training, strategy, request.timing, files.report, pausing=pausing)
+    measurement = measure(
+        training,
+        strategy,
+        request.timing,
+        files.report,
+        pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
+        loaders=request.configuration.data_workers or 0,
+    )
     report = _report(parts, training, measurement)
     strategy.barrier()
     keep_to_the_end(training, strategy)

@@ -9,7 +9,11 @@ from typing import Protocol
 from gpuscale.records import Measurement, Phases, RankWindow, TimingPlan
 
 _FEWEST_WINDOWS = 10
-_PACE_STEPS = 7
+_PACE_WINDOWS = 5
+_STEPS_OF_A_PACE = 3
+_MARKS_OF_A_STEP_S = 20e-6
+"""Of the host, for the seven CUDA events between the phases of a step."""
+_SHARE_FOR_MARKS = 0.005
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
 """Of a division that is meant to come out even."""
@@ -29,8 +33,8 @@ class Stepper(Protocol):
         """Return once the device is done."""
         ...
 
-    def begin_window(self) -> None:
-        """Start to take the phases of a window."""
+    def begin_window(self, *, marked_every: int) -> None:
+        """Start to take the phases of a window, in one step of so many."""
         ...
 
     def phases(self) -> Phases:
@@ -59,17 +63,26 @@ class Peers(Protocol):
 
 
 def measure(
-    training: Stepper, peers: Peers, timing: TimingPlan, report: Report, *, pausing: bool
+    training: Stepper,
+    peers: Peers,
+    timing: TimingPlan,
+    report: Report,
+    *,
+    pausing: bool,
+    loaders: int = 0,
 ) -> Measurement:
     """Warm up and time windows; every rank makes the same steps.
 
     The window length follows from the slowest rank's pace in warm-up, so all ranks agree on it.
     Where gradient synchronisation can be paused (`pausing`), windows without it come in between.
+    `loaders` is the number of each rank's loader processes.
     """
     started = time.perf_counter()
     step_time_s, warmup_steps = warm_up(training, peers, timing, report)
     warmup_s = time.perf_counter() - started
-    steps, windows = window_plan(step_time_s, timing, pausing=pausing)
+    steps, windows = window_plan(step_time_s, timing, pausing=pausing, loaders=loaders)
+    # Of the batches of a burst the first is late: all steps are marked then.
+    marked_every = 1 if loaders else steps_per_mark(step_time_s)
     measured = []
     for number in range(windows):
         report("window", number, windows)
@@ -77,9 +90,14 @@ def measure(
         # which is what the checks after the windows look at.
         if number % _SYNCED_PER_UNSYNCED == 1 and pausing:
             training.remember()
-            measured.append(timed_window(training, peers, steps, synchronized=False))
+            measured.append(
+                timed_window(training, peers, steps, synchronized=False, marked_every=marked_every)
+            )
             training.realign()
-        measured.append(timed_window(training, peers, steps))
+            # Such windows are quicker, and leave fewer batches waiting than there were.
+            for _ in range(loaders):
+                training.step()
+        measured.append(timed_window(training, peers, steps, marked_every=marked_every))
     report("window", windows, windows)
     return Measurement(
         warmup_steps=warmup_steps,
@@ -93,21 +111,36 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     """Seconds per step of this rank alone, before anything is measured."""
     timed_window(training, peers, 1)
     training.remember()
-    alone = [timed_window(training, peers, 1, synchronized=False) for _ in range(_PACE_STEPS)]
+    # Several steps each: a step by itself has all of its launches before it.
+    alone = [
+        timed_window(training, peers, _STEPS_OF_A_PACE, synchronized=False)
+        for _ in range(_PACE_WINDOWS)
+    ]
     training.realign()
-    return statistics.median(window.busy_s for window in alone)
+    return statistics.median(window.busy_s for window in alone) / _STEPS_OF_A_PACE
 
 
-def window_plan(step_time_s: float, timing: TimingPlan, *, pausing: bool) -> tuple[int, int]:
+def steps_per_mark(step_time_s: float) -> int:
+    """Of how many steps one has its phases marked, so that marks cost at most 0.5% of the time."""
+    return max(1, math.ceil(_MARKS_OF_A_STEP_S / (_SHARE_FOR_MARKS * step_time_s) - _ROUNDING))
+
+
+def window_plan(
+    step_time_s: float, timing: TimingPlan, *, pausing: bool, loaders: int = 0
+) -> tuple[int, int]:
     """Steps per window and number of synchronised windows for a pace.
 
     Windows are as long as the plan aims at, and shorter where the run's budget would not hold
     ten of them. Of steps that are longer than such a window, ten windows have one step each,
     whatever they take. Windows without synchronisation are paid for out of the same budget.
+
+    Loader processes start together and take as long, so their batches come all at once: a window
+    holds whole bursts, or some windows would meet a burst and others the wait for one.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
     ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
     steps = max(1, min(steps, math.floor(timing.run_seconds / ten_steps_s)))
+    steps = math.ceil(steps / max(1, loaders)) * max(1, loaders)
     affordable = [
         windows
         for windows in range(_FEWEST_WINDOWS, timing.windows + 1)
@@ -147,7 +180,12 @@ def warm_up(
 
 
 def timed_window(
-    training: Stepper, peers: Peers, steps: int, *, synchronized: bool = True
+    training: Stepper,
+    peers: Peers,
+    steps: int,
+    *,
+    synchronized: bool = True,
+    marked_every: int = 1,
 ) -> RankWindow:
     """One window: so many steps from a barrier to this rank's synchronisation."""
     training.synchronize()
@@ -155,7 +193,7 @@ def timed_window(
     # Not before the barrier: what telemetry saw of the wait for others is no part of the window.
     started_at_s = time.time()
     opened = time.perf_counter()
-    training.begin_window()
+    training.begin_window(marked_every=marked_every)
     for _ in range(steps):
         training.step(synchronized=synchronized)
     training.synchronize()

@@ -7,11 +7,12 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 
@@ -26,6 +27,12 @@ _GPU_MATRIX = 4096
 _CPU_MATRIX = 512
 _COMPUTATIONS = 15
 _BYTES_OF_A_FLOAT = 4
+_HIDDEN = ("", "-1", "NoDevFiles")
+"""Of `CUDA_VISIBLE_DEVICES`; the last is what Slurm sets for a job without GPUs."""
+_FIRST_OF_CUDA_13 = (7, 5)
+"""The least capability that default builds of torch serve from 2.11 on; those for CUDA 12.6, which
+serve older ones, end with 2.14
+(pytorch/pytorch, issues 172352 and 190385)."""
 
 
 def describe_to(path: str, device: str) -> None:
@@ -36,7 +43,7 @@ def describe_to(path: str, device: str) -> None:
 
 
 def _describe(device: str) -> Environment:
-    gpus = () if device == "cpu" else _gpus()
+    gpus = () if device == "cpu" else _gpus(device)
     on_gpu = device == "cuda" or bool(gpus)
     cudnn = torch.backends.cudnn.version() if on_gpu else None
     scheduler = scheduler_of_job(os.environ)
@@ -63,8 +70,13 @@ def _describe(device: str) -> Environment:
     )
 
 
-def _gpus() -> tuple[GpuDevice, ...]:
+def _gpus(device: str) -> tuple[GpuDevice, ...]:
     if not torch.cuda.is_available():
+        if device == "auto" and (present := _gpus_of_driver()):
+            raise GpuscaleError(
+                f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
+                "mend that, or measure CPU ranks with --device cpu"
+            )
         return ()
     # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
     # those in MIG mode CUDA offers a single instance.
@@ -75,10 +87,70 @@ def _gpus() -> tuple[GpuDevice, ...]:
             f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
             "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
         ) from None
-    found = (torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count()))
+    found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    built_for = torch.cuda.get_arch_list()
+    for number, gpu in enumerate(found):
+        refuse_missing_kernels(number, gpu.name, (gpu.major, gpu.minor), built_for)
     return tuple(
         GpuDevice(index=n, name=gpu.name, uuid=str(gpu.uuid), memory_bytes=gpu.total_memory)
         for n, gpu in enumerate(found)
+    )
+
+
+def _gpus_of_driver() -> int:
+    """GPUs that NVML counts; 0 where there is no driver, or they are hidden on purpose."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+        return 0
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+
+
+def _why_no_cuda() -> str:
+    if torch.version.cuda is None:
+        return "it was built without CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return "it counts none"
+
+
+def refuse_missing_kernels(
+    number: int, name: str, capability: tuple[int, int], built_for: Sequence[str]
+) -> None:
+    """Checks that torch has kernels for a GPU, of which only the first kernel would tell.
+
+    Args:
+        number: CUDA's number of the GPU.
+        name: Of the GPU.
+        capability: Its compute capability, as (7, 0).
+        built_for: As `torch.cuda.get_arch_list()` has it: `sm_80` runs on 8.0 and 8.6, and
+            `compute_80`, which is compiled at its first use, on all from 8.0.
+
+    Raises:
+        GpuscaleError: it has none.
+    """
+    for architecture in built_for:
+        kind, _, version = architecture.partition("_")
+        if not version.isdigit():
+            # Such as sm_90a, which runs on 9.0 alone; it stands beside an sm_90.
+            continue
+        major, minor = int(version[:-1]), int(version[-1])
+        same = kind == "sm" and major == capability[0] and minor <= capability[1]
+        if same or (kind == "compute" and (major, minor) <= capability):
+            return
+    older = (
+        "; install torch 2.14 or older, built for CUDA 12.6, or torch 2.6, whose default build "
+        "serves it"
+        if capability < _FIRST_OF_CUDA_13
+        else "; install a torch that was built for it"
+    )
+    raise GpuscaleError(
+        f"GPU {number} ({name}) has compute capability {capability[0]}.{capability[1]}, and torch "
+        f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only{older}"
     )
 
 

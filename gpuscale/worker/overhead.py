@@ -11,7 +11,7 @@ import torch
 from gpuscale.records import OverheadOutcome, OverheadPair, RunRequest
 from gpuscale.worker.entry import RankFiles, be_rank, keep_to_the_end, prepare
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import timed_window, warm_up, window_plan
+from gpuscale.worker.loop import steps_per_mark, timed_window, warm_up, window_plan
 from gpuscale.worker.training import Parts, Training
 
 
@@ -53,7 +53,7 @@ def _measure(request: RunRequest, files: RankFiles) -> None:
         strategy.barrier()
         opened = time.perf_counter()
         files.report("pair", number, plan.pairs)
-        timed_window(training, strategy, steps)
+        timed_window(training, strategy, steps, marked_every=steps_per_mark(step_time_s))
         measured_s = time.perf_counter() - opened
         if not number % 2:
             # In turn first and second, so that a drift cancels.

@@ -5,11 +5,9 @@ import importlib
 import importlib.util
 import math
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +19,10 @@ from gpuscale.errors import CaseError
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.strategies import AUTOCAST, Strategy
+from gpuscale.worker.phases import Phase, phase_clock
+from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite
+
+_FIRST_WITH_TF32 = (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ def build_parts(
 ) -> Parts:
     """The parts of a request's training, on this rank's device."""
     configuration = request.configuration
+    _refuse_missing_tf32(configuration.precision, strategy.devices)
     set_fp32_mode(configuration.precision)
     memory_format = torch.channels_last if configuration.channels_last else torch.preserve_format
     model = strategy.wrap(case.model().to(memory_format=memory_format))
@@ -71,6 +73,15 @@ def set_fp32_mode(precision: str | None) -> None:
     # themselves, and torch.compile, which asks in the older way, then fails over the difference.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _refuse_missing_tf32(precision: str | None, devices: Sequence[int]) -> None:
+    for device in devices if precision == "tf32" else ():
+        if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
+            raise CaseError(
+                f"--precision tf32: {torch.cuda.get_device_name(device)} has no TF32 and would "
+                "compute in fp32; leave the option out"
+            )
 
 
 def load_case(request: RunRequest) -> TrainingCase:
@@ -135,6 +146,7 @@ class Training:
         Without synchronisation the ranks drift apart, until `realign`.
         """
         clock, faults, parts = self._clock, self._faults, self._parts
+        clock.begin_step()
         faults.at_step()
         faults.in_data()
         inputs, targets = next(parts.batches)
@@ -165,9 +177,9 @@ class Training:
             if self._parts.scheduler is not None:
                 self._parts.scheduler.step()
 
-    def begin_window(self) -> None:
-        """Start to take the phases of a window."""
-        self._clock.begin()
+    def begin_window(self, *, marked_every: int) -> None:
+        """Start to take the phases of a window, in one step of so many."""
+        self._clock.begin(marked_every)
 
     def phases(self) -> Phases:
         """The phases of the window, in seconds; to be asked after `synchronize`."""
@@ -191,9 +203,7 @@ class Training:
         """The loss of the last step; None where it or a parameter is not a finite number."""
         assert self._loss is not None, "no training step was made"
         loss = float(self._loss.float().mean().item())
-        tensors = (parameter.detach() for parameter in self._parts.model.parameters())
-        finite = math.isfinite(loss) and all(bool(torch.isfinite(t).all()) for t in tensors)
-        return loss if finite else None
+        return loss if math.isfinite(loss) and all_finite(self._parts.model) else None
 
 
 def parameter_digest(model: torch.nn.Module) -> str:
@@ -206,80 +216,3 @@ def parameter_digest(model: torch.nn.Module) -> str:
         flat = parameter.detach().reshape(-1).contiguous().cpu()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-class Phase(IntEnum):
-    """What a rank does between two marks, in the order of the fields of `Phases`."""
-
-    DATA = 0
-    H2D = 1
-    FORWARD = 2
-    BACKWARD = 3
-    OPTIMIZER = 4
-
-
-class HostPhaseClock:
-    """For the CPU, where work is done when a call returns."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Start a window."""
-        self._seconds = [0.0] * len(Phase)
-        self._last_s = time.perf_counter()
-
-    def mark(self, phase: Phase) -> None:
-        """The time since the last mark was spent in this phase."""
-        now_s = time.perf_counter()
-        self._seconds[phase] += now_s - self._last_s
-        self._last_s = now_s
-
-    def phases(self) -> Phases:
-        """The phases since `begin`, in seconds."""
-        return _phases(self._seconds)
-
-
-class CudaPhaseClock:
-    """For CUDA: events on the current stream, read after the window.
-
-    An event is passed when the device has done what was asked before it. Where the host is
-    late, as with slow data, the device waits, and the wait lies between the same two events.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: list[torch.cuda.Event] = []
-        self._marks: list[Phase] = []
-
-    def begin(self) -> None:
-        """Start a window."""
-        self._marks = []
-        self._record(0)
-
-    def mark(self, phase: Phase) -> None:
-        """The time since the last mark was spent in this phase."""
-        self._marks.append(phase)
-        self._record(len(self._marks))
-
-    def phases(self) -> Phases:
-        """The phases since `begin`, in seconds; to be asked after the device is done."""
-        seconds = [0.0] * len(Phase)
-        for number, phase in enumerate(self._marks):
-            elapsed_ms = self._pool[number].elapsed_time(self._pool[number + 1])
-            seconds[phase] += elapsed_ms / 1000
-        return _phases(seconds)
-
-    def _record(self, number: int) -> None:
-        if number == len(self._pool):
-            self._pool.append(torch.cuda.Event(enable_timing=True))
-        self._pool[number].record(torch.cuda.current_stream(self._device))
-
-
-def phase_clock(device: torch.device) -> HostPhaseClock | CudaPhaseClock:
-    """The clock for a device."""
-    return CudaPhaseClock(device) if device.type == "cuda" else HostPhaseClock()
-
-
-def _phases(seconds: list[float]) -> Phases:
-    return Phases(**dict(zip(Phases.__struct_fields__, seconds, strict=True)))

@@ -50,6 +50,11 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
     return device
 
 
+def all_finite(model: torch.nn.Module) -> bool:
+    """No parameter is infinite or not a number."""
+    return all(bool(torch.isfinite(each.detach()).all()) for each in model.parameters())
+
+
 def strategy_for(request: RunRequest) -> Strategy:
     """The strategy that the request names, joined to its process group."""
     name = request.configuration.strategy

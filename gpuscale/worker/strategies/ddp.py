@@ -1,15 +1,16 @@
 """DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies import cuda_device
+from gpuscale.worker.strategies import all_finite, cuda_device
 
 
 class DistributedDataParallelStrategy:
@@ -26,7 +27,7 @@ class DistributedDataParallelStrategy:
         self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
         # Barriers go through gloo on the CPU also beside NCCL: a barrier by kernel would
         # wait in the very stream that is being timed.
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        backend = f"cpu:gloo,cuda:{_gpu_backend(request)}" if self.devices else "gloo"
         # Longer than the run may take: a hang is then told by the stacks of all ranks, and not
         # by the complaint of one that waited.
         patience = timedelta(seconds=request.timeout_s + 60)
@@ -62,16 +63,47 @@ class DistributedDataParallelStrategy:
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state."""
-        for tensor in (*model.parameters(), *model.buffers(), *_state_tensors(optimizer)):
+        """Broadcast rank 0's parameters, buffers and optimiser state.
+
+        Raises:
+            InvalidTrainingError: rank 0 has diverged, or the optimiser's states differ in size.
+        """
+        tensors = [*model.parameters(), *model.buffers(), *_state_tensors(optimizer)]
+        elements = float(sum(tensor.numel() for tensor in tensors))
+        # Every rank asks, so that all of them end, and none in a broadcast.
+        if self.largest(elements) != -self.largest(-elements):
+            raise InvalidTrainingError(
+                f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "
+                "steps without gradient synchronisation; ddp cannot be measured with it"
+            )
+        if self.largest(self.rank == 0 and not all_finite(model)):
+            raise InvalidTrainingError(
+                "a parameter of rank 0 is not a finite number after steps without gradient "
+                "synchronisation; choose a smaller learning rate or a larger batch"
+            )
+        for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
 
+def _gpu_backend(request: RunRequest) -> str:
+    """NCCL; gloo where ranks share a GPU, unless NCCL (from 2.30) was told to bear that."""
+    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return "gloo" if request.configuration.ranks_per_gpu and not may_share else "nccl"
+
+
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors of an optimiser's state, in an order that all ranks share."""
+    """The tensors of an optimiser's state, however nested, in an order that all ranks share."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for name in sorted(state):
-                if isinstance(state[name], torch.Tensor):
-                    yield state[name]
+            yield from _tensors_in(optimizer.state.get(parameter, {}))
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            yield from _tensors_in(value[name])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)

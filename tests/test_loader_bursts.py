@@ -1,0 +1,145 @@
+"""Windows of a run whose loader sets the pace, by simulation with known truth."""
+
+import random
+import statistics
+from dataclasses import dataclass
+
+import pytest
+
+from gpuscale.records import Measurement, Phases, TimingPlan
+from gpuscale.statistics.steadiness import steadiness
+from gpuscale.worker import loop
+from gpuscale.worker.loop import measure
+
+PLAN = TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0)
+RUNS = 40
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of a loader and of the step that it feeds."""
+
+    workers: int
+    batch_s: float
+    """That one worker takes over a batch."""
+    computing_s: float
+    all_reduce_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(self.batch_s / self.workers, self.computing_s + self.all_reduce_s)
+
+
+class LoadedTraining:
+    """A training over torch's loader: batches in order, two of each worker in advance."""
+
+    def __init__(self, pace: Pace, seed: int) -> None:
+        self.now_s = 100.0
+        self._pace = pace
+        self._random = random.Random(seed)
+        self._free_from_s = [self.now_s] * pace.workers
+        self._ready_s: list[float] = []
+        self._taken = 0
+        for _ in range(2 * pace.workers):
+            self._load_another()
+
+    def _load_another(self) -> None:
+        worker = len(self._ready_s) % self._pace.workers
+        begun_s = max(self.now_s, self._free_from_s[worker])
+        self._free_from_s[worker] = begun_s + self._pace.batch_s * self._random.gauss(1, 0.02)
+        self._ready_s.append(self._free_from_s[worker])
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    time = perf_counter
+
+    def step(self, *, synchronized: bool = True) -> None:
+        self.now_s = max(self.now_s, self._ready_s[self._taken])
+        self._taken += 1
+        self._load_another()
+        self.now_s += self._pace.computing_s * self._random.gauss(1, 0.005)
+        self.now_s += self._pace.all_reduce_s * synchronized
+
+    def synchronize(self) -> None:
+        pass
+
+    def begin_window(self, *, marked_every: int) -> None:
+        pass
+
+    def phases(self) -> Phases:
+        return Phases(data_s=0, h2d_s=0, forward_s=0, backward_s=0, optimizer_s=0)
+
+    def remember(self) -> None:
+        pass
+
+    def realign(self) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
+
+    def largest(self, value: float) -> float:
+        return value
+
+
+def measured(
+    pace: Pace, monkeypatch: pytest.MonkeyPatch, *, loaders: int
+) -> tuple[list[Measurement], int]:
+    """Simulated runs, and how many of them are called unsteady."""
+    runs = []
+    for seed in range(RUNS):
+        training = LoadedTraining(pace, seed)
+        monkeypatch.setattr(loop, "time", training)
+        runs.append(measure(training, training, PLAN, ignore, pausing=True, loaders=loaders))
+    return runs, sum(steadiness(step_times_s(run)) is not None for run in runs)
+
+
+def ignore(stage: str, done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def step_times_s(run: Measurement, *, synchronized: bool = True) -> list[float]:
+    return [
+        window.busy_s / run.steps_per_window
+        for window in run.windows
+        if window.synchronized is synchronized
+    ]
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+@pytest.mark.parametrize(
+    ("batch_s", "computing_s", "all_reduce_s"),
+    [
+        (1.25, 0.10, 0.01),
+        (1.25, 0.12, 0.03),
+        (1.25, 0.15, 0.01),
+        (0.80, 0.05, 0.01),
+        # Nearly as fast as the step: what is in advance is used up without the all-reduce only.
+        (0.60, 0.05, 0.02),
+        (0.30, 0.01, 0.005),
+    ],
+)
+def test_windows_of_whole_bursts_are_steady_and_true(
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    batch_s: float,
+    computing_s: float,
+    all_reduce_s: float,
+) -> None:
+    pace = Pace(workers, batch_s, computing_s, all_reduce_s)
+    runs, unsteady = measured(pace, monkeypatch, loaders=workers)
+    assert unsteady <= 1
+    medians_s = [statistics.median(step_times_s(run)) for run in runs]
+    assert statistics.median(medians_s) == pytest.approx(pace.step_s, rel=0.03)
+    for run, whole_s in zip(runs, medians_s, strict=True):
+        exposed_s = whole_s - statistics.median(step_times_s(run, synchronized=False))
+        assert -0.1 * pace.step_s < exposed_s < all_reduce_s + 0.1 * pace.step_s
+
+
+def test_windows_that_cut_bursts_are_what_the_rule_is_there_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs, unsteady = measured(Pace(8, 1.25, 0.1, 0.01), monkeypatch, loaders=0)
+    assert runs[0].steps_per_window < 8
+    assert unsteady > RUNS / 2

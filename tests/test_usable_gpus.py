@@ -1,0 +1,66 @@
+"""GPUs that torch cannot use are told, and the CPU is not measured in their place."""
+
+from pathlib import Path
+
+import pytest
+from measuring import BENCH_CASES, run_pytest
+from nvml.library import compile_driver
+
+from gpuscale.errors import GpuscaleError
+from gpuscale.worker.machine import refuse_missing_kernels
+
+CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for"),
+    [
+        ((7, 0), CUDA_12_6),
+        ((8, 0), CUDA_13),
+        # Binaries run on later minors of their major, and PTX on all that comes after.
+        ((8, 9), CUDA_13),
+        ((12, 1), CUDA_13),
+        ((13, 0), CUDA_13),
+    ],
+)
+def test_a_gpu_that_torch_has_kernels_for_is_measured(
+    capability: tuple[int, int], built_for: list[str]
+) -> None:
+    refuse_missing_kernels(0, "a GPU", capability, built_for)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "remedy"),
+    [
+        ((7, 0), CUDA_13, "built for CUDA 12.6, or torch 2.6"),
+        ((11, 0), CUDA_12_6, "install a torch that was built for it"),
+        ((10, 0), ["sm_90a", "sm_100a"], "install a torch that was built for it"),
+    ],
+)
+def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
+    capability: tuple[int, int], built_for: list[str], remedy: str
+) -> None:
+    with pytest.raises(GpuscaleError, match=r"GPU 2 \(Some model\)") as caught:
+        refuse_missing_kernels(2, "Some model", capability, built_for)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "visible", "is_refused"),
+    [((), "0", True), (("--device", "cpu"), "0", False), ((), "NoDevFiles", False)],
+)
+def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
+    tmp_path: Path, options: tuple[str, ...], visible: str, is_refused: bool
+) -> None:
+    session = run_pytest(
+        tmp_path,
+        str(BENCH_CASES / "test_mnist_cnn.py"),
+        *("--gpus", "1", "--runs", "1", "--strategy", "ddp", "--run-seconds", "0.1", *options),
+        environment=(
+            f"LD_LIBRARY_PATH={compile_driver(tmp_path)}",
+            f"CUDA_VISIBLE_DEVICES={visible}",
+        ),
+    )
+    assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
+    assert session.exit_code == (4 if is_refused else 0), session.output
