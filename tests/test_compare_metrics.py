@@ -11,6 +11,7 @@ from statements import codes_in
 from gpuscale.compare import compare
 from gpuscale.records import (
     METRICS,
+    METRICS_BY_NAME,
     Comparison,
     EntryVerdict,
     Finding,
@@ -21,13 +22,15 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.report.reason_words import reason_text
+from gpuscale.report.reason_words import metric_reason, reason_text
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000)
 GIB = 2**30
 USUAL = Made(communication_s=0.012, memory_bytes=4 * GIB, energy_per_sample_j=0.30)
+_LESS_SAME_MORE = ((0.004, 0.2), (0.012, 0.3), (0.020, 0.4))
+"""Seconds of exposed communication, joules per sample."""
 
 
 def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
@@ -116,6 +119,26 @@ def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
     assert row.verdict is Verdict.OK
     assert [each.verdict for each in row.metrics] == [Verdict.IMPROVED] * 3
     assert comparison.exit_code == 0
+
+
+@pytest.mark.parametrize("metric", [COMMUNICATION, ENERGY], ids=lambda metric: metric.name)
+def test_of_a_metric_of_which_more_is_better_a_fall_is_the_loss(
+    metric: MetricSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = replace(metric, more_is_better=True)
+    monkeypatch.setitem(METRICS_BY_NAME, metric.name, metric)
+    judged = (replace(USUAL, communication_s=c, energy_per_sample_j=e) for c, e in _LESS_SAME_MORE)
+    less, same, more = (_compared(made).entries[0] for made in judged)
+    assert (less.verdict, less.finding) == (Verdict.REGRESSED, metric)
+    change = _metric(less, metric).change
+    assert change.low is not None
+    assert change.high is not None
+    assert change.low < change.value < change.high < 0
+    assert "fell by" in metric_reason(_metric(less, metric))
+    assert _metric(same, metric).verdict is Verdict.OK
+    assert "any fall is below" in metric_reason(_metric(same, metric))
+    assert _metric(more, metric).verdict is Verdict.IMPROVED
+    assert _metric(more, metric).change.value > 0.05
 
 
 def test_a_metric_that_one_side_lacks_fails_nothing_and_is_not_shown() -> None:

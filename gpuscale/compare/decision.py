@@ -41,8 +41,8 @@ def relative_rise(gain: float) -> float:
     return exponential(-gain) - 1
 
 
-def rise_in_points(gain: float) -> float:
-    """The rise of what is better when smaller; `gain` is then minus now, in points."""
+def loss_in_points(gain: float) -> float:
+    """The loss of what is judged in points, and not by logarithms."""
     return -gain
 
 

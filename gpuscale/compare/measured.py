@@ -227,7 +227,7 @@ def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
         baseline=metric.estimate(metric.baseline),
         current=metric.estimate(metric.current),
         change=metric.change(quantity),
-        rise_bound=quantity.loss_bound,
+        loss_bound=quantity.loss_bound,
     )
 
 

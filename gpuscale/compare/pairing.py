@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.decision import Quantity, relative_rise, rise_in_points
+from gpuscale.compare.decision import Quantity, loss_in_points, loss_of_throughput, relative_rise
 from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.spread import (
     RunSample,
@@ -15,7 +15,7 @@ from gpuscale.compare.spread import (
     moderated_samples,
 )
 from gpuscale.records import (
-    METRICS,
+    METRICS_BY_NAME,
     EntryKey,
     Estimate,
     MetricSpec,
@@ -151,9 +151,6 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
 _ByAllocation = Mapping[str, tuple[float, ...]]
 
 
-JUDGED_METRICS = tuple(metric for metric in METRICS if metric.limits is not None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPairing:
     """Both sides of one metric of one row."""
@@ -168,16 +165,19 @@ class MetricPairing:
     def gain(self, tolerances: Tolerances) -> Difference:
         """The change, above 0 for the better."""
         limits = tolerances.limits(self.key, self.kind.name)
-        return gain_of(
+        gain = gain_of(
             SideSample(time=self.baseline),
             SideSample(time=self.current),
             deviation=limits.allocation_deviation,
         )
+        return replace(gain, value=-gain.value) if self.kind.more_is_better else gain
 
     @property
     def loss_of(self) -> Callable[[float], float]:
         """From a gain to the loss that margins are about."""
-        return rise_in_points if self.kind.in_points else relative_rise
+        if self.kind.in_points:
+            return loss_in_points
+        return loss_of_throughput if self.kind.more_is_better else relative_rise
 
     def estimate(self, end: RunSample) -> Estimate:
         """The metric on one side, in its unit, with the interval that its own runs give."""
@@ -189,14 +189,12 @@ class MetricPairing:
         return Estimate(value=mean.value, low=low, high=high).scaled(self.unit_value)
 
     def change(self, quantity: Quantity) -> Estimate:
-        """The change as a fraction, positive for the worse."""
-        gain = quantity.gain
-        low, high = gain.interval() or (None, None)
-        return Estimate(
-            value=quantity.loss,
-            low=None if high is None else quantity.loss_of(high),
-            high=None if low is None else quantity.loss_of(low),
-        )
+        """The change as a fraction, positive where there is more now."""
+        sign = -1 if self.kind.more_is_better else 1
+        interval = quantity.gain.interval() or (None, None)
+        ends = [None if end is None else sign * quantity.loss_of(end) for end in interval]
+        low, high = ends[::sign][::-1]
+        return Estimate(value=sign * quantity.loss, low=low, high=high)
 
 
 def pair_metrics(rows: Sequence[Row], before: Side, after: Side) -> list[tuple[MetricPairing, ...]]:
@@ -206,7 +204,7 @@ def pair_metrics(rows: Sequence[Row], before: Side, after: Side) -> list[tuple[M
     """
     found: list[list[MetricPairing]] = [[] for _ in rows]
     points_s = {key: _point_s(entry) for key, entry in before.by_point.items()}
-    for kind in JUDGED_METRICS:
+    for kind in (metric for metric in METRICS_BY_NAME.values() if metric.limits):
         then, now = (
             {
                 key: values

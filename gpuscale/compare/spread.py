@@ -40,7 +40,7 @@ class RunSample:
     """The runs of one entry on one side, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times, or what else is judged; at least one, and larger is worse."""
+    """Logarithms of step times, or what else is judged; at least one."""
     moderated: Moderated
     """Their mean, and the variance of a run within its allocation."""
 

@@ -205,13 +205,14 @@ def metric_reason(metric: MetricVerdict) -> str:
         then, now = (amount_text(side.value, unit) for side in (metric.baseline, metric.current))
         size = f"{format_percent(abs(change.value))}{of_step}"
         return f"{name} {'rose' if change.value > 0 else 'fell'} by {size}, from {then} to {now}"
-    if metric.rise_bound is None:
+    if metric.loss_bound is None:
         return _SINGLE_RUN
     if metric.verdict is Verdict.OK:
-        if metric.rise_bound <= 0:
-            return "no rise, with 95 % confidence"
-        rise = f"{format_percent(metric.rise_bound)}{of_step}"
-        return f"any rise is below {rise}, with 95 % confidence"
+        loss = "fall" if metric.metric.more_is_better else "rise"
+        if metric.loss_bound <= 0:
+            return f"no {loss}, with 95 % confidence"
+        bound = f"{format_percent(metric.loss_bound)}{of_step}"
+        return f"any {loss} is below {bound}, with 95 % confidence"
     low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
     return (
         f"{name} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "

@@ -296,7 +296,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
 
 def finding_text(finding: Finding | MetricSpec) -> str:
     """`scaling loss`, `more memory`."""
-    return finding.value if isinstance(finding, Finding) else finding.more
+    return finding.value if isinstance(finding, Finding) else finding.worse
 
 
 def _metric_text(metric: MetricVerdict) -> str:
