@@ -1,4 +1,4 @@
-"""What lies exactly on a limit: losses, gains, bounds and probabilities."""
+"""Changes exactly on a limit: losses, gains, bounds and probabilities."""
 
 import math
 

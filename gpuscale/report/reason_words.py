@@ -4,7 +4,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscale.records import EntryVerdict, MetricVerdict, QuantityName, Verdict
+from gpuscale.records import EntryVerdict, FieldChange, MetricVerdict, QuantityName, Verdict
 from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
 from gpuscale.report.phrases import amount_text, counted, gpus_text, quantity_text
 from gpuscale.units import format_percent
@@ -184,6 +184,7 @@ _FAILED = {
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")
+_FIELDS = {"ranks_per_node": "ranks per node"}
 _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 
@@ -231,6 +232,13 @@ def _signed(change: float) -> str:
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
+def _field_text(value: object) -> str:
+    """`full`; of a shape `1×28×28`, and of the ranks on each node `2 + 2 or 3 + 1`."""
+    if isinstance(value, frozenset):
+        return " or ".join(" + ".join(map(str, placement)) for placement in sorted(value))
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _failures(counts: Mapping[str, int]) -> str:
     words = {kind: _FAILED.get(kind, _NO_WINDOWS) for kind in counts}
     return ", ".join(f"{count} {words[kind][count > 1]}" for kind, count in counts.items())
@@ -265,6 +273,9 @@ class _Speaker(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, Statement):
             return f"{'; ' if format_spec == 'after' else ''}{self.said(value)}"
+        if isinstance(value, FieldChange):
+            name = _FIELDS.get(value.name, value.name)
+            return f"{name}: {_field_text(value.before)} → {_field_text(value.after)}"
         if format_spec == "after":
             return ""
         if format_spec == "list":
