@@ -6,6 +6,7 @@ from builders import CNN, phased_run, phases, run
 from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
+from statements import known
 
 from gpuscale.budget import EfficiencyBudget, device_spreads, efficiency_budgets, rank_skews
 from gpuscale.records import EntryKey, Run
@@ -21,28 +22,59 @@ def only_budget(*runs: Run) -> EfficiencyBudget:
     return budget
 
 
-def test_ideal_scaling_loses_nothing() -> None:
-    budget = only_budget(ONE, phased_run([COMPUTING] * 4, communication_s=0.0))
-    assert budget.efficiency == pytest.approx(1)
-    assert (budget.communication, budget.data, budget.skew) == (0, 0, 0)
-    assert budget.rest == pytest.approx(0)
+LATE = replace(COMPUTING, data_s=0.020)
+STRONG = replace(CNN, scaling="strong")
+BOOKED: dict[str, tuple[Run, Run, float, dict[str, float]]] = {
+    "ideal scaling": (ONE, phased_run([COMPUTING] * 4, communication_s=0.0), 1.0, {}),
+    "exposed communication": (
+        ONE,
+        phased_run([COMPUTING] * 4, communication_s=0.025),
+        0.8,
+        {"communication": 0.2},
+    ),
+    "data that all ranks wait longer for": (
+        phased_run([replace(COMPUTING, data_s=0.005, h2d_s=0.001)]),
+        phased_run([replace(COMPUTING, data_s=0.010, h2d_s=0.002)] * 4, communication_s=0.0),
+        0.106 / 0.112,
+        {"data": 0.006 / 0.112},
+    ),
+    "slow data on one rank": (
+        ONE,
+        phased_run([COMPUTING, COMPUTING, LATE], communication_s=0.0),
+        0.1 / 0.12,
+        {"skew": 0.02 / 0.12},
+    ),
+    "what slows all ranks alike": (
+        ONE,
+        phased_run([COMPUTING.scaled(1.25)] * 2, communication_s=0.0),
+        0.8,
+        {"rest": 0.2},
+    ),
+    # Under strong scaling the ideal step has its share of the data.
+    "a divided batch": (
+        phased_run([LATE], configuration=STRONG),
+        phased_run(
+            [LATE.scaled(0.25)] * 4, communication_s=0.010, configuration=STRONG, batch_per_gpu=32
+        ),
+        0.03 / 0.04,
+        {"communication": 0.25},
+    ),
+    "a halved batch": (
+        ONE,
+        phased_run([COMPUTING.scaled(0.5)] * 2, communication_s=0.0125, batch_per_gpu=64),
+        0.8,
+        {"communication": 0.2},
+    ),
+}
 
 
-def test_exposed_communication_is_booked_as_communication() -> None:
-    budget = only_budget(ONE, phased_run([COMPUTING] * 4, communication_s=0.025))
-    assert budget.efficiency == pytest.approx(0.8)
-    assert budget.communication == pytest.approx(0.2)
-    assert (budget.data, budget.skew) == (0, 0)
-    assert budget.rest == pytest.approx(0)
-
-
-def test_data_that_all_ranks_wait_longer_for_is_booked_as_data() -> None:
-    one = phased_run([replace(COMPUTING, data_s=0.005, h2d_s=0.001)])
-    slow = replace(COMPUTING, data_s=0.010, h2d_s=0.002)
-    budget = only_budget(one, phased_run([slow] * 4, communication_s=0.0))
-    assert budget.data == pytest.approx(0.006 / 0.112)
-    assert budget.efficiency == pytest.approx(0.106 / 0.112)
-    assert budget.rest == pytest.approx(0)
+@pytest.mark.parametrize("what", BOOKED)
+def test_lost_efficiency_is_booked_where_it_went(what: str) -> None:
+    one, several, efficiency, lost = BOOKED[what]
+    budget = only_budget(one, several)
+    assert budget.efficiency == pytest.approx(efficiency)
+    parts = {name: getattr(budget, name) for name in ("communication", "data", "skew", "rest")}
+    assert parts == pytest.approx({**dict.fromkeys(parts, 0.0), **lost})
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -69,13 +101,6 @@ def test_what_ddp_does_on_a_single_rank_is_no_communication_of_several() -> None
     assert budget.rest == pytest.approx(0)
 
 
-def test_slow_data_on_one_rank_is_skew_and_not_data() -> None:
-    own = [COMPUTING, COMPUTING, replace(COMPUTING, data_s=0.02)]
-    budget = only_budget(ONE, phased_run(own, communication_s=0.0))
-    assert budget.data == pytest.approx(0)
-    assert budget.skew == pytest.approx(0.02 / 0.12)
-
-
 def test_a_slow_rank_in_one_run_of_three_is_skew_and_named() -> None:
     healthy = [phased_run([COMPUTING] * 4, communication_s=0.0, index=index) for index in (1, 2)]
     own = [COMPUTING, COMPUTING, COMPUTING, COMPUTING.scaled(1.2)]
@@ -97,33 +122,6 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
     budget = only_budget(ONE, *exposed)
     assert budget.communication == pytest.approx(0.18, abs=0.01)
     assert abs(budget.rest) < 0.03
-
-
-def test_what_slows_all_ranks_alike_is_the_rest() -> None:
-    budget = only_budget(ONE, phased_run([COMPUTING.scaled(1.25)] * 2, communication_s=0.0))
-    assert budget.rest == pytest.approx(0.2)
-
-
-def test_under_strong_scaling_the_ideal_step_has_its_share_of_the_data() -> None:
-    strong = replace(CNN, scaling="strong")
-    whole = replace(COMPUTING, data_s=0.020)
-    one = phased_run([whole], configuration=strong)
-    quarter = phased_run(
-        [whole.scaled(1 / 4)] * 4, communication_s=0.010, configuration=strong, batch_per_gpu=32
-    )
-    budget = only_budget(one, quarter)
-    assert budget.efficiency == pytest.approx(0.03 / 0.04)
-    assert budget.communication == pytest.approx(0.25)
-    assert budget.data == pytest.approx(0)
-    assert budget.rest == pytest.approx(0)
-
-
-def test_a_halved_batch_keeps_the_definition_by_throughput() -> None:
-    halved = phased_run([COMPUTING.scaled(0.5)] * 2, communication_s=0.0125, batch_per_gpu=64)
-    budget = only_budget(ONE, halved)
-    assert budget.efficiency == pytest.approx(0.8)
-    assert budget.communication == pytest.approx(0.2)
-    assert budget.rest == pytest.approx(0)
 
 
 def test_what_was_not_measured_is_none_and_stays_in_the_rest() -> None:
@@ -176,13 +174,9 @@ def test_the_budget_explains_the_efficiency_that_the_table_shows() -> None:
     ]
     budget = only_budget(*runs)
     shown = scaling_points(runs)[-1].efficiency
-    assert shown is not None
-    assert budget.communication is not None
-    assert budget.data is not None
-    assert budget.skew is not None
-    parts = budget.communication + budget.data + budget.skew + budget.rest
-    assert 1 - parts == pytest.approx(shown.value)
-    assert budget.communication == pytest.approx(0.02 / 0.12, abs=0.02)
+    parts = known(budget.communication) + known(budget.data) + known(budget.skew) + budget.rest
+    assert 1 - parts == pytest.approx(known(shown).value)
+    assert known(budget.communication) == pytest.approx(0.02 / 0.12, abs=0.02)
 
 
 SHARES = st.floats(-0.2, 0.5)
