@@ -74,7 +74,7 @@ class DeviceSpread:
 
     @property
     def spread(self) -> float:
-        """By which fraction the slowest device takes longer than the fastest."""
+        """The fraction by which the slowest device takes longer than the fastest."""
         return self.slowest_step_time_s / self.fastest_step_time_s - 1
 
 
@@ -86,13 +86,13 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     """
     valid = valid_by_point(runs)
     references = References(valid)
-    budgets = []
-    for point in scaling_points(runs):
-        reference = references.of(point.point_key)
-        if point.key.gpus > 1 and reference is not None and point.efficiency is not None:
-            efficiency, its = point.efficiency.value, valid[point.point_key]
-            budgets.append(_budget(point, efficiency, its, valid[reference]))
-    return tuple(budgets)
+    return tuple(
+        _budget(point, valid[point.point_key], valid[reference])
+        for point in scaling_points(runs)
+        if point.key.gpus > 1
+        and point.efficiency is not None
+        and (reference := references.of(point.point_key)) is not None
+    )
 
 
 def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
@@ -104,11 +104,10 @@ def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
     return valid
 
 
-def _budget(
-    point: ScalingPoint, efficiency: float, runs: Sequence[Run], reference: Sequence[Run]
-) -> EfficiencyBudget:
+def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) -> EfficiencyBudget:
+    assert point.efficiency is not None, "only a point with an efficiency has a budget"
     assert point.step_time_s is not None, "a point with an efficiency has a step time"
-    step_time_s = point.step_time_s.value
+    efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
     # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
     ideal = point.batch_per_gpu / reference[0].batch_per_gpu
     data_s, reference_data_s = _mean(map(_data_s, runs)), _mean(map(_data_s, reference))
@@ -179,8 +178,7 @@ def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
     deviation; an analysis of variance must find the devices different with p < 0.01.
     """
     valid = valid_by_point(runs)
-    spreads = (_device_spread(point, valid) for point in valid if point.gpus == 1)
-    return tuple(spread for spread in spreads if spread is not None)
+    return tuple(filter(None, (_device_spread(key, valid) for key in valid if key.gpus == 1)))
 
 
 def _device_spread(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> DeviceSpread | None:
@@ -192,9 +190,7 @@ def _device_spread(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> 
                 repeated.setdefault((key, uuids), []).append(run.log_step_time)
             for uuid in uuids if key == point else ():
                 devices.setdefault(uuid, []).append(run.log_step_time)
-    if len(devices) < 2:
-        return None
-    if not _differ(devices.values(), *_noise(repeated.values())):
+    if len(devices) < 2 or not _differ(devices.values(), *_noise(repeated.values())):
         return None
     means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
     return DeviceSpread(
@@ -225,7 +221,7 @@ def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 
 def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
-    """Whether the means of groups lie further apart than that variance of a value explains."""
+    """True where the means of groups lie further apart than that variance explains."""
     filled = list(groups)
     middle = statistics.fmean(value for group in filled for value in group)
     squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)

@@ -1,7 +1,4 @@
-"""What is different between environments: one table of what is compared, and for what.
-
-A new field of the environment is one line of `FIELDS`.
-"""
+"""The differences between environments: a new field of one is a line of `FIELDS`."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +7,7 @@ from operator import attrgetter
 from gpuscale.host import VARIABLES_OF_THE_JOB
 from gpuscale.records import Environment, EnvironmentChange
 
+_Environments = Sequence[Environment]
 _NOT_SET = "not set"
 _MOST_NAMED = 4
 
@@ -29,18 +27,14 @@ class Field:
     """The value; None for the environment's field of that name."""
 
     def value(self, environment: Environment) -> object:
-        """What the environment has there."""
+        """The environment's value; None where it is not known."""
         return getattr(environment, self.name) if self.of is None else self.of(environment)
-
-
-def _gpus(environment: Environment) -> str:
-    return ", ".join(gpu.name for gpu in environment.gpus) or "none"
 
 
 # Hosts, GPU UUIDs, kernels and job numbers may differ within a results file: a job that was
 # killed goes on in another job, and on another node of the same kind.
 FIELDS = (
-    Field("GPUs", of=_gpus),
+    Field("GPUs", of=lambda here: ", ".join(gpu.name for gpu in here.gpus) or "none"),
     Field("nodes", of=attrgetter("node_count")),
     Field("GPUs per node", of=attrgetter("gpus_per_node")),
     Field("gpu_names", in_session=False, on_nodes=True),
@@ -74,22 +68,16 @@ def differences(
             yield EnvironmentChange(name=field.name, before=(str(before),), after=(str(after),))
 
 
-def variable_changes(
-    before: Sequence[Environment], after: Sequence[Environment]
-) -> Iterator[EnvironmentChange]:
+def variable_changes(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """The variables that are set otherwise than in any environment before."""
     names = {name for each in (*before, *after) for name in each.variables}
     for name in sorted(names - VARIABLES_OF_THE_JOB):
-        old, new = (
-            [each.variables.get(name, _NOT_SET) for each in side] for side in (before, after)
-        )
-        yield from _new_values(name, old, new)
+        sides = ([each.variables.get(name, _NOT_SET) for each in side] for side in (before, after))
+        yield from _new_values(name, *sides)
 
 
-def changes(
-    before: Sequence[Environment], after: Sequence[Environment]
-) -> tuple[EnvironmentChange, ...]:
-    """What may explain a loss, but for hosts; none where a side has no environment.
+def changes(before: _Environments, after: _Environments) -> tuple[EnvironmentChange, ...]:
+    """The changes that may explain a loss, but for hosts; none where a side has no environment.
 
     What any environment before had is no change, and neither is what a side does not know.
     """
@@ -97,10 +85,12 @@ def changes(
         return ()
     found: list[EnvironmentChange] = []
     for field in _EXPLAINING:
-        old, new = ([field.value(each) for each in side] for side in (before, after))
-        known = [[str(value) for value in side if value is not None] for side in (old, new)]
-        if known[0]:
-            found += _new_values(field.name, *known)
+        old, new = (
+            [str(value) for each in side if (value := field.value(each)) is not None]
+            for side in (before, after)
+        )
+        if old:
+            found += _new_values(field.name, old, new)
     return (*found, *_new_gpus(before, after), *variable_changes(before, after))
 
 
@@ -134,9 +124,7 @@ def _new_values(
         yield EnvironmentChange(name=name, before=tuple(dict.fromkeys(before)), after=new)
 
 
-def _new_gpus(
-    before: Sequence[Environment], after: Sequence[Environment]
-) -> Iterator[EnvironmentChange]:
+def _new_gpus(before: _Environments, after: _Environments) -> Iterator[EnvironmentChange]:
     """Devices of the same hosts that were replaced, or are fewer or more."""
     uuids: dict[str | None, set[str]] = {}
     for each in before:

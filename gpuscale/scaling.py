@@ -5,10 +5,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpuscale.records import Configuration, EntryKey, Estimate, NoteCode, Run, RunRequest, Statement
+from gpuscale.records import (
+    Configuration,
+    EntryKey,
+    Estimate,
+    NoteCode,
+    PublishedFigure,
+    Run,
+    RunRequest,
+    Statement,
+)
 from gpuscale.statistics.estimates import Sample, difference, log_sample
 
 UNIT_ERROR_EFFICIENCY = 1.1
+Figures = Mapping[EntryKey, PublishedFigure]
 
 
 class PointKey(NamedTuple):
@@ -56,7 +66,7 @@ class ScalingPoint:
 
     @property
     def point_key(self) -> PointKey:
-        """What the point's runs share."""
+        """The properties that its runs share."""
         return PointKey(self.configuration, self.key.gpus, self.batch_per_gpu, self.sample_shape)
 
 
@@ -71,9 +81,9 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     for run in runs:
         groups.setdefault(PointKey.of(run), []).append(run)
     samples = {
-        key: log_sample([run.log_step_time for run in group if run.is_valid])
+        key: log_sample(logs)
         for key, group in groups.items()
-        if any(run.is_valid for run in group)
+        if (logs := [run.log_step_time for run in group if run.is_valid])
     }
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
     ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
@@ -88,8 +98,8 @@ def _point(
     reference: PointKey | None,
 ) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
-    step_time = geometric_mean(samples[key]) if key in samples else None
-    speedup = _speedup(key, samples, reference)
+    step_time = geometric_mean(samples[key]) if valid else None
+    speedup = _speedup(key, samples, reference) if valid else None
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
         key=runs[0].key,
@@ -144,8 +154,6 @@ class References:
 def _speedup(
     key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
 ) -> Estimate | None:
-    if key not in samples:
-        return None
     if key.gpus == 1:
         return Estimate(value=1.0)
     if reference is None:
@@ -156,23 +164,36 @@ def _speedup(
 
 
 def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
-    energies_j = [run.measured.get("energy_per_sample_j") for run in runs]
-    logs = [math.log(energy_j) for energy_j in energies_j if energy_j]
+    found = (run.measured.get("energy_per_sample_j") for run in runs)
+    logs = [math.log(energy_j) for energy_j in found if energy_j]
     return geometric_mean(log_sample(logs)).inverse(1) if logs else None
 
 
 def _gpu_utilization(runs: Sequence[Run]) -> float | None:
-    shares = [
-        summary.values["utilization_mean"]
-        for run in runs
-        for summary in run.gpu_summaries
-        if "utilization_mean" in summary.values
-    ]
+    found = (each.values.get("utilization_mean") for run in runs for each in run.gpu_summaries)
+    shares = [share for share in found if share is not None]
     return sum(shares) / len(shares) if shares else None
 
 
 def _largest(numbers: Iterable[int | None]) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
+
+
+def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None:
+    """The speedup that the publication itself reports, over its figure for 1 GPU.
+
+    Times are of a fixed amount of training, so their ratio is the speedup under weak and
+    strong scaling alike. None where there is no figure for 1 GPU of the same kind.
+    """
+    one = figures.get(figure.key._replace(gpus=1))
+    if figure.gpus == 1 or one is None:
+        return 1.0 if figure.gpus == 1 else None
+    if figure.samples_per_s is not None and one.samples_per_s is not None:
+        return figure.samples_per_s / one.samples_per_s
+    time_s, one_s = figure.mean_time_s, one.mean_time_s
+    if time_s is None or one_s is None or figure.timed != one.timed:
+        return None
+    return one_s / time_s
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:

@@ -92,10 +92,11 @@ def _meanings(record: type[Record]) -> dict[str, str]:
 
 
 def _metric_rows() -> Iterator[str]:
-    yield "| name | from | to | meaning |\n|---|---|---|---|"
+    yield "| name | from | to | better | meaning |\n|---|---|---|---|---|"
     for metric in METRICS:
         low, high = (f"{bound:.3g}" for bound in metric.bounds)
-        yield f"| `{metric.name}` | {low} | {high} | {metric.words} |"
+        better = "more" if metric.more_is_better else "less"
+        yield f"| `{metric.name}` | {low} | {high} | {better} | {metric.words} |"
 
 
 def _counter_rows() -> Iterator[str]:

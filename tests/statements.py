@@ -1,8 +1,11 @@
 """Looking for what a comparison says by its codes, whatever its words."""
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from gpuscale.records import NoteCode, ReasonCode, Statement
+
+_T = TypeVar("_T")
 
 
 def codes_in(statement: Statement) -> list[ReasonCode | NoteCode]:
@@ -15,3 +18,9 @@ def facts_of(notes: Iterable[Statement], code: NoteCode) -> Mapping[str, object]
     """The facts of the only note of that code."""
     (note,) = [note for note in notes if note.code is code]
     return note.facts
+
+
+def known(value: _T | None) -> _T:
+    """The value, which the test expects to be there."""
+    assert value is not None
+    return value

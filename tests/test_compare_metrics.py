@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from builders import Made, made_baseline, made_results
 from changing import replace
-from statements import codes_in
+from statements import codes_in, known
 
 from gpuscale.compare import compare
 from gpuscale.records import (
     METRICS,
+    METRICS_BY_NAME,
     Comparison,
     EntryVerdict,
     Finding,
@@ -21,13 +22,15 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.report.reason_words import reason_text
+from gpuscale.report.reason_words import metric_reason, reason_text
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000)
 GIB = 2**30
 USUAL = Made(communication_s=0.012, memory_bytes=4 * GIB, energy_per_sample_j=0.30)
+_LESS_SAME_MORE = ((0.004, 0.2), (0.012, 0.3), (0.020, 0.4))
+"""Seconds of exposed communication, joules per sample."""
 
 
 def _runs(made: Made, factors: Sequence[float]) -> list[Made]:
@@ -66,7 +69,6 @@ def test_the_same_metrics_again_are_ok_and_stand_in_the_row_with_both_values() -
     assert memory.current.value == pytest.approx(4 * GIB + 1)
     communication = _metric(row, COMMUNICATION)
     assert communication.baseline.value == pytest.approx(0.012, rel=1e-3)
-    assert communication.current.low is not None
     assert _metric(row, ENERGY).current.value == pytest.approx(0.3, rel=1e-3)
 
 
@@ -91,11 +93,8 @@ def test_a_worse_metric_regresses_a_row_whose_step_time_stayed(
     assert row.reason.facts["metric"] == metric.name
     found = _metric(row, metric)
     assert found.verdict is Verdict.REGRESSED
-    assert found.change is not None
     assert found.change.value == pytest.approx(size, abs=2e-3)
-    assert found.change.low is not None
-    assert found.change.high is not None
-    assert 0 < found.change.low < found.change.value < found.change.high
+    assert 0 < known(found.change.low) < found.change.value < known(found.change.high)
     assert {each.verdict for each in row.metrics if each is not found} == {Verdict.OK}
     assert comparison.exit_code == 1
 
@@ -116,6 +115,24 @@ def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
     assert row.verdict is Verdict.OK
     assert [each.verdict for each in row.metrics] == [Verdict.IMPROVED] * 3
     assert comparison.exit_code == 0
+
+
+@pytest.mark.parametrize("metric", [COMMUNICATION, ENERGY], ids=lambda metric: metric.name)
+def test_of_a_metric_of_which_more_is_better_a_fall_is_the_loss(
+    metric: MetricSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = replace(metric, more_is_better=True)
+    monkeypatch.setitem(METRICS_BY_NAME, metric.name, metric)
+    judged = (replace(USUAL, communication_s=c, energy_per_sample_j=e) for c, e in _LESS_SAME_MORE)
+    less, same, more = (_compared(made).entries[0] for made in judged)
+    assert (less.verdict, less.finding) == (Verdict.REGRESSED, metric)
+    change = _metric(less, metric).change
+    assert known(change.low) < change.value < known(change.high) < 0
+    assert "fell by" in metric_reason(_metric(less, metric))
+    assert _metric(same, metric).verdict is Verdict.OK
+    assert "any fall is below" in metric_reason(_metric(same, metric))
+    assert _metric(more, metric).verdict is Verdict.IMPROVED
+    assert _metric(more, metric).change.value > 0.05
 
 
 def test_a_metric_that_one_side_lacks_fails_nothing_and_is_not_shown() -> None:
@@ -156,7 +173,6 @@ def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step(
     (row,) = _compared(replace(USUAL, communication_s=0.0001), none).entries
     found = _metric(row, COMMUNICATION)
     assert found.verdict is Verdict.OK
-    assert found.change is not None
     assert found.change.value == pytest.approx(0.0011, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""What holds of every comparison, whatever was measured."""
+"""Statements that hold of every comparison, whatever was measured."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,10 +1,10 @@
-"""What lies exactly on a limit: losses, gains, bounds and probabilities."""
+"""Changes exactly on a limit: losses, gains, bounds and probabilities."""
 
 import math
 
 import pytest
 
-from gpuscale.compare.decision import ErrorRates, Quantity, rise_in_points
+from gpuscale.compare.decision import ErrorRates, Quantity, loss_in_points
 from gpuscale.records import Limits
 from gpuscale.statistics.estimates import Term, difference
 
@@ -18,7 +18,7 @@ def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity
         p_better=p,
         limits=Limits(margin=margin, ok_bound=0.5, allocation_deviation=0.0),
         rates=ErrorRates(significance=0.01, confidence=0.95),
-        loss_of=rise_in_points,
+        loss_of=loss_in_points,
     )
 
 

@@ -1,4 +1,4 @@
-"""What is different between environments, for those who ask why and those who refuse."""
+"""The differences between environments, for those who ask why and those who refuse."""
 
 import pytest
 from builders import environment

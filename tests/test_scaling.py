@@ -6,6 +6,7 @@ import pytest
 from builders import CNN, run
 from changing import replace
 from scipy import stats
+from statements import known
 
 from gpuscale.records import (
     EntryKey,
@@ -18,14 +19,10 @@ from gpuscale.scaling import scaling_points, unit_error_note
 
 def test_speedup_and_efficiency_are_ratios_of_throughput() -> None:
     one, two = scaling_points([run(1, 0.10), run(2, 0.125)])
-    assert one.samples_per_s is not None
-    assert two.samples_per_s is not None
-    assert one.samples_per_s.value == pytest.approx(1280)
-    assert two.samples_per_s.value == pytest.approx(2048)
-    assert two.speedup is not None
-    assert two.efficiency is not None
-    assert two.speedup.value == pytest.approx(1.6)
-    assert two.efficiency.value == pytest.approx(0.8)
+    assert known(one.samples_per_s).value == pytest.approx(1280)
+    assert known(two.samples_per_s).value == pytest.approx(2048)
+    assert known(two.speedup).value == pytest.approx(1.6)
+    assert known(two.efficiency).value == pytest.approx(0.8)
 
 
 def test_one_gpu_is_its_own_reference_exactly() -> None:
@@ -38,7 +35,6 @@ def test_without_a_run_on_one_gpu_there_is_no_speedup() -> None:
     (two,) = scaling_points([run(2, 0.1), run(2, 0.1)])
     assert two.speedup is None
     assert two.efficiency is None
-    assert two.samples_per_s is not None
 
 
 def test_a_reference_of_another_configuration_is_no_reference() -> None:
@@ -55,23 +51,17 @@ def test_a_reference_that_failed_is_no_reference() -> None:
     assert two.speedup is None
 
 
-def test_strong_scaling_divides_the_batch_and_keeps_the_definition() -> None:
-    strong = replace(CNN, scaling="strong")
-    _, four = scaling_points(
-        [
-            run(1, 0.4, configuration=strong, batch_per_gpu=128),
-            run(4, 0.125, configuration=strong, batch_per_gpu=32),
-        ]
-    )
-    assert four.speedup is not None
-    assert four.speedup.value == pytest.approx(0.4 / 0.125)
-
-
-def test_a_halved_batch_per_gpu_is_taken_care_of() -> None:
-    # JUWELS: 256 per GPU on 1 GPU, 128 from 16 GPUs up.
-    points = scaling_points([run(1, 1.0, batch_per_gpu=256), run(16, 0.5, batch_per_gpu=128)])
-    assert points[1].speedup is not None
-    assert points[1].speedup.value == pytest.approx(16)
+# Strong scaling divides the batch; JUWELS had 256 per GPU on 1 GPU, 128 from 16 GPUs up.
+@pytest.mark.parametrize(
+    ("times_s", "gpus", "batches"), [((0.4, 0.125), 4, (128, 32)), ((1.0, 0.5), 16, (256, 128))]
+)
+def test_a_speedup_is_of_samples_where_the_batch_per_gpu_differs(
+    times_s: tuple[float, float], gpus: int, batches: tuple[int, int]
+) -> None:
+    one = run(1, times_s[0], batch_per_gpu=batches[0])
+    _, several = scaling_points([one, run(gpus, times_s[1], batch_per_gpu=batches[1])])
+    samples = gpus * batches[1] / batches[0]
+    assert known(several.speedup).value == pytest.approx(samples * times_s[0] / times_s[1])
 
 
 def test_runs_with_another_batch_are_points_of_their_own() -> None:
@@ -81,8 +71,7 @@ def test_runs_with_another_batch_are_points_of_their_own() -> None:
         (1, 256, 1),
         (2, 128, 1),
     ]
-    assert points[2].speedup is not None
-    assert points[2].speedup.value == pytest.approx(2.0)
+    assert known(points[2].speedup).value == pytest.approx(2.0)
 
 
 def test_configurations_keep_their_order_and_gpus_ascend() -> None:
@@ -103,11 +92,9 @@ def test_intervals_are_student_t_on_logarithms() -> None:
     (point,) = scaling_points([run(1, time_s) for time_s in times])
     logs = [math.log(time_s) for time_s in times]
     low, high = stats.t.interval(0.95, 2, loc=sum(logs) / 3, scale=stats.sem(logs))
-    assert point.step_time_s is not None
-    assert point.step_time_s.low == pytest.approx(math.exp(low))
-    assert point.step_time_s.high == pytest.approx(math.exp(high))
-    assert point.samples_per_s is not None
-    assert point.samples_per_s.low == pytest.approx(128 / math.exp(high))
+    assert known(point.step_time_s).low == pytest.approx(math.exp(low))
+    assert known(point.step_time_s).high == pytest.approx(math.exp(high))
+    assert known(point.samples_per_s).low == pytest.approx(128 / math.exp(high))
 
 
 def test_speedup_interval_is_the_welch_difference_of_logarithms() -> None:
@@ -117,16 +104,17 @@ def test_speedup_interval_is_the_welch_difference_of_logarithms() -> None:
         [math.log(t) for t in one], [math.log(t) for t in two], equal_var=False
     ).confidence_interval(0.95)
     speedup = points[1].speedup
-    assert speedup is not None
-    assert speedup.low == pytest.approx(2 * math.exp(welch.low))
-    assert speedup.high == pytest.approx(2 * math.exp(welch.high))
+    assert known(speedup).low == pytest.approx(2 * math.exp(welch.low))
+    assert known(speedup).high == pytest.approx(2 * math.exp(welch.high))
 
 
-def test_a_single_run_has_a_value_without_interval() -> None:
+def test_a_single_run_has_a_value_without_interval_and_none_for_what_it_does_not_tell() -> None:
     (point,) = scaling_points([run(2, 0.1)])
-    assert point.step_time_s is not None
-    assert point.step_time_s.value == pytest.approx(0.1)
-    assert not point.step_time_s.has_interval
+    assert known(point.step_time_s).value == pytest.approx(0.1)
+    assert not known(point.step_time_s).has_interval
+    assert point.peak_memory_bytes is None
+    assert point.gpu_utilization is None
+    assert scaling_points([]) == ()
 
 
 def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
@@ -139,16 +127,6 @@ def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
     assert point.peak_memory_bytes == 5001
     assert point.peak_host_memory_bytes == 1001
     assert point.gpu_utilization == pytest.approx(0.8)
-
-
-def test_what_no_run_tells_is_none_and_not_zero() -> None:
-    (point,) = scaling_points([run(2, 0.1)])
-    assert point.peak_memory_bytes is None
-    assert point.gpu_utilization is None
-
-
-def test_no_runs_are_no_points() -> None:
-    assert scaling_points([]) == ()
 
 
 def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:

@@ -1,11 +1,28 @@
-"""Tested changes of T(1), T(n) and S(n), and the rules that make one verdict of them."""
+"""Tested changes of one row, the rules that make one verdict of them, and what would settle it."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from gpuscale.records import Finding, Limits, QuantityName, Verdict
-from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
+from gpuscale.compare.matching import Row
+from gpuscale.records import (
+    EntryVerdict,
+    Finding,
+    Limits,
+    QuantityName,
+    ReasonCode,
+    Statement,
+    Verdict,
+)
+from gpuscale.statistics.estimates import (
+    CONFIDENCE,
+    FURTHER_RUNS,
+    SIGNIFICANCE,
+    Difference,
+    exponential,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +48,18 @@ where T supports it, and T must.
 """
 
 
-def loss_of_throughput(gain: float) -> float:
-    """The relative loss that a logarithm of throughput or speedup, now over then, stands for."""
+def relative_fall(gain: float) -> float:
+    """The loss of what is better when larger; `gain` is the logarithm of now over then."""
     return 1 - exponential(gain)
 
 
 def relative_rise(gain: float) -> float:
-    """The relative rise of what is better when smaller; `gain` is then over now, as logarithm."""
+    """The loss of what is better when smaller; `gain` is the logarithm of then over now."""
     return exponential(-gain) - 1
 
 
-def rise_in_points(gain: float) -> float:
-    """The rise of what is better when smaller; `gain` is then minus now, in points."""
+def loss_in_points(gain: float) -> float:
+    """The loss of what is judged in points, and not by logarithms."""
     return -gain
 
 
@@ -53,13 +70,15 @@ class Quantity:
     name: str
     """A `QuantityName`, or that of a metric."""
     gain: Difference
-    p_worse: float | None
-    """One-sided and adjusted for the family; None where nothing tells the spread."""
-    p_better: float | None
     limits: Limits
     rates: ErrorRates
-    loss_of: Callable[[float], float] = loss_of_throughput
+    weight: float = OTHER_WEIGHT
+    """In the family."""
+    loss_of: Callable[[float], float] = relative_fall
     """From a gain to the loss that margins are about."""
+    p_worse: float | None = None
+    """One-sided and adjusted for the family; None where nothing tells the spread."""
+    p_better: float | None = None
 
     @property
     def loss(self) -> float:
@@ -128,13 +147,17 @@ class Quantities:
     """T(1), for a row on more GPUs; given whenever `speedup` is."""
 
     @property
-    def judged(self) -> tuple[Quantity, ...]:
+    def tests(self) -> tuple[Quantity, ...]:
         """The quantities that the row itself is judged by."""
-        return (self.time,) if self.speedup is None else (self.speedup, self.time)
+        return (self.time,) if self.speedup is None else (self.time, self.speedup)
+
+    def with_tests(self, tests: Iterator[Quantity]) -> "Quantities":
+        """The quantities with the next of these, in the order of `tests`, in their place."""
+        time = next(tests)
+        return replace(self, time=time, speedup=None if self.speedup is None else next(tests))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """The verdict, what moved, and the quantity that decided it."""
 
     verdict: Verdict
@@ -152,49 +175,90 @@ def decide(quantities: Quantities) -> Decision:
     if speedup is not None and speedup.is_worse:
         return _decide_lost_speedup(speedup, time, reference)
     if time.is_worse:
-        return Decision(verdict=Verdict.REGRESSED, finding=_slowdown(quantities), quantity=time)
+        return Decision(Verdict.REGRESSED, _slowdown(quantities), time)
     if time.is_better:
-        return Decision(verdict=Verdict.IMPROVED, finding=Finding.FASTER, quantity=time)
+        return Decision(Verdict.IMPROVED, Finding.FASTER, time)
     if speedup is not None and speedup.is_better and time.moved_better(time.rates.significance):
-        return Decision(verdict=Verdict.IMPROVED, finding=Finding.FASTER, quantity=speedup)
-    if all(quantity.is_ok for quantity in quantities.judged):
-        return Decision(verdict=Verdict.OK, finding=None, quantity=quantities.judged[0])
-    return Decision(
-        verdict=Verdict.INCONCLUSIVE,
-        finding=None,
-        quantity=max(quantities.judged, key=lambda each: (not each.is_ok, _doubt(each))),
-    )
+        return Decision(Verdict.IMPROVED, Finding.FASTER, speedup)
+    if all(quantity.is_ok for quantity in quantities.tests):
+        return Decision(Verdict.OK, None, speedup or time)
+    # Of two that are as doubtful the speedup.
+    doubtful = max(quantities.tests[::-1], key=lambda each: (not each.is_ok, _doubt(each)))
+    return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
 
 def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity | None) -> Decision:
     if time.is_worse or time.moved_worse(time.rates.significance):
-        return Decision(verdict=Verdict.REGRESSED, finding=Finding.SCALING_LOSS, quantity=speedup)
-    if (
-        reference is not None
-        and reference.moved_better(NAMING_SIGNIFICANCE)
-        and (time.is_ok or time.is_better)
-    ):
-        return Decision(
-            verdict=Verdict.IMPROVED if time.is_better else Verdict.OK,
-            finding=Finding.REFERENCE_FASTER,
-            quantity=time,
-        )
-    return Decision(verdict=Verdict.INCONCLUSIVE, finding=None, quantity=speedup)
+        return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)
+    reference_is_faster = reference is not None and reference.moved_better(NAMING_SIGNIFICANCE)
+    if reference_is_faster and (time.is_ok or time.is_better):
+        verdict = Verdict.IMPROVED if time.is_better else Verdict.OK
+        return Decision(verdict, Finding.REFERENCE_FASTER, time)
+    return Decision(Verdict.INCONCLUSIVE, None, speedup)
 
 
 def _slowdown(quantities: Quantities) -> Finding:
     if quantities.time.name == QuantityName.THROUGHPUT_ON_1:
         return Finding.SINGLE_GPU_SLOWDOWN
     reference, speedup = quantities.reference, quantities.speedup
-    if (
-        reference is not None
-        and reference.moved_worse(NAMING_SIGNIFICANCE)
-        and speedup is not None
-        and speedup.is_ok
-    ):
+    reference_is_slower = reference is not None and reference.moved_worse(NAMING_SIGNIFICANCE)
+    if reference_is_slower and speedup is not None and speedup.is_ok:
         return Finding.SINGLE_GPU_SLOWDOWN
     return Finding.SLOWER_TRAINING
 
 
 def _doubt(quantity: Quantity) -> float:
     return math.inf if quantity.loss_bound is None else quantity.loss_bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The judgement on one row, whatever kind of baseline the row stood against."""
+
+    row: Row
+    entry: EntryVerdict
+    excess_losses: Mapping[str, float] = field(default_factory=dict)
+    """By how much each judged quantity lies beyond its margin, to the worse; negative within."""
+    decided_by: str | None = None
+    """The key in `excess_losses` of what a loss was found by."""
+    is_suspect: bool = False
+    """Something is worse than its margin, without regard to the family."""
+
+
+CREDIBLE = 3
+"""Runs tell their own spread too badly to foresee more than so many times their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredRuns:
+    """The further runs that would settle a row, were they like those that there are."""
+
+    needed: int | None
+    """About the fewest that do; None where none of the numbers tried does."""
+    made: int
+    """Runs now, of the sample that has the fewest."""
+
+    @property
+    def credible(self) -> int | None:
+        """The number, where it can be believed."""
+        if self.needed is None or self.needed > CREDIBLE * self.made:
+            return None
+        return self.needed
+
+    @property
+    def advice(self) -> Statement:
+        """The advice on a row that runs can settle."""
+        if self.credible is None:
+            return Statement.of(ReasonCode.UNKNOWN_FURTHER_RUNS, made=self.made)
+        return Statement.of(ReasonCode.FURTHER_RUNS, needed=self.credible)
+
+
+def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:
+    """The required runs of a row that is inconclusive now, with so many runs of the fewest.
+
+    More runs settle what fewer do, but for rare rows; so the numbers are halved, not tried all.
+    """
+    if not settles(FURTHER_RUNS[-1]):
+        return RequiredRuns(needed=None, made=made)
+    place = bisect_left(FURTHER_RUNS, True, hi=len(FURTHER_RUNS) - 1, key=settles)
+    return RequiredRuns(needed=FURTHER_RUNS[place], made=made)

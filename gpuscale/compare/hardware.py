@@ -51,44 +51,28 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
     What a side does not know is not held against it.
     """
     for environment in environments:
-        if environment.device != baseline.device:
-            return _other_machine(environment.device, baseline.device)
-        reason = (
-            _cpu_mismatch(baseline, environment)
-            if baseline.device == "cpu"
-            else _gpu_mismatch(baseline, environment)
-        )
-        if reason:
-            return reason
-    return _mixed_machines(environments)
-
-
-def _other_machine(now: str, before: str) -> Statement:
-    return Statement.of(ReasonCode.OTHER_MACHINE, now=now, before=before)
-
-
-def _gpu_mismatch(baseline: Hardware, environment: Environment) -> Statement | None:
-    if baseline.gpu_name is None:
-        return None
-    for name in environment.gpu_names:
-        if not same_gpu_model(baseline.gpu_name, name):
-            return _other_machine(name, baseline.gpu_name)
-    return None
-
-
-def _cpu_mismatch(baseline: Hardware, environment: Environment) -> Statement | None:
-    if baseline.cpu_model is None or environment.cpu_model is None:
-        return None
-    if baseline.cpu_model.casefold().split() == environment.cpu_model.casefold().split():
-        return None
-    return _other_machine(environment.cpu_model, baseline.cpu_model)
-
-
-def _mixed_machines(environments: Sequence[Environment]) -> Statement | None:
+        if other := _other_machine(baseline, environment):
+            return Statement.of(ReasonCode.OTHER_MACHINE, now=other[0], before=other[1])
     names = [name for environment in environments for name in environment.gpu_names]
     for name in names[1:]:
         if not same_gpu_model(names[0], name):
             return Statement.of(ReasonCode.MIXED_MACHINES, one=names[0], other=name)
+    return None
+
+
+def _other_machine(baseline: Hardware, environment: Environment) -> tuple[str, str] | None:
+    """The names of the machine now and then, where they differ."""
+    if environment.device != baseline.device:
+        return environment.device, baseline.device
+    if baseline.device == "cpu":
+        now, then = environment.cpu_model, baseline.cpu_model
+        names = [name.casefold().split() for name in (then, now) if name is not None]
+        if len(names) == 2 and names[0] != names[1]:
+            return str(now), str(then)
+    elif baseline.gpu_name is not None:
+        for name in environment.gpu_names:
+            if not same_gpu_model(baseline.gpu_name, name):
+                return name, baseline.gpu_name
     return None
 
 
@@ -111,19 +95,22 @@ def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Sta
     Results on other GPUs are not compared at all; a host of another kind still feeds the same
     GPUs differently. None where nothing speaks against one machine.
     """
-    hardware, found = baseline.hardware, []
     # Ranks on the CPU are compared on the same CPU only; that is not for a note.
+    if baseline.hardware.device == "cpu":
+        return None
     on_gpus = [environment for environment in environments if environment.device != "cpu"]
-    others = on_gpus if hardware.device != "cpu" else []
-    for model in dict.fromkeys(environment.cpu_model for environment in others):
-        then = hardware.cpu_model
-        if then is not None and model is not None and not _may_be_same(then, model):
-            found.append(Statement.of(NoteCode.HOST_HAS_OTHER_CPU, before=then, now=model))
-    for here in dict.fromkeys(len(environment.gpus) for environment in others):
-        per_node = hardware.gpus_per_node
-        # A job may see fewer GPUs than its node has, never more.
-        if per_node is not None and here > per_node:
-            found.append(Statement.of(NoteCode.HOST_HAS_MORE_GPUS, before=per_node, now=here))
+    then, per_node = baseline.hardware.cpu_model, baseline.hardware.gpus_per_node
+    found = [
+        Statement.of(NoteCode.HOST_HAS_OTHER_CPU, before=then, now=model)
+        for model in dict.fromkeys(environment.cpu_model for environment in on_gpus)
+        if then is not None and model is not None and not _may_be_same(then, model)
+    ]
+    # A job may see fewer GPUs than its node has, never more.
+    found += [
+        Statement.of(NoteCode.HOST_HAS_MORE_GPUS, before=per_node, now=here)
+        for here in dict.fromkeys(len(environment.gpus) for environment in on_gpus)
+        if per_node is not None and here > per_node
+    ]
     return Statement.of(NoteCode.OTHER_HOST, differences=found) if found else None
 
 

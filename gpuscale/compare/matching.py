@@ -1,28 +1,30 @@
-"""The rows of a comparison, both sides of each, and what keeps a row from being judged."""
+"""The rows of a comparison, before and after of each, and what keeps a row from being judged."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.records import (
     Baseline,
-    Configuration,
     EntryKey,
-    Failure,
+    EntryVerdict,
+    Estimate,
+    FieldChange,
     PublishedFigure,
     ReasonCode,
     Results,
     Run,
+    SpeedupPair,
     Statement,
     Verdict,
     differences,
 )
-from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, published_speedup, scaling_points
 
 PUBLISHED_SIZE = "full"
+FEWEST_VALID_RUNS = 2
+"""So many runs must give a number, and as many as did not, for a pass beside failures."""
 _LONGEST_MESSAGE = 160
-_NOT_MEASURED = Statement.of(ReasonCode.NOT_MEASURED)
-_ON_NEITHER_SIDE = Statement.of(ReasonCode.ON_NEITHER_SIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +34,25 @@ class Entry:
     point: ScalingPoint
     logs: Mapping[str, tuple[float, ...]]
     """Logarithms of the step times of the valid runs, by allocation."""
-    runs: Mapping[str, tuple[Run, ...]]
+    runs: Mapping[str, Sequence[Run]]
     """The valid runs, by allocation."""
-    first_failure: str | None
-    failures: Mapping[str, int]
-    """The number of failed runs, by the kind of failure."""
+    failed: Sequence[Run]
+
+    @property
+    def all_logs(self) -> list[float]:
+        """Those of all allocations."""
+        return [log for logs in self.logs.values() for log in logs]
+
+    @property
+    def first_failure(self) -> str | None:
+        """The first line of why a run failed, cut to a length that a table bears."""
+        if not self.failed:
+            return None
+        failure = self.failed[0].failure
+        if failure is None:
+            return "the run has no windows"
+        line = (failure.message.strip() or failure.kind).splitlines()[0]
+        return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
 
     @property
     def placements(self) -> frozenset[tuple[int, ...]]:
@@ -48,28 +64,60 @@ class Entry:
             if run.ranks
         )
 
+    @property
+    def too_few_valid_runs(self) -> Mapping[str, object] | None:
+        """The facts of runs that cannot carry a pass; None where they can, or none failed.
+
+        Those that gave a number are no fair sample of all where most gave none.
+        """
+        valid, failed = self.point.valid_runs, len(self.failed)
+        if not failed or valid >= max(failed, FEWEST_VALID_RUNS):
+            return None
+        kinds = Counter("" if run.failure is None else run.failure.kind for run in self.failed)
+        return {"valid": valid, "made": valid + failed, "failures": kinds}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """The entries of one side of a comparison, by row and by point."""
 
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
     by_row: Mapping[EntryKey, Sequence[Entry]]
     by_point: Mapping[PointKey, Entry]
     """Those that have a valid run."""
     references: References
 
-    @classmethod
-    def of_runs(cls, placed: Sequence[tuple[str, Run]]) -> "Side":
-        """The side that runs make, each given with its allocation."""
-        entries = _entries(placed)
-        by_row: dict[EntryKey, list[Entry]] = {}
-        for entry in entries:
-            by_row.setdefault(entry.point.key, []).append(entry)
-        by_point = {entry.point.point_key: entry for entry in entries if entry.logs}
-        return cls(
-            entries=entries, by_row=by_row, by_point=by_point, references=References(by_point)
-        )
+
+def side_of_baseline(baseline: Baseline) -> Side:
+    """The measured runs of a baseline."""
+    return _side([(run.allocation or baseline.name, run) for run in baseline.runs])
+
+
+def side_of_results(results: Sequence[Results]) -> Side:
+    """The runs of all results together."""
+    return _side([(result.allocation_of(run), run) for result in results for run in result.runs])
+
+
+def _side(placed: Sequence[tuple[str, Run]]) -> Side:
+    """The side that runs make, each given with its allocation."""
+    valid: dict[PointKey, dict[str, list[Run]]] = {}
+    failed: dict[PointKey, list[Run]] = {}
+    for allocation, run in placed:
+        key = PointKey.of(run)
+        if run.is_valid:
+            valid.setdefault(key, {}).setdefault(allocation, []).append(run)
+        else:
+            failed.setdefault(key, []).append(run)
+    entries = []
+    by_row: dict[EntryKey, list[Entry]] = {}
+    for point in scaling_points([run for _, run in placed]):
+        runs = valid.get(point.point_key, {})
+        logs = {night: tuple(run.log_step_time for run in its) for night, its in runs.items()}
+        failures = failed.get(point.point_key, ())
+        entries.append(Entry(point=point, logs=logs, runs=runs, failed=failures))
+        by_row.setdefault(point.key, []).append(entries[-1])
+    by_point = {entry.point.point_key: entry for entry in entries if entry.logs}
+    return Side(entries=entries, by_row=by_row, by_point=by_point, references=References(by_point))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,254 +127,140 @@ class Row:
     key: EntryKey
     before: Entry | None = None
     figure: PublishedFigure | None = None
+    published_speedup: float | None = None
     after: Entry | None = None
     obstacle: Verdict | None = None
     reason: Statement | None = None
 
-
-def side_of_baseline(baseline: Baseline) -> Side:
-    """The measured runs of a baseline."""
-    return Side.of_runs([(run.allocation or baseline.name, run) for run in baseline.runs])
-
-
-def side_of_results(results: Sequence[Results]) -> Side:
-    """The runs of all results together."""
-    return Side.of_runs(
-        [(result.allocation_of(run), run) for result in results for run in result.runs]
-    )
-
-
-def _entries(placed: Sequence[tuple[str, Run]]) -> tuple[Entry, ...]:
-    runs: dict[PointKey, dict[str, list[Run]]] = {}
-    failures: dict[PointKey, str] = {}
-    kinds: dict[PointKey, Counter[str]] = {}
-    for allocation, run in placed:
-        key = PointKey.of(run)
-        if run.is_valid:
-            runs.setdefault(key, {}).setdefault(allocation, []).append(run)
-        else:
-            failures.setdefault(key, failure_text(run.failure))
-            kind = "" if run.failure is None else run.failure.kind
-            kinds.setdefault(key, Counter())[kind] += 1
-    entries = []
-    for point in scaling_points([run for _, run in placed]):
-        made = runs.get(point.point_key, {})
-        entries.append(
-            Entry(
-                point=point,
-                logs={
-                    night: tuple(run.log_step_time for run in its) for night, its in made.items()
-                },
-                runs={night: tuple(its) for night, its in made.items()},
-                first_failure=failures.get(point.point_key),
-                failures=kinds.get(point.point_key, {}),
-            )
+    def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
+        """The row with this verdict, and with what either side has of it, judged or not."""
+        shown = self.after or self.before
+        before = _pair(self.before)
+        if self.before is None and self.published_speedup is not None:
+            known = Estimate(value=self.published_speedup)
+            before = SpeedupPair(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
+        return EntryVerdict(
+            key=self.key,
+            verdict=verdict,
+            baseline=before,
+            current=_pair(self.after),
+            reason=reason,
+            configuration=None if shown is None else shown.point.configuration,
         )
-    return tuple(entries)
+
+    def blocked(self, obstacle: Verdict, code: ReasonCode, **facts: object) -> "Row":
+        """The row that cannot be judged, for this reason."""
+        return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
-def failure_text(failure: Failure | None) -> str:
-    """The first line of why a run failed, cut to a length that a table bears."""
-    if failure is None:
-        return "the run has no windows"
-    message = failure.message.strip() or failure.kind
-    line = message.splitlines()[0]
-    return line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…"
+def _pair(entry: Entry | None) -> SpeedupPair:
+    if entry is None:
+        return SpeedupPair(speedup=None, efficiency=None)
+    return SpeedupPair(speedup=entry.point.speedup, efficiency=entry.point.efficiency)
 
 
-def match(
-    baseline: Baseline,
-    before: Side,
-    after: Side,
-    *,
-    cases: Collection[str] | None,
-    gpus: Collection[int] | None,
-) -> list[Row]:
-    """One row for each entry of either side that the filters let through.
-
-    A case that was asked for and has none of the numbers of GPUs that were has rows as well.
-    Rows come case by case, the baseline's first, each with its numbers of GPUs ascending.
-    """
-    keys = known_keys(baseline, before, after)
-    appearance = {(key.case, key.strategy): i for i, key in reversed(list(enumerate(keys)))}
-    chosen = [key for key in keys if _selected(key, cases, gpus)]
-    chosen += _absent(keys, chosen, cases, gpus)
-    ordered = sorted(chosen, key=lambda key: (appearance[key.case, key.strategy], key.gpus))
+def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey]) -> list[Row]:
+    """One row for each entry of either side with one of the keys, in their order."""
     figures = {figure.key: figure for figure in baseline.published}
-    return [
-        row
-        for key in ordered
-        for row in _rows_of_key(
-            key,
-            before.by_row.get(key, ()),
-            figures.get(key),
-            after.by_row.get(key, ()),
-            baseline.hardware.device,
-        )
-    ]
+    rows: list[Row] = []
+    for key in keys:
+        then, now, figure = before.by_row.get(key), after.by_row.get(key, ()), figures.get(key)
+        if then:
+            rows += _measured_rows(then, now)
+        elif figure is not None:
+            speedup, device = published_speedup(figure, figures), baseline.hardware.device
+            row = Row(key=key, figure=figure, published_speedup=speedup)
+            # A publication that names no precision and no compiler is taken to have used none.
+            plainest = sorted(now, key=_options)
+            found = [
+                (_published_differences(figure, device, each.point), each) for each in plainest
+            ]
+            rows.append(_beside_nearest(row, found))
+        elif now:
+            rows += [_new_row(entry, ()) for entry in now]
+        else:
+            rows.append(Row(key=key).blocked(Verdict.MISSING, ReasonCode.ON_NEITHER_SIDE))
+    return rows
 
 
-def known_keys(baseline: Baseline, before: Side, after: Side) -> tuple[EntryKey, ...]:
-    """The rows that any side has, the baseline's first."""
-    published = (figure.key for figure in baseline.published)
-    return tuple(dict.fromkeys((*before.by_row, *published, *after.by_row)))
+def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[Row]:
+    """A row for each entry before, beside what is most like it, and for each that is new."""
+    taken = {entry.point.configuration for entry in before}
+    free = [entry for entry in after if entry.point.configuration not in taken]
+    shown = []
+    for entry in before:
+        point = entry.point
+        same = [now for now in after if now.point.configuration == point.configuration]
+        found = [(_entry_differences(entry, now), now) for now in same or free]
+        row = _beside_nearest(Row(key=point.key, before=entry), found)
+        shown.append(row.after)
+        yield row
+    for now in after:
+        if now not in shown:
+            yield _new_row(now, before)
 
 
-def names_case(name: str, key: EntryKey) -> bool:
-    """True where `mnist_cnn` or `mnist_cnn/ddp` means this row."""
-    return name in (key.case, f"{key.case}/{key.strategy}")
-
-
-def _absent(
-    keys: Collection[EntryKey],
-    chosen: Collection[EntryKey],
-    cases: Collection[str] | None,
-    gpus: Collection[int] | None,
-) -> list[EntryKey]:
-    """Rows that were asked for, of cases that have no other row."""
-    left = [name for name in cases or () if not any(names_case(name, key) for key in chosen)]
-    return list(
-        dict.fromkeys(
-            key._replace(gpus=count)
-            for key in keys
-            if any(names_case(name, key) for name in left)
-            for count in gpus or ()
-        )
-    )
-
-
-def _selected(key: EntryKey, cases: Collection[str] | None, gpus: Collection[int] | None) -> bool:
-    if gpus is not None and key.gpus not in gpus:
-        return False
-    return cases is None or any(names_case(name, key) for name in cases)
-
-
-def _rows_of_key(
-    key: EntryKey,
-    before: Sequence[Entry],
-    figure: PublishedFigure | None,
-    after: Sequence[Entry],
-    device: str,
-) -> list[Row]:
-    if before:
-        taken = {entry.point.configuration for entry in before}
-        free = [entry for entry in after if entry.point.configuration not in taken]
-        rows = [_measured_row(entry, after, free) for entry in before]
-        shown = [row.after for row in rows]
-        return [*rows, *(_new_row(entry, before) for entry in after if entry not in shown)]
-    if figure is not None:
-        return [_published_row(figure, device, after)]
-    if not after:
-        return [Row(key=key, obstacle=Verdict.MISSING, reason=_ON_NEITHER_SIDE)]
-    return [_new_row(entry, ()) for entry in after]
+def _options(entry: Entry) -> int:
+    used = entry.point.configuration
+    options = used.precision != "fp32", used.channels_last, used.compiled, used.data != "real"
+    return sum(map(bool, options))
 
 
 def _new_row(after: Entry, before: Sequence[Entry]) -> Row:
-    nearest = min((_all_differences(entry, after) for entry in before), key=len, default=())
-    reason = Statement.of(ReasonCode.NO_ENTRY)
+    row = Row(key=after.point.key, after=after)
+    nearest = min((_entry_differences(entry, after) for entry in before), key=len, default=())
     if nearest:
-        reason = Statement.of(ReasonCode.NO_ENTRY_ALIKE, differences=nearest)
-    return Row(key=after.point.key, after=after, obstacle=Verdict.MISSING, reason=reason)
+        return row.blocked(Verdict.MISSING, ReasonCode.NO_ENTRY_ALIKE, differences=nearest)
+    return row.blocked(Verdict.MISSING, ReasonCode.NO_ENTRY)
 
 
-def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[str, ...]:
-    """The differences that keep runs of two points from being repetitions: `size: full → smoke`."""
-    return (
-        *differences(before.configuration, after.configuration),
-        *_number_differences(before.batch_per_gpu, after.batch_per_gpu, name="batch_per_gpu"),
-        *_shape_differences(before.sample_shape, after.sample_shape),
-    )
+def _beside_nearest(row: Row, found: Sequence[tuple[Sequence[FieldChange], Entry]]) -> Row:
+    """The row with the entry that differs least, and with what keeps it from being judged."""
+    if not found:
+        return row.blocked(Verdict.MISSING, ReasonCode.NOT_MEASURED)
+    different, after = min(found, key=lambda each: len(each[0]))
+    row = replace(row, after=after)
+    if different:
+        code = ReasonCode.OTHER_MEASUREMENT
+        return row.blocked(Verdict.INCOMPARABLE, code, differences=different)
+    if after.point.valid_runs:
+        return row
+    made = len(after.failed)
+    code = ReasonCode.ONLY_RUN_FAILED if made == 1 else ReasonCode.ALL_RUNS_FAILED
+    return row.blocked(Verdict.MISSING, code, made=made, failure=after.first_failure)
 
 
-def _all_differences(before: Entry, after: Entry) -> tuple[str, ...]:
-    return (
-        *point_differences(before.point, after.point),
-        *_placement_differences(before.placements, after.placements),
-    )
+def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldChange, ...]:
+    """The differences that keep runs of two points from being repetitions."""
+    found = differences(before.configuration, after.configuration)
+    found += _differing("batch_per_gpu", before.batch_per_gpu, after.batch_per_gpu)
+    if before.sample_shape is not None and after.sample_shape is not None:
+        found += _differing("sample_shape", before.sample_shape, after.sample_shape)
+    return found
 
 
-def _placement_differences(
-    before: Collection[tuple[int, ...]], after: Collection[tuple[int, ...]]
-) -> Iterable[str]:
-    """Nothing where a side does not know, and where the baseline has runs of each placement."""
-    if before and not set(after) <= set(before):
-        then, now = (
-            " or ".join(" + ".join(map(str, placement)) for placement in sorted(placements))
-            for placements in (before, after)
-        )
-        yield f"ranks per node: {then} → {now}"
+def _entry_differences(before: Entry, after: Entry) -> tuple[FieldChange, ...]:
+    found = point_differences(before.point, after.point)
+    # Nothing where a side does not know, and where the baseline has runs of each placement.
+    then, now = before.placements, after.placements
+    if then and not now <= then:
+        found += _differing("ranks_per_node", then, now)
+    return found
 
 
-def _measured_row(before: Entry, after: Sequence[Entry], free: Sequence[Entry]) -> Row:
-    key = before.point.key
-    same = [each for each in after if each.point.configuration == before.point.configuration]
-    if not same and not free:
-        return Row(key=key, before=before, obstacle=Verdict.MISSING, reason=_NOT_MEASURED)
-    found = [(_all_differences(before, each), each) for each in same or free]
-    nearest_differences, nearest = min(found, key=lambda each: len(each[0]))
-    return _checked(Row(key=key, before=before, after=nearest), nearest, nearest_differences)
-
-
-def _published_row(figure: PublishedFigure, device: str, after: Sequence[Entry]) -> Row:
-    if not after:
-        return Row(key=figure.key, figure=figure, obstacle=Verdict.MISSING, reason=_NOT_MEASURED)
-    found = [(published_differences(figure, device, each.point), each) for each in after]
-    nearest_differences, nearest = min(
-        found,
-        key=lambda each: (len(each[0]), _distance_from_plain(each[1].point.configuration)),
-    )
-    return _checked(Row(key=figure.key, figure=figure, after=nearest), nearest, nearest_differences)
-
-
-def _checked(row: Row, after: Entry, found: Sequence[str]) -> Row:
-    if found:
-        reason = Statement.of(ReasonCode.OTHER_MEASUREMENT, differences=found)
-        return replace(row, obstacle=Verdict.INCOMPARABLE, reason=reason)
-    if not after.point.valid_runs:
-        made = after.point.failed_runs
-        code = ReasonCode.ONLY_RUN_FAILED if made == 1 else ReasonCode.ALL_RUNS_FAILED
-        reason = Statement.of(code, made=made, failure=after.first_failure)
-        return replace(row, obstacle=Verdict.MISSING, reason=reason)
-    return row
-
-
-def published_differences(
+def _published_differences(
     figure: PublishedFigure, device: str, point: ScalingPoint
-) -> tuple[str, ...]:
+) -> tuple[FieldChange, ...]:
     """The differences between a published figure and a point, as far as it tells them.
 
     Weak or strong scaling needs no look of its own: it shows in the batch per GPU.
     """
-    configuration = point.configuration
-    found = []
-    if configuration.device != device:
-        found.append(f"device: {device} → {configuration.device}")
-    if configuration.size != PUBLISHED_SIZE:
-        found.append(f"size: {PUBLISHED_SIZE} → {configuration.size}")
-    found.extend(
-        _number_differences(figure.batch_per_gpu, point.batch_per_gpu, name="batch_per_gpu")
-    )
-    return tuple(found)
-
-
-def _distance_from_plain(configuration: Configuration) -> int:
-    # A publication that names no precision and no compiler is taken to have used none.
     return (
-        (configuration.precision != "fp32")
-        + bool(configuration.channels_last)
-        + bool(configuration.compiled)
-        + (configuration.data != "real")
+        *_differing("device", device, point.configuration.device),
+        *_differing("size", PUBLISHED_SIZE, point.configuration.size),
+        *_differing("batch_per_gpu", figure.batch_per_gpu, point.batch_per_gpu),
     )
 
 
-def _number_differences(before: int, after: int, *, name: str) -> Iterable[str]:
-    if before != after:
-        yield f"{name}: {before} → {after}"
-
-
-def _shape_differences(
-    before: tuple[int, ...] | None, after: tuple[int, ...] | None
-) -> Iterable[str]:
-    if before is not None and after is not None and before != after:
-        old, new = ("×".join(map(str, shape)) for shape in (before, after))
-        yield f"sample_shape: {old} → {new}"
+def _differing(name: str, before: object, after: object) -> tuple[FieldChange, ...]:
+    return () if before == after else (FieldChange(name, before, after),)

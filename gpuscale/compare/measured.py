@@ -1,6 +1,6 @@
 """Judging against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import (
@@ -10,56 +10,41 @@ from gpuscale.compare.decision import (
     TIME_WEIGHT,
     Decision,
     ErrorRates,
+    Judgement,
     Quantities,
     Quantity,
+    RequiredRuns,
     decide,
+    required_runs,
 )
-from gpuscale.compare.judgement import Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
-from gpuscale.compare.pairing import Gains, MetricPairing, Pairing, pair_metrics, pair_rows
+from gpuscale.compare.metrics import MetricChange, metric_changes
+from gpuscale.compare.spread import (
+    SideSample,
+    gain_of,
+    largest_spread,
+    moderated_samples,
+)
 from gpuscale.records import (
-    EntryKey,
     Finding,
-    MetricVerdict,
+    Limits,
+    MetricSpec,
     QuantityName,
     ReasonCode,
     Statement,
     Tolerances,
     Verdict,
 )
-from gpuscale.statistics.estimates import Difference, exponential
+from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
+from gpuscale.scaling import PointKey
+from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
-_OptionalP = float | None
 _MOVES = {
     Finding.SCALING_LOSS: ReasonCode.SCALING_LOST,
     Finding.SINGLE_GPU_SLOWDOWN: ReasonCode.EACH_GPU_SLOWER,
     Finding.REFERENCE_FASTER: ReasonCode.REFERENCE_FASTER,
 }
-_SPREADS = {
-    "current runs": ReasonCode.RUNS_DIFFER,
-    "baseline runs": ReasonCode.BASELINE_RUNS_DIFFER,
-    "allocations": ReasonCode.NIGHTS_DIFFER,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tested:
-    """The tests of one row, before the family is known."""
-
-    pairing: Pairing
-    gains: Gains
-    metrics: tuple[MetricPairing, ...]
-    metric_gains: tuple[Difference, ...]
-
-    @property
-    def tests(self) -> list[tuple[Difference, float]]:
-        """Each test with its weight in the family: T first, then S, then the metrics."""
-        others = [self.gains.speedup] if self.gains.speedup is not None else []
-        return [
-            (self.gains.time, TIME_WEIGHT),
-            *((gain, OTHER_WEIGHT) for gain in (*others, *self.metric_gains)),
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +60,66 @@ class _Rule:
         """The p below which a test of this weight counts if it is the only one that does."""
         return self.rates.significance * weight / self.family_weight
 
-    def corrected(self, probability: _OptionalP, weight: float) -> _OptionalP:
-        """The p adjusted as if no other test counted."""
-        if probability is None:
-            return None
-        return min(1.0, probability * self.family_weight / weight)
+    def alone(self, test: Quantity) -> Quantity:
+        """The test with its p adjusted as if no other one counted."""
+        worse, better = (
+            None if p is None else min(1.0, p * self.family_weight / test.weight)
+            for p in (test.gain.p_below_zero(), test.gain.p_above_zero())
+        )
+        return replace(test, p_worse=worse, p_better=better)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairing:
+    """Both sides of one row, with the runs on 1 GPU where both sides have them."""
+
+    row: Row
+    before: SideSample
+    after: SideSample
+    without_speedup: Statement | None = None
+    """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
+
+    def quantities(
+        self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
+    ) -> Quantities:
+        """The changes, now or after further runs that leave the means; no p is adjusted yet."""
+        key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
+
+        def change(
+            name: QuantityName,
+            limits: Limits,
+            then: SideSample,
+            now: SideSample,
+            apart: float = 0.0,
+        ) -> Quantity:
+            deviation = limits.allocation_deviation
+            gain = gain_of(then, now, deviation=deviation, deviation_apart=apart)
+            weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
+            return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
+
+        name = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
+        of_time = tolerances.limits(key, THROUGHPUT)
+        time = change(name, of_time, before.alone, after.alone)
+        if before.reference is None or after.reference is None:
+            return Quantities(time=time)
+        of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
+        of_speedup = tolerances.limits(key, SPEEDUP)
+        apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
+        one = SideSample(time=before.reference), SideSample(time=after.reference)
+        return Quantities(
+            time=time,
+            speedup=change(QuantityName.EFFICIENCY, of_speedup, before, after, apart),
+            reference=change(QuantityName.THROUGHPUT_ON_1, of_one, *one),
+        )
+
+    def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
+        """The spread that makes T(n), or S(n), uncertain however many runs are added."""
+        most = FURTHER_RUNS[-1]
+        quantities = self.quantities(rule.tolerances, rule.rates, further_runs=most)
+        before, after = self.before, self.after.with_further_runs(most)
+        if of_speedup and quantities.speedup is not None:
+            return largest_spread(before, after, quantities.speedup.gain)
+        return largest_spread(before.alone, after.alone, quantities.time.gain)
 
 
 def judge_measured(
@@ -89,172 +129,140 @@ def judge_measured(
 
     The tests of all rows are one family: their p are adjusted after Benjamini and Hochberg.
     """
-    tested = [
-        _Tested(
-            pairing=pairing,
-            gains=pairing.gains(tolerances),
-            metrics=metrics,
-            metric_gains=tuple(metric.gain(tolerances) for metric in metrics),
-        )
-        for pairing, metrics in zip(
-            pair_rows(rows, before, after),
-            pair_metrics(rows, before, after),
-            strict=True,
-        )
+    pairings = _pairings(rows, before, after)
+    quantities = [pairing.quantities(tolerances, rates) for pairing in pairings]
+    metrics = metric_changes(rows, before, after, tolerances, rates)
+    tests = [
+        test
+        for its, others in zip(quantities, metrics, strict=True)
+        for test in (*its.tests, *(metric.quantity for metric in others))
     ]
-    tests = [test for row in tested for test in row.tests]
-    worse = iter(_adjusted(tests, Difference.p_below_zero))
-    better = iter(_adjusted(tests, Difference.p_above_zero))
-    rule = _Rule(
-        tolerances=tolerances, rates=rates, family_weight=sum(weight for _, weight in tests)
+    adjusted = _adjusted(tests)
+    family_weight = sum(test.weight for test in tests)
+    rule = _Rule(tolerances=tolerances, rates=rates, family_weight=family_weight)
+    judgements = []
+    for pairing, its, others in zip(pairings, quantities, metrics, strict=True):
+        tested = its.with_tests(adjusted)
+        changes = [replace(metric, quantity=next(adjusted)) for metric in others]
+        judgements.append(_judgement(pairing, tested, changes, rule))
+    return judgements
+
+
+def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
+    """The pairing of each row, all of which have valid runs on both sides.
+
+    Every sample is moderated by all the others of the comparison, also by those of rows that
+    are not judged: how much runs differ is told by all of them.
+    """
+    configurations = {entry.point.configuration for entry in before.entries}
+    then, now = moderated_samples(
+        {key: entry.logs for key, entry in before.by_point.items()},
+        {
+            key: entry.logs
+            for key, entry in after.by_point.items()
+            if key.configuration in configurations
+        },
     )
-    return [
-        _judgement(row.key, each, [(next(worse), next(better)) for _ in each.tests], rule)
-        for row, each in zip(rows, tested, strict=True)
-    ]
+    pairings = []
+    for row in rows:
+        assert row.before is not None, "a row of measured runs has them on both sides"
+        assert row.after is not None, "a row of measured runs has them on both sides"
+        keys = row.before.point.point_key, row.after.point.point_key
+        ones = before.references.of(keys[0]), after.references.of(keys[1])
+        why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
+        used = (None, None) if row.key.gpus == 1 or why is not None else ones
+        old, new = (
+            SideSample(time=side[key], reference=None if one is None else side[one])
+            for side, key, one in zip((then, now), keys, used, strict=True)
+        )
+        pairings.append(_Pairing(row=row, before=old, after=new, without_speedup=why))
+    return pairings
 
 
-def _adjusted(
-    tests: Sequence[tuple[Difference, float]], probability: Callable[[Difference], _OptionalP]
-) -> list[_OptionalP]:
-    raw = [(probability(gain), weight) for gain, weight in tests]
-    known = [(p, weight) for p, weight in raw if p is not None]
-    adjusted = iter(benjamini_hochberg([p for p, _ in known], [weight for _, weight in known]))
-    return [None if p is None else next(adjusted) for p, _ in raw]
+def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
+    if before is None and now is None:
+        return Statement.of(ReasonCode.NEITHER_ON_1_GPU)
+    if before is None:
+        return Statement.of(ReasonCode.BASELINE_NOT_ON_1_GPU)
+    if now is None:
+        return Statement.of(ReasonCode.RESULTS_NOT_ON_1_GPU)
+    batches = {"before": before.batch_per_gpu, "now": now.batch_per_gpu}
+    if before.batch_per_gpu != now.batch_per_gpu:
+        return Statement.of(ReasonCode.OTHER_BATCH_ON_1_GPU, **batches)
+    return None
+
+
+def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
+    """The tests with their p adjusted for the family; those without a spread have none."""
+    weights = [test.weight for test in tests if test.gain.parts is not None]
+    worse, better = (
+        iter(
+            benjamini_hochberg([p for test in tests if (p := p_of(test.gain)) is not None], weights)
+        )
+        for p_of in (Difference.p_below_zero, Difference.p_above_zero)
+    )
+    for test in tests:
+        known = test.gain.parts is not None
+        yield replace(test, p_worse=next(worse), p_better=next(better)) if known else test
 
 
 def _judgement(
-    key: EntryKey, tested: _Tested, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
+    pairing: _Pairing, quantities: Quantities, metrics: Sequence[MetricChange], rule: _Rule
 ) -> Judgement:
-    quantities = _quantities(tested.pairing, tested.gains, ps, rule)
-    metrics = _metric_quantities(tested, ps[len(quantities.judged) :], rule)
     decision = decide(quantities)
-    worst = _worst_metric(tested.metrics, metrics)
+    verdict, decided_by = decision.verdict, decision.quantity.name
+    finding: Finding | MetricSpec | None = decision.finding
     # Slower training explains more energy, and is the heavier finding.
-    lost = None if decision.verdict is Verdict.REGRESSED else worst
-    verdict = decision.verdict if lost is None else Verdict.REGRESSED
-    required = _required_runs(tested.pairing, rule) if verdict is Verdict.INCONCLUSIVE else None
-    judged = (*quantities.judged, *metrics)
-    remedy = None if required is None else _remedy(required, tested.pairing, decision, rule)
-    reason = _reason(tested.pairing, quantities, decision, remedy)
+    worse = [each for each in metrics if each.quantity.is_worse and not verdict.is_loss]
+    lost = max(worse, key=lambda each: each.quantity.excess_loss, default=None)
+    required = remedy = None
+    if verdict is Verdict.INCONCLUSIVE and lost is None:
+        required = _required_runs(pairing, rule)
+        remedy = required.advice
+        if required.needed is None:
+            of_speedup = decided_by == QuantityName.EFFICIENCY
+            remedy = pairing.lasting_spread(rule, of_speedup=of_speedup)
+    reason = _reason(pairing, quantities, decision, remedy)
+    if lost is not None:
+        verdict, finding, decided_by = Verdict.REGRESSED, lost.spec, lost.spec.name
+        reason = Statement.of(ReasonCode.METRIC_LOST, metric=decided_by, otherwise=reason)
+    judged = (*quantities.tests, *(metric.quantity for metric in metrics))
     return Judgement(
-        verdict=verdict,
-        reason=reason
-        if lost is None
-        else Statement.of(ReasonCode.METRIC_LOST, metric=lost[1].name, otherwise=reason),
-        finding=decision.finding if lost is None else lost[0].kind,
-        change=decision.quantity.gain.relative_change(),
-        changed_quantity=QuantityName(decision.quantity.name),
-        minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
-        further_runs=None if required is None else required.credible,
-        metrics=tuple(
-            _metric_verdict(metric, quantity)
-            for metric, quantity in zip(tested.metrics, metrics, strict=True)
+        row=pairing.row,
+        entry=replace(
+            pairing.row.told(verdict, reason),
+            finding=finding,
+            change=decision.quantity.gain.relative_change(),
+            changed_quantity=QuantityName(decision.quantity.name),
+            minimum_detectable_loss=_minimum_detectable_loss(quantities, rule),
+            further_runs=None if required is None else required.credible,
+            metrics=tuple(metric.verdict for metric in metrics),
         ),
         excess_losses={quantity.name: quantity.excess_loss for quantity in judged},
-        decided_by=(decision.quantity if lost is None else lost[1]).name,
+        decided_by=decided_by,
         is_suspect=any(quantity.moved_worse(NAMING_SIGNIFICANCE) for quantity in judged),
     )
 
 
-def _quantities(
-    pairing: Pairing, gains: Gains, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
-) -> Quantities:
-    limits, key = rule.tolerances.limits, pairing.key
-
-    def quantity(
-        name: QuantityName, gain: Difference, row: EntryKey, p: tuple[_OptionalP, _OptionalP]
-    ) -> Quantity:
-        return Quantity(
-            name=name,
-            gain=gain,
-            p_worse=p[0],
-            p_better=p[1],
-            limits=limits(row, "speedup" if name is QuantityName.EFFICIENCY else "throughput"),
-            rates=rule.rates,
-        )
-
-    of_time = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
-    time = quantity(of_time, gains.time, key, ps[0])
-    if gains.speedup is None or gains.reference is None:
-        return Quantities(time=time)
-    return Quantities(
-        time=time,
-        speedup=quantity(QuantityName.EFFICIENCY, gains.speedup, key, ps[1]),
-        reference=quantity(
-            QuantityName.THROUGHPUT_ON_1, gains.reference, pairing.reference_row, (None, None)
-        ),
-    )
-
-
-def _metric_quantities(
-    tested: _Tested, ps: Sequence[tuple[_OptionalP, _OptionalP]], rule: _Rule
-) -> list[Quantity]:
-    return [
-        Quantity(
-            name=metric.kind.name,
-            gain=gain,
-            p_worse=p_worse,
-            p_better=p_better,
-            limits=rule.tolerances.limits(metric.key, metric.kind.name),
-            rates=rule.rates,
-            loss_of=metric.loss_of,
-        )
-        for metric, gain, (p_worse, p_better) in zip(
-            tested.metrics, tested.metric_gains, ps, strict=True
-        )
-    ]
-
-
-def _worst_metric(
-    metrics: Sequence[MetricPairing], quantities: Sequence[Quantity]
-) -> tuple[MetricPairing, Quantity] | None:
-    """The metric that is furthest beyond its margin, of those that are significantly worse."""
-    worse = [pair for pair in zip(metrics, quantities, strict=True) if pair[1].is_worse]
-    return max(worse, key=lambda pair: pair[1].excess_loss, default=None)
-
-
-def _metric_verdict(metric: MetricPairing, quantity: Quantity) -> MetricVerdict:
-    if quantity.is_worse:
-        verdict = Verdict.REGRESSED
-    elif quantity.is_better:
-        verdict = Verdict.IMPROVED
-    else:
-        verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
-    return MetricVerdict(
-        metric=metric.kind,
-        verdict=verdict,
-        baseline=metric.estimate(metric.baseline),
-        current=metric.estimate(metric.current),
-        change=metric.change(quantity),
-        rise_bound=quantity.loss_bound,
-    )
-
-
-def _required_runs(pairing: Pairing, rule: _Rule) -> RequiredRuns:
+def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
     """By the rates of one look, in a session too: both then say the same of the same runs."""
-    once = replace(rule, rates=ONE_ANALYSIS)
-    ends = (pairing.current, *(pairing.references or ())[1:])
-    return required_runs(
-        lambda runs: _would_be_settled(pairing, once, runs), made=min(end.count for end in ends)
-    )
 
+    def settles(further_runs: int) -> bool:
+        its = pairing.quantities(rule.tolerances, ONE_ANALYSIS, further_runs=further_runs)
+        # The other rows' p are not known then: the strictest correction is the safe one.
+        tested = its.with_tests(map(rule.alone, its.tests))
+        return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
-def _remedy(required: RequiredRuns, pairing: Pairing, decision: Decision, rule: _Rule) -> Statement:
-    if required.needed is not None:
-        return required.advice
-    of_speedup = decision.quantity.name == QuantityName.EFFICIENCY
-    spread = pairing.lasting_spread(rule.tolerances, of_speedup=of_speedup)
-    return Statement.of(_SPREADS[spread.source], deviation=exponential(spread.deviation) - 1)
+    return required_runs(settles, made=min(sample.count for sample in pairing.after.all))
 
 
 def _reason(
-    pairing: Pairing, quantities: Quantities, decision: Decision, remedy: Statement | None
+    pairing: _Pairing, quantities: Quantities, decision: Decision, remedy: Statement | None
 ) -> Statement:
     if decision.verdict is Verdict.INCONCLUSIVE:
         reason = _uncertain(quantities, decision.quantity, remedy)
     elif decision.finding is None:
-        bound = max(quantity.loss_bound or 0.0 for quantity in quantities.judged)
+        bound = max(quantity.loss_bound or 0.0 for quantity in quantities.tests)
         code = ReasonCode.NO_LOSS if bound <= 0 else ReasonCode.BOUNDED_LOSS
         reason = Statement.of(code, bound=bound)
     else:
@@ -280,9 +288,14 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
     change = quantity.gain.relative_change()
     if change.low is None or change.high is None:
         return Statement.of(ReasonCode.SINGLE_RUN)
-    code = _missed(quantity, change.high)
     if quantity.is_worse and quantity is quantities.speedup:
         code = ReasonCode.UNKNOWN_END_MOVED
+    elif change.high >= 0:
+        code = ReasonCode.LOSS_NOT_EXCLUDED
+    elif quantity.loss <= quantity.limits.margin or quantity.p_worse is None:
+        code = ReasonCode.WITHIN_MARGIN
+    else:
+        code = ReasonCode.NOT_BEYOND_CHANCE
     return Statement.of(
         code,
         quantity=quantity.name,
@@ -297,26 +310,6 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
     )
 
 
-def _missed(quantity: Quantity, highest_change: float) -> ReasonCode:
-    """The limit that the quantity misses, on the way to a loss or to a pass."""
-    if highest_change >= 0:
-        return ReasonCode.LOSS_NOT_EXCLUDED
-    if quantity.loss <= quantity.limits.margin or quantity.p_worse is None:
-        return ReasonCode.WITHIN_MARGIN
-    return ReasonCode.NOT_BEYOND_CHANCE
-
-
-def _would_be_settled(pairing: Pairing, rule: _Rule, further_runs: int) -> bool:
-    gains = pairing.gains(rule.tolerances, further_runs=further_runs)
-    # The other rows' p are not known then: the strictest correction is the safe one.
-    ps = [
-        (rule.corrected(gain.p_below_zero(), weight), rule.corrected(gain.p_above_zero(), weight))
-        for gain, weight in ((gains.time, TIME_WEIGHT), (gains.speedup, OTHER_WEIGHT))
-        if gain is not None
-    ]
-    return decide(_quantities(pairing, gains, ps, rule)).verdict is not Verdict.INCONCLUSIVE
-
-
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
     """The smallest loss that is found 19 times in 20 if it strikes this row alone.
 
@@ -324,15 +317,13 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:
-        return detectable_loss(
-            quantity.gain, significance=significance, margin=quantity.limits.margin
-        )
+        margin = quantity.limits.margin
+        return detectable_loss(quantity.gain, significance=significance, margin=margin)
 
-    alone = detectable(quantities.time, rule.strictest(TIME_WEIGHT))
-    if quantities.speedup is None or alone is None:
-        return alone
-    by_speedup = detectable(quantities.speedup, rule.strictest(OTHER_WEIGHT))
-    support = detectable(quantities.time, rule.rates.significance)
-    if by_speedup is None or support is None:
+    time, speedup = quantities.time, quantities.speedup
+    alone = detectable(time, rule.strictest(TIME_WEIGHT))
+    by_speedup = None if speedup is None else detectable(speedup, rule.strictest(OTHER_WEIGHT))
+    support = detectable(time, rule.rates.significance)
+    if alone is None or by_speedup is None or support is None:
         return alone
     return min(alone, max(by_speedup, support))

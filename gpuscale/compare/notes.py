@@ -10,6 +10,7 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.records import Baseline, Comparison, EntryVerdict, NoteCode, Results, Statement
+from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential
 
@@ -19,10 +20,7 @@ FAR_APART = 3.0
 
 
 def notes_of(
-    baseline: Baseline,
-    rows: Sequence[Row],
-    entries: Sequence[EntryVerdict],
-    after: Side,
+    baseline: Baseline, rows: Sequence[Row], entries: Sequence[EntryVerdict], after: Side
 ) -> tuple[Statement, ...]:
     """All notes of a comparison, in order of weight."""
     judged = [entry for row in rows if row.obstacle is None and (entry := row.before)]
@@ -63,11 +61,12 @@ def expiry_note(baseline: Baseline, today: date) -> Statement | None:
 def _emptiness(
     baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]
 ) -> Iterable[Statement]:
-    if not baseline.runs and not baseline.published:
+    has_entries = bool(baseline.runs or baseline.published)
+    if not has_entries:
         yield Statement.of(NoteCode.EMPTY_BASELINE)
     if not any(current.point.valid_runs for current in currents):
         yield Statement.of(NoteCode.NO_VALID_RUN)
-    if not rows and (baseline.runs or baseline.published or currents):
+    if not rows and (has_entries or currents):
         yield Statement.of(NoteCode.NO_ROW_LEFT)
 
 
@@ -81,64 +80,54 @@ def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
 
 
 def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
-    counts = {len(entry.runs) for entry in judged}
-    if not counts:
-        return
-    tolerances = baseline.tolerances
-    few = min(counts)
-    if few < MINIMUM_ALLOCATIONS:
+    counts = [len(entry.runs) for entry in judged] or [0]
+    few, most = min(counts), max(counts)
+    if 0 < few < MINIMUM_ALLOCATIONS:
         yield Statement.of(
             NoteCode.ONE_ALLOCATION if few == 1 else NoteCode.FEW_ALLOCATIONS,
             count=few,
             enough=MINIMUM_ALLOCATIONS,
-            deviation_time=tolerances.allocation_deviation_time,
-            deviation_speedup=tolerances.allocation_deviation_speedup,
+            deviation_time=baseline.tolerances.allocation_deviation_time,
+            deviation_speedup=baseline.tolerances.allocation_deviation_speedup,
         )
-    if max(counts) >= MINIMUM_ALLOCATIONS:
+    if most >= MINIMUM_ALLOCATIONS:
         of_all = few >= MINIMUM_ALLOCATIONS
         code = NoteCode.ESTIMATED_SPREAD if of_all else NoteCode.ESTIMATED_SPREAD_OF_OTHERS
-        yield Statement.of(code, count=max(counts))
+        yield Statement.of(code, count=most)
 
 
 def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
-    few = [entry for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
+    few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
-        first = few[0].point
         yield Statement.of(
             NoteCode.FEW_RUNS_OF_SEVERAL if len(few) > 1 else NoteCode.FEW_RUNS,
-            row=first.key,
-            runs=first.valid_runs,
+            row=few[0].key,
+            runs=few[0].valid_runs,
             others=len(few) - 1,
             enough=ENOUGH_RUNS,
         )
 
 
 def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
-    shared = {
-        allocation
-        for row in rows
-        if row.before is not None and row.after is not None
-        for allocation in row.before.runs
-        if allocation in row.after.runs
-    }
-    if shared:
+    pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
+    if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
         yield Statement.of(NoteCode.SAME_ALLOCATION, name=min(shared))
 
 
 def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
     """A pool of nights hides the one that is slow."""
+    limits = baseline.tolerances.limits
     found = [
-        (apart, night, row)
+        (apart, night, row.key)
         for row in rows
         if row.obstacle is None and row.after is not None
         for night, apart in _beside_the_others(row.after).items()
-        if abs(apart)
-        > FAR_APART * baseline.tolerances.limits(row.key, "throughput").allocation_deviation
+        if abs(apart) > FAR_APART * limits(row.key, THROUGHPUT).allocation_deviation
     ]
     if found:
-        apart, night, row = max(found, key=lambda each: abs(each[0]))
+        apart, night, key = max(found, key=lambda each: abs(each[0]))
         change = exponential(apart) - 1
-        yield Statement.of(NoteCode.DIFFERING_ALLOCATION, row=row.key, name=night, change=change)
+        yield Statement.of(NoteCode.DIFFERING_ALLOCATION, row=key, name=night, change=change)
 
 
 def _beside_the_others(current: Entry) -> Mapping[str, float]:
@@ -151,39 +140,32 @@ def _beside_the_others(current: Entry) -> Mapping[str, float]:
 
 
 def _published(rows: Sequence[Row]) -> Iterable[Statement]:
-    judged = [
+    judged = dict.fromkeys(
         row.after.point.configuration
         for row in rows
         if row.figure is not None and row.obstacle is None and row.after is not None
-    ]
-    if not judged:
-        return
-    yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
+    )
+    if judged:
+        yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
     if any(configuration.data == "synthetic" for configuration in judged):
         yield Statement.of(NoteCode.PUBLISHED_ON_REAL_DATA)
-    for configuration in dict.fromkeys(judged):
-        options = [
-            str(configuration.precision),
-            *(["channels_last"] if configuration.channels_last else []),
-            *(["compiled"] if configuration.compiled else []),
-        ]
+    for configuration in judged:
+        options = [str(configuration.precision)]
+        options += [name for name in ("channels_last", "compiled") if getattr(configuration, name)]
         label = configuration.label
         yield Statement.of(NoteCode.PUBLISHED_WITHOUT_PRECISION, label=label, options=options)
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
     for row in rows:
-        current = row.after
-        if current is None or not current.point.failed_runs:
-            continue
-        point = current.point
-        yield Statement.of(
-            NoteCode.FAILED_RUNS,
-            row=row.key,
-            failed=point.failed_runs,
-            made=point.valid_runs + point.failed_runs,
-            failure=current.first_failure,
-        )
+        if row.after is not None and row.after.failed:
+            yield Statement.of(
+                NoteCode.FAILED_RUNS,
+                row=row.key,
+                failed=len(row.after.failed),
+                made=row.after.point.valid_runs + len(row.after.failed),
+                failure=row.after.first_failure,
+            )
 
 
 def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
@@ -191,13 +173,10 @@ def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
     for row in rows:
         if row.figure is None or row.after is None:
             continue
-        shown = row.after.point
         for entry in after.by_row[row.key]:
-            point = entry.point
-            if point.point_key == shown.point_key:
-                continue
-            found = point_differences(shown, point)
-            yield Statement.of(NoteCode.NOT_JUDGED, row=point.key, differences=found)
+            if entry is not row.after:
+                found = point_differences(row.after.point, entry.point)
+                yield Statement.of(NoteCode.NOT_JUDGED, row=row.key, differences=found)
 
 
 def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:

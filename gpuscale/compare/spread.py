@@ -4,22 +4,18 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from gpuscale.records import ReasonCode, Statement
 from gpuscale.statistics.estimates import (
     Difference,
     Term,
     difference_of_levels,
+    exponential,
     grouped_log_sample,
     log_sample,
 )
-from gpuscale.statistics.shrinkage import (
-    Moderated,
-    Prior,
-    moderated_term,
-    not_below,
-    priors_of,
-)
+from gpuscale.statistics.shrinkage import Moderated, Prior, moderated_term, not_below, priors_of
 
 _Row = TypeVar("_Row")
 
@@ -40,7 +36,7 @@ class RunSample:
     """The runs of one entry on one side, by allocation."""
 
     values: Mapping[str, tuple[float, ...]]
-    """Logarithms of step times, or what else is judged; at least one, and larger is worse."""
+    """Logarithms of step times, or what else is judged; at least one."""
     moderated: Moderated
     """Their mean, and the variance of a run within its allocation."""
 
@@ -53,6 +49,12 @@ class RunSample:
     def count(self) -> int:
         """The number of runs, also those that are only supposed."""
         return self.moderated.sample.count
+
+    @property
+    def own_variance(self) -> float:
+        """The variance that its own runs tell; where they are too few, that of the others."""
+        own = self.moderated.sample.variance
+        return (self.moderated.variance or 0.0) if own is None else own
 
     @property
     def allocation_share(self) -> float:
@@ -90,12 +92,12 @@ def moderated_samples(
             other = then[key]
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
-    moderated = [
+    moderated = (
         RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
         for values, own, prior in zip(sides, samples, priors, strict=True)
-    ]
-    now = iter(moderated[len(baseline) :])
-    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, now, strict=True))
+    )
+    # The first zip ends before it takes from `moderated`, as the shorter one stands first.
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +108,9 @@ class SideSample:
     reference: RunSample | None = None
 
     @property
-    def value(self) -> float:
-        """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
-        return self.time.mean - (self.reference.mean if self.reference else 0.0)
+    def alone(self) -> "SideSample":
+        """The runs on n GPUs without those on 1 GPU."""
+        return SideSample(time=self.time)
 
     @property
     def all(self) -> tuple[RunSample, ...]:
@@ -116,16 +118,29 @@ class SideSample:
         return (self.time,) if self.reference is None else (self.time, self.reference)
 
     @property
+    def value(self) -> float:
+        """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
+        return self.time.mean - (self.reference.mean if self.reference else 0.0)
+
+    @property
     def common_allocations(self) -> tuple[str, ...]:
         """The allocations in which every end was measured, in order."""
-        if self.reference is None:
-            return tuple(self.time.values)
-        return tuple(name for name in self.time.values if name in self.reference.values)
+        return tuple(name for name in self.time.values if all(name in s.values for s in self.all))
 
     @property
     def allocation_share(self) -> float:
         """The part of the variance between allocations that is left in the value."""
         return max(end.allocation_share for end in self.all)
+
+    @property
+    def variance_of_means(self) -> float:
+        """The part of the variance between runs that is left in the value."""
+        return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.all)
+
+    def with_further_runs(self, count: int) -> "SideSample":
+        """Both samples with so many more runs."""
+        reference = self.reference and self.reference.with_further_runs(count)
+        return SideSample(time=self.time.with_further_runs(count), reference=reference)
 
     def in_allocation(self, name: str) -> float:
         """The value as that allocation alone gives it."""
@@ -140,57 +155,35 @@ class SideSample:
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.all)
 
 
-def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
+def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True where the baseline's own spread between allocations is used, not the declared one."""
-    return len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS and bool(
-        current.common_allocations
-    )
+    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
+    return enough and bool(current.common_allocations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The level that makes a change most uncertain."""
-
-    source: Literal["current runs", "baseline runs", "allocations"]
-    deviation: float
-    """Standard deviation of one run, or between allocations."""
-
-
-def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Spread:
-    """Which level puts most on the variance of a gain of these two sides.
+def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Statement:
+    """The level that puts most on the variance of a gain, with its standard deviation.
 
     A side is blamed for what its own runs differ by, not for what moderation adds.
     """
-    by_source: dict[Literal["current runs", "baseline runs"], float] = {
-        "current runs": math.fsum(_own_variance(end) / end.count for end in current.all),
-        "baseline runs": math.fsum(_own_variance(end) / end.count for end in baseline.all),
-    }
-    source = max(by_source, key=lambda name: by_source[name])
+    of_current, of_baseline = (
+        math.fsum(end.own_variance / end.count for end in side.all) for side in (current, baseline)
+    )
+    code, side, most = ReasonCode.RUNS_DIFFER, current, of_current
+    if of_baseline > of_current:
+        code, side, most = ReasonCode.BASELINE_RUNS_DIFFER, baseline, of_baseline
     shares = baseline.allocation_share + current.allocation_share
-    if estimates_allocations(baseline, current):
+    if _estimates_allocations(baseline, current):
         # Their means hold the spread of the baseline's runs already.
-        source = "current runs"
+        code, side, most = ReasonCode.RUNS_DIFFER, current, of_current
         means = log_sample([baseline.in_allocation(name) for name in baseline.common_allocations])
         between = (means.variance or 0.0) * shares
     else:
-        of_runs = _variance_of_means(baseline) + _variance_of_means(current)
-        between = (gain.variance or 0.0) - of_runs
-    if between > by_source[source]:
-        return Spread(source="allocations", deviation=math.sqrt(between / shares))
-    side = current if source == "current runs" else baseline
-    return Spread(
-        source=source,
-        deviation=math.sqrt(max(_own_variance(end) for end in side.all)),
-    )
-
-
-def _own_variance(end: RunSample) -> float:
-    own = end.moderated.sample.variance
-    return (end.moderated.variance or 0.0) if own is None else own
-
-
-def _variance_of_means(side: SideSample) -> float:
-    return math.fsum((end.moderated.variance or 0.0) / end.count for end in side.all)
+        between = (gain.variance or 0.0) - (baseline.variance_of_means + current.variance_of_means)
+    variance = max(end.own_variance for end in side.all)
+    if between > most:
+        code, variance = ReasonCode.NIGHTS_DIFFER, between / shares
+    return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
 
 
 def gain_of(
@@ -200,16 +193,11 @@ def gain_of(
 
     The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
     (1/R_baseline + 1/R_now) times. The former is declared; where the baseline gathers enough
-    allocations it is estimated from them, with the declared one as prior.
-
-    Args:
-        baseline: the runs then.
-        current: the runs now.
-        deviation: declared between allocations, of the value.
-        deviation_apart: the same of each end of a ratio whose samples come from different
-            allocations.
+    allocations it is estimated from them, with the declared one as prior. `deviation` is declared
+    of the value, `deviation_apart` of each end of a ratio whose samples come from different
+    allocations.
     """
-    if estimates_allocations(baseline, current):
+    if _estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)

@@ -13,9 +13,8 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuscale.compare.comparison import Assessment, assess, comparison_of, entries_of
-from gpuscale.compare.decision import ErrorRates
-from gpuscale.compare.judgement import Judgement, too_few_valid_runs
+from gpuscale.compare.comparison import Assessment, Choice, assess, comparison_of
+from gpuscale.compare.decision import ErrorRates, Judgement
 from gpuscale.compare.matching import Row
 from gpuscale.records import (
     Baseline,
@@ -107,56 +106,39 @@ def next_step(
     each item that gave a number, and those that failed before them. A row that is settled or
     confirmed stays so, unless most of its later runs fail.
 
-    Args:
-        baseline: as for `compare`.
-        results: everything that the session has, the runs in the order in which they ended.
-        plan: the numbers of runs.
-        cases: as for `compare`.
-        gpus: as for `compare`: the numbers of GPUs that the session measures.
-        configurations: those that the session measures. Of a row that the baseline has in one of
-            them, its entries in others are left out; None leaves out none.
+    The results are everything that the session has, the runs in the order in which they ended;
+    cases, GPUs and configurations are those that it measures. Of a row that the baseline has in
+    one of the configurations, its entries in others are left out; None leaves out none.
     """
-    session = _Session(_as_measured(baseline, configurations), results, plan, cases, gpus)
+    if configurations is not None:
+        met = {run.key for run in baseline.runs if run.configuration in configurations}
+        runs = (r for r in baseline.runs if r.key not in met or r.configuration in configurations)
+        baseline = msgspec.structs.replace(baseline, runs=tuple(runs))
+    session = _Session(baseline, results, plan, Choice(cases=cases, gpus=gpus))
     everything = session.assess(0, math.inf)
-    entries = entries_of(everything, session.baseline)
-    rows = [RowProgress(entry=entry) for entry in entries]
-    for runs in range(plan.fewest_runs, plan.most_runs + 1):
-        if any(session.has_reached(row, runs) for row in everything.rows):
-            rows = session.analysed(rows, runs)
-    progress = tuple(_reported(each, row) for each, row in zip(rows, everything.rows, strict=True))
+    judged = everything.judgements
+    rows = [RowProgress(entry=each.entry) for each in judged]
+    for count in range(plan.fewest_runs, plan.most_runs + 1):
+        if any(session.has_reached(each.row, count) for each in judged):
+            rows = session.analysed(rows, count)
+    reported = tuple(_reported(each, now.row) for each, now in zip(rows, judged, strict=True))
+    entries = [each.entry for each in reported]
+    still_open = [each.entry.key for each in reported if each.status is RowStatus.NEEDS_RUNS]
     return Step(
-        entries=progress,
-        comparison=comparison_of(
-            everything, session.baseline, results, [each.entry for each in progress]
-        ),
-        needs_runs=_needed(progress),
+        entries=reported,
+        comparison=comparison_of(everything, baseline, results, entries),
+        needs_runs=frozenset([*still_open, *(key._replace(gpus=1) for key in still_open)]),
     )
-
-
-def _as_measured(baseline: Baseline, configurations: Collection[Configuration] | None) -> Baseline:
-    if configurations is None:
-        return baseline
-    met = {run.key for run in baseline.runs if run.configuration in configurations}
-    runs = (r for r in baseline.runs if r.key not in met or r.configuration in configurations)
-    return msgspec.structs.replace(baseline, runs=tuple(runs))
 
 
 class _Session:
     """The runs of a session in the order in which they ended, and analyses of some of them."""
 
     def __init__(
-        self,
-        baseline: Baseline,
-        results: Sequence[Results],
-        plan: SequentialPlan,
-        cases: Collection[str] | None,
-        gpus: Collection[int] | None,
+        self, baseline: Baseline, results: Sequence[Results], plan: SequentialPlan, choice: Choice
     ) -> None:
-        self.baseline = baseline
-        self._results = results
-        self._plan = plan
-        self._cases = cases
-        self._gpus = gpus
+        self._baseline, self._results = baseline, results
+        self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
         # For each run the analysis that has it first, counted from 1.
@@ -177,27 +159,27 @@ class _Session:
         What this session does not measure is all there already, and serves each of them. Where
         those on 1 GPU all lie before the first position, they serve as the reference still.
         """
-        part = [
-            msgspec.structs.replace(
-                result,
-                runs=tuple(
-                    run
-                    for run, position in zip(result.runs, positions, strict=True)
-                    if after < position <= until or self._serves_always(run, after)
-                ),
+        part = []
+        for result, positions in zip(self._results, self._positions, strict=True):
+            runs = tuple(
+                run
+                for run, position in zip(result.runs, positions, strict=True)
+                if after < position <= until or self._serves_always(run, after)
             )
-            for result, positions in zip(self._results, self._positions, strict=True)
-        ]
-        return assess(
-            self.baseline, part, cases=self._cases, gpus=self._gpus, rates=self._plan.rates
-        )
+            part.append(msgspec.structs.replace(result, runs=runs))
+        return assess(self._baseline, part, self._choice, self._plan.rates)
+
+    def _serves_always(self, run: Run, after: int) -> bool:
+        is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after
+        return is_used_up or not self._measures(run.gpus)
+
+    def _measures(self, gpus: int) -> bool:
+        return self._choice.gpus is None or gpus in self._choice.gpus
 
     def has_reached(self, row: Row, runs: int) -> bool:
         """True where so many runs of the row, and of those on 1 GPU beside it, are made."""
-        if row.after is None:
-            return False
-        key = row.after.point.point_key
-        if self._valid.get(key, 0) < runs:
+        key = None if row.after is None else row.after.point.point_key
+        if key is None or self._valid[key] < runs:
             return False
         reference = None if key.gpus == 1 else self._references.of(key)
         if reference is None or not self._measures(1) or self._valid[reference] >= runs:
@@ -206,49 +188,34 @@ class _Session:
 
     def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
         """The rows after one more analysis of those that are open."""
-        now = self.assess(0, runs)
-        entries = entries_of(now, self.baseline)
         return [
-            self._analysed(replace(before, entry=entry, analysed_after=runs), row, judgement, runs)
-            if before.status is RowStatus.NEEDS_RUNS and self.has_reached(row, runs)
+            self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
+            if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
             else before
-            for before, row, judgement, entry in zip(
-                rows, now.rows, now.judgements, entries, strict=True
-            )
+            for before, now in zip(rows, self.assess(0, runs).judgements, strict=True)
         ]
 
-    def _analysed(self, now: RowProgress, row: Row, judgement: Judgement, runs: int) -> RowProgress:
-        verdict, suspected = judgement.verdict, now.suspected_after
-        if verdict.is_pass or _cannot_be_judged(row):
+    def _analysed(self, now: RowProgress, judgement: Judgement, runs: int) -> RowProgress:
+        verdict, suspected = now.entry.verdict, now.suspected_after
+        if verdict.is_pass or _cannot_be_judged(judgement.row):
             return replace(now, status=RowStatus.SETTLED)
-        if verdict.is_loss and self._is_confirmed(row, judgement, suspected, runs):
+        if verdict.is_loss and self._is_confirmed(judgement, suspected, runs):
             return replace(now, status=RowStatus.CONFIRMED)
         if suspected is None and (judgement.is_suspect or verdict.is_loss):
             now = replace(now, suspected_after=runs)
         return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
 
-    def _is_confirmed(
-        self, row: Row, judgement: Judgement, suspected: int | None, runs: int
-    ) -> bool:
+    def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
         """True where the runs since the suspicion, by themselves, lie beyond the margin too."""
         if self._plan.fewest_runs == self._plan.most_runs:
             return True
         if suspected is None or judgement.decided_by is None:
             return False
-        fresh = self.assess(suspected, runs)
         return any(
             again.excess_losses.get(judgement.decided_by, 0.0) > 0
-            for other, again in zip(fresh.rows, fresh.judgements, strict=True)
-            if _identity(other) == _identity(row)
+            for again in self.assess(suspected, runs).judgements
+            if _identity(again.row) == _identity(judgement.row)
         )
-
-    def _serves_always(self, run: Run, after: int) -> bool:
-        if not self._measures(run.gpus):
-            return True
-        return run.gpus == 1 and self._valid.get(PointKey.of(run), 0) <= after
-
-    def _measures(self, gpus: int) -> bool:
-        return self._gpus is None or gpus in self._gpus
 
 
 def _identity(row: Row) -> tuple[EntryKey, Configuration | None]:
@@ -262,14 +229,13 @@ def _cannot_be_judged(row: Row) -> bool:
 
 
 def _reported(progress: RowProgress, row: Row) -> RowProgress:
+    """The row as the session may tell it: no loss unless confirmed, no pass by too few runs."""
     status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
-    entry = progress.entry
-    few = too_few_valid_runs(row.after)
-    reason: Statement | None = None
+    entry, few = progress.entry, None if row.after is None else row.after.too_few_valid_runs
     if progress.analysed_after is None and entry.verdict.is_judged:
-        made = 0 if row.after is None else row.after.point.valid_runs
         entry = replace(entry, further_runs=None)
         if few is None:
+            made = 0 if row.after is None else row.after.point.valid_runs
             reason = Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=made)
         else:
             reason = Statement.of(ReasonCode.TOO_FEW_VALID_RUNS, **few)
@@ -278,12 +244,7 @@ def _reported(progress: RowProgress, row: Row) -> RowProgress:
         status = RowStatus.NEEDS_RUNS
     elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
         reason = Statement.of(ReasonCode.NOT_YET_CONFIRMED, otherwise=entry.reason)
-    if reason is not None:
-        entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)
+    else:
+        return replace(progress, status=status)
+    entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)
     return replace(progress, entry=entry, status=status)
-
-
-def _needed(rows: Sequence[RowProgress]) -> frozenset[EntryKey]:
-    open_rows = [each.entry.key for each in rows if each.status is RowStatus.NEEDS_RUNS]
-    references = [key._replace(gpus=1) for key in open_rows]
-    return frozenset([*open_rows, *references])

@@ -141,7 +141,7 @@ def _loaded_driver() -> str | None:
 
 
 def _other_training(run: Run, request: RunRequest) -> list[str]:
-    found = [*differences(run.configuration, request.configuration)]
+    found = _changes(*differences(run.configuration, request.configuration))
     if run.gpus == request.gpus:
         found += _changes(
             ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),

@@ -5,7 +5,7 @@ Unknown is `None`, never 0. Units are in the names. Nothing here measures or rea
 
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware, PublishedFigure, Source
 from gpuscale.records.cause import Cause, CauseKind
-from gpuscale.records.configuration import Configuration, EntryKey, differences
+from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.request import (

@@ -57,10 +57,18 @@ class EntryKey(NamedTuple):
         return f"{self.case}/{self.strategy} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
 
 
-def differences(before: Configuration, after: Configuration) -> tuple[str, ...]:
-    """The fields in which two configurations differ, each as `size: full → smoke`."""
+class FieldChange(NamedTuple):
+    """A field in which two measurements differ."""
+
+    name: str
+    before: object
+    after: object
+
+
+def differences(before: Configuration, after: Configuration) -> tuple[FieldChange, ...]:
+    """The fields in which two configurations differ."""
     pairs = (
-        (name, getattr(before, name), getattr(after, name))
+        FieldChange(name, getattr(before, name), getattr(after, name))
         for name in Configuration.__struct_fields__
     )
-    return tuple(f"{name}: {then} → {now}" for name, then, now in pairs if then != now)
+    return tuple(each for each in pairs if each.before != each.after)

@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSpec:
-    """One number that a run measures; less of each is better."""
+    """One number that a run measures."""
 
     name: str
     """Its key in `Run.measured` and in tolerances, with its unit."""
@@ -37,11 +37,12 @@ class MetricSpec:
     words: str
     short: str
     """One word of them, for a table's row."""
-    more: str
-    """The finding of a row that has too much of it, in words."""
+    worse: str
+    """The finding of a row in which it got worse, in words."""
     bounds: tuple[float, float]
     of: Callable[["Run"], float | None]
     """Takes it from the evidence of a run; None where that does not tell it."""
+    more_is_better: bool = False
     limits: Limits | None = None
     """What holds unless a site overrides it; None for the step time, whose limits a site sets."""
     in_points: bool = False
@@ -77,7 +78,7 @@ METRICS = (
         unit="s",
         words="step time",
         short="time",
-        more="slower training",
+        worse="slower training",
         bounds=(1e-18, 1e9),
         of=_median_step_time_s,
     ),
@@ -86,7 +87,7 @@ METRICS = (
         unit="s",
         words="exposed communication",
         short="communication",
-        more="more exposed communication",
+        worse="more exposed communication",
         bounds=(-1e9, 1e9),
         of=_exposed_communication_s,
         # Both halves of a run share its nodes, as both ends of a speedup do.
@@ -98,7 +99,7 @@ METRICS = (
         unit="bytes",
         words="peak memory",
         short="memory",
-        more="more memory",
+        worse="more memory",
         bounds=(0, 2**60),
         of=_peak_memory_bytes,
         # A library's choice of algorithm moves it a little from one start to another.
@@ -109,7 +110,7 @@ METRICS = (
         unit="J",
         words="energy per sample",
         short="energy",
-        more="more energy per sample",
+        worse="more energy per sample",
         bounds=(0, 1e15),
         of=_energy_per_sample_j,
         # GPUs of one model draw several percent more or less for the same work.

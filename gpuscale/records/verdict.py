@@ -207,10 +207,9 @@ class MetricVerdict:
     baseline: Estimate
     current: Estimate
     change: Estimate
-    """Relative change with its 95% interval, of a metric in points as a part of the step time;
-    positive is worse."""
-    rise_bound: float | None = None
-    """The rise that the truth does not exceed, with the confidence of a look."""
+    """Relative change with its 95% interval, of a metric in points as a part of the step time."""
+    loss_bound: float | None = None
+    """The change to the worse that the truth does not exceed, with the confidence of a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +222,7 @@ class EntryVerdict:
     current: SpeedupPair
     reason: Statement
     finding: Finding | MetricSpec | None = None
-    """The change behind the verdict; a metric is one of which there is more."""
+    """The change behind the verdict; a metric is one that got worse."""
     change: Estimate | None = None
     """Relative change of the judged quantity, with its 95% interval; negative is worse."""
     changed_quantity: QuantityName | None = None

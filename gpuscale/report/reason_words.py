@@ -4,7 +4,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscale.records import EntryVerdict, MetricVerdict, QuantityName, Verdict
+from gpuscale.records import EntryVerdict, FieldChange, MetricVerdict, QuantityName, Verdict
 from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
 from gpuscale.report.phrases import amount_text, counted, gpus_text, quantity_text
 from gpuscale.units import format_percent
@@ -184,6 +184,7 @@ _FAILED = {
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")
+_FIELDS = {"ranks_per_node": "ranks per node"}
 _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 
@@ -199,7 +200,7 @@ def statement_text(statement: Statement) -> str:
 
 def metric_reason(metric: MetricVerdict) -> str:
     """Why a metric got its verdict, as a part of a sentence."""
-    spec, change, bound = metric.metric, metric.change, metric.rise_bound
+    spec, change, bound = metric.metric, metric.change, metric.loss_bound
     of_step = " of the step time" if spec.in_points else ""
     if metric.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
         then, now = (amount_text(end.value, spec.unit) for end in (metric.baseline, metric.current))
@@ -207,8 +208,11 @@ def metric_reason(metric: MetricVerdict) -> str:
     if bound is None:
         return _SINGLE_RUN
     if metric.verdict is Verdict.OK:
-        rise = f"any rise is below {format_percent(bound)}{of_step}" if bound > 0 else "no rise"
-        return f"{rise}, with 95 % confidence"
+        loss = "fall" if spec.more_is_better else "rise"
+        said = (
+            f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
+        )
+        return f"{said}, with 95 % confidence"
     low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
     return (
         f"{spec.words} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
@@ -227,6 +231,13 @@ def _moved(change: float) -> str:
 def _signed(change: float) -> str:
     # Two wild runs can put a bound at any power of ten, which is no number to read.
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
+
+
+def _field_text(value: object) -> str:
+    """`full`; of a shape `1×28×28`, and of the ranks on each node `2 + 2 or 3 + 1`."""
+    if isinstance(value, frozenset):
+        return " or ".join(" + ".join(map(str, placement)) for placement in sorted(value))
+    return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _failures(counts: Mapping[str, int]) -> str:
@@ -263,6 +274,9 @@ class _Speaker(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, Statement):
             return f"{'; ' if format_spec == 'after' else ''}{self.said(value)}"
+        if isinstance(value, FieldChange):
+            name = _FIELDS.get(value.name, value.name)
+            return f"{name}: {_field_text(value.before)} → {_field_text(value.after)}"
         if format_spec == "after":
             return ""
         if format_spec == "list":

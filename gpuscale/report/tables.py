@@ -10,7 +10,6 @@ from pathlib import Path
 from gpuscale.compare.hardware import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.notes import expiry_note
-from gpuscale.compare.published import Figures, published_speedup
 from gpuscale.printable import visible
 from gpuscale.recording.from_results import entries_of
 from gpuscale.records import (
@@ -27,7 +26,15 @@ from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
 from gpuscale.report.screen import fitted, table
 from gpuscale.report.step_time import budget_lines, phase_lines
-from gpuscale.scaling import PointKey, ScalingPoint, geometric_mean, scaling_points, unit_error_note
+from gpuscale.scaling import (
+    Figures,
+    PointKey,
+    ScalingPoint,
+    geometric_mean,
+    published_speedup,
+    scaling_points,
+    unit_error_note,
+)
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 

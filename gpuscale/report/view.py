@@ -241,7 +241,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
 
 def finding_text(finding: Finding | MetricSpec) -> str:
     """`scaling loss`, `more memory`."""
-    return finding.value if isinstance(finding, Finding) else finding.more
+    return finding.value if isinstance(finding, Finding) else finding.worse
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
