@@ -108,6 +108,15 @@ def test_another_configuration_is_incomparable_and_named(change: FieldChange) ->
     assert comparison.exit_code == 4
 
 
+def test_ranks_that_share_a_gpu_are_not_judged_even_beside_their_like() -> None:
+    shared = replace(CNN, ranks_per_gpu=2)
+    comparison = compare(
+        baseline(THEN, configuration=shared), [measured(NOW, configuration=shared)]
+    )
+    assert {entry.reason.code for entry in comparison.entries} == {ReasonCode.SHARED_GPU}
+    assert comparison.exit_code == 4
+
+
 def test_another_sample_shape_is_incomparable_and_named() -> None:
     wider = replace(run(1, 0.1), sample_shape=(1, 56, 56))
     comparison = compare(BASELINE, [results(wider)])

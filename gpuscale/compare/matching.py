@@ -223,6 +223,8 @@ def _beside_nearest(row: Row, found: Sequence[tuple[Sequence[FieldChange], Entry
     if different:
         code = ReasonCode.OTHER_MEASUREMENT
         return row.blocked(Verdict.INCOMPARABLE, code, differences=different)
+    if ranks := after.point.configuration.ranks_per_gpu:
+        return row.blocked(Verdict.INCOMPARABLE, ReasonCode.SHARED_GPU, ranks=ranks)
     if after.point.valid_runs:
         return row
     made = len(after.failed)

@@ -147,7 +147,7 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
     )
     if judged:
         yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
-    if any(configuration.data == "synthetic" for configuration in judged):
+    if any(configuration.data != "real" for configuration in judged):
         yield Statement.of(NoteCode.PUBLISHED_ON_REAL_DATA)
     for configuration in judged:
         options = [str(configuration.precision)]

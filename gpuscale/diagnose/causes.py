@@ -160,8 +160,10 @@ def look_at_devices(row: Row, hosts: tuple[str, ...]) -> Remedy:
 
 def look_at_loaders(row: Row) -> Remedy:
     """The remedy for late batches."""
-    is_real = row.point.key.configuration.data == "real"
-    return Remedy("storage" if is_real else "cpu_load")
+    data = row.point.key.configuration.data
+    if data == "real":
+        return Remedy("storage")
+    return Remedy("loaders") if data == "loader" else Remedy("cpu_load")
 
 
 def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange] = ()) -> Cause:

@@ -104,6 +104,7 @@ class ReasonCode(StrEnum):
     NO_ENTRY_ALIKE = auto()
     OTHER_MEASUREMENT = auto()
     OTHER_MACHINE = auto()
+    SHARED_GPU = auto()
     MIXED_MACHINES = auto()
     ONLY_RUN_FAILED = auto()
     ALL_RUNS_FAILED = auto()

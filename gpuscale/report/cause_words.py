@@ -238,9 +238,13 @@ NEXT_STEPS: Mapping[str, str] = {
     "storage": (
         "measure again without --data-root: where synthetic data are in time, look at storage"
     ),
-    "cpu_load": (
+    "loaders": (
         "look for other load on the hosts' CPUs, since synthetic data come from no storage, and "
         "measure with more --data-workers"
+    ),
+    "cpu_load": (
+        "look for other load on the hosts' CPUs: the batches were made beforehand, so neither a "
+        "loader nor storage was late"
     ),
     "copies": ("run 'gpuscale doctor' while a training runs: it tells the PCIe link of each GPU"),
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",

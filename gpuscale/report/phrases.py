@@ -1,7 +1,7 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from gpuscale.records import Configuration, Environment, Estimate, QuantityName, Results, Verdict
@@ -25,6 +25,13 @@ def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, st
     }
 
 
+_DATA: Mapping[str | None, str] = {
+    "synthetic": "synthetic data",
+    "loader": "synthetic data through a loader",
+    "real": "real data",
+}
+
+
 def configuration_text(configuration: Configuration) -> str:
     """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
     words = (
@@ -33,7 +40,8 @@ def configuration_text(configuration: Configuration) -> str:
         configuration.precision,
         "channels-last" if configuration.channels_last else None,
         "compiled" if configuration.compiled else None,
-        None if configuration.data is None else f"{configuration.data} data",
+        _DATA.get(configuration.data),
+        f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )
     return ", ".join(filter(None, words))
 

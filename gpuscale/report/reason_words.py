@@ -97,6 +97,7 @@ WORDS: Mapping[ReasonCode | NoteCode, str] = {
     ),
     ReasonCode.OTHER_MEASUREMENT: "not the same measurement ({differences:list})",
     ReasonCode.OTHER_MACHINE: "measured on {now:device}, the baseline on {before:device}",
+    ReasonCode.SHARED_GPU: "{ranks} ranks shared a GPU, which tells nothing of a speedup",
     ReasonCode.MIXED_MACHINES: "the results mix {one} and {other}; compare them one at a time",
     ReasonCode.ONLY_RUN_FAILED: "the only run failed: {failure}",
     ReasonCode.ALL_RUNS_FAILED: "all {made} runs failed: {failure}",
