@@ -171,6 +171,31 @@ def _data_s(run: Run) -> float | None:
     return None if phases is None else phases.data_s + phases.h2d_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWait:
+    """How long a step waits for its batch, at one point."""
+
+    configuration: Configuration
+    key: EntryKey
+    share: float
+    """Of a step, of the rank that waits longest; the mean over runs."""
+
+
+def data_waits(runs: Sequence[Run]) -> tuple[DataWait, ...]:
+    """The waits for batches of every point whose phases were measured."""
+    waits = []
+    for point, its in valid_by_point(runs).items():
+        shares = [
+            max(rank.phases.data_s for rank in run.ranks if rank.phases) / run.step_time_s
+            for run in its
+            if any(rank.phases for rank in run.ranks)
+        ]
+        if shares:
+            share = statistics.fmean(shares)
+            waits.append(DataWait(configuration=point.configuration, key=its[0].key, share=share))
+    return tuple(waits)
+
+
 def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
     """The configurations whose T(1) differs between devices by more than runs differ anyway.
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuscale.budget import EfficiencyBudget, device_spreads, efficiency_budgets, rank_skews
 from gpuscale.records import EntryKey, Phases, Run
+from gpuscale.records.configuration import DataKind
 from gpuscale.report.step_time import budget_lines, budget_text
 from gpuscale.scaling import scaling_points
 
@@ -139,6 +140,26 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
     budget = only_budget(ONE, *exposed)
     assert budget.communication == pytest.approx(0.18, abs=0.01)
     assert abs(budget.rest) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("data", "waits_s", "is_named"),
+    [
+        ("loader", [0.02, 0.0], True),
+        ("real", [0.0, 0.02], True),
+        ("loader", [0.01, 0.01], False),
+        # There is no loader that could set the pace.
+        ("synthetic", [0.02, 0.02], False),
+    ],
+)
+def test_a_loader_that_sets_the_pace_is_named_with_the_remedy(
+    data: DataKind, waits_s: list[float], is_named: bool
+) -> None:
+    its = [replace(COMPUTING, data_s=wait_s) for wait_s in waits_s]
+    waiting = phased_run(its, configuration=replace(CNN, data=data))
+    lines = "\n".join(budget_lines([waiting]))
+    assert ("--data-workers" in lines) is is_named
+    assert ("16.7 %" in lines) is is_named
 
 
 def test_without_a_reference_there_is_no_budget() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.budget import (
+    DataWait,
     DeviceSpread,
     EfficiencyBudget,
     RankSkew,
+    data_waits,
     device_spreads,
     efficiency_budgets,
     rank_skews,
@@ -24,18 +26,21 @@ from gpuscale.units import format_percent, format_seconds
 
 NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
+NAMED_DATA_WAIT = 0.1
+"""Share of a step from which a wait for batches is named."""
+_LOADED = ("loader", "real")
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
 _PARTS = ("communication", "data", "skew")
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """The efficiency budget, the stragglers, and devices that differ, after an empty line.
+    """The efficiency budget, stragglers, devices that differ and waits for data, after a blank.
 
     Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
     all where none of it was measured.
     """
-    lines: list[tuple[EfficiencyBudget | DeviceSpread, str]] = []
+    lines: list[tuple[EfficiencyBudget | DeviceSpread | DataWait, str]] = []
     budgets = [budget for budget in efficiency_budgets(runs) if _measured(budget)]
     for budget in budgets:
         lines.append((budget, budget_text(budget)))
@@ -47,6 +52,13 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
             f"{spread.slowest}, {format_percent(spread.spread)} more than on {spread.fastest}"
         )
         lines.append((spread, text))
+    for wait in data_waits(runs):
+        if wait.configuration.data in _LOADED and wait.share > NAMED_DATA_WAIT:
+            text = (
+                f"{format_percent(wait.share)} of a step is a wait for its batch: the loader sets "
+                "the pace; give it more --data-workers, or measure GPUs alone with --data synthetic"
+            )
+            lines.append((wait, text))
     if not lines:
         return
     names = phrases.set_apart([run.configuration for run in runs])
