@@ -14,6 +14,7 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
+from gpuscale.records.configuration import DataKind
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
 ARC4 = published(figure(1, time_s=145.0), figure(2, time_s=84.5))
@@ -160,3 +161,27 @@ def test_the_plainest_of_several_configurations_is_held_against_a_publication() 
     comparison = compare(ARC4, [now])
     assert known(comparison.entries[1].current.speedup).value == pytest.approx(1.7, abs=0.01)
     assert any(note.code is NoteCode.NOT_JUDGED for note in comparison.notes)
+
+
+@pytest.mark.parametrize(
+    ("precision", "code"),
+    [
+        (None, NoteCode.PUBLISHED_WITHOUT_PRECISION),
+        ("tf32", NoteCode.PUBLISHED_IN_OTHER_PRECISION),
+        ("fp32", None),
+    ],
+)
+@pytest.mark.parametrize("data", ["synthetic", "loader", "real"])
+def test_a_publication_of_another_precision_or_on_other_data_is_named(
+    precision: str | None, code: NoteCode | None, data: DataKind
+) -> None:
+    figures = [replace(each, precision=precision, data="real") for each in ARC4.published]
+    now = [replace(each, configuration=replace(CNN, data=data)) for each in _now(1.7).runs]
+    comparison = compare(replace(ARC4, published=tuple(figures)), [results(*now)])
+    codes = {note.code for note in comparison.notes}
+    of_precision = {
+        NoteCode.PUBLISHED_WITHOUT_PRECISION,
+        NoteCode.PUBLISHED_IN_OTHER_PRECISION,
+    }
+    assert codes & of_precision == ({code} if code else set())
+    assert (NoteCode.PUBLISHED_ON_REAL_DATA in codes) is (data != "real")

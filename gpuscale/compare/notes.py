@@ -141,19 +141,22 @@ def _beside_the_others(current: Entry) -> Mapping[str, float]:
 
 def _published(rows: Sequence[Row]) -> Iterable[Statement]:
     judged = dict.fromkeys(
-        row.after.point.configuration
+        (row.figure.precision, row.figure.data, row.after.point.configuration)
         for row in rows
         if row.figure is not None and row.obstacle is None and row.after is not None
     )
     if judged:
         yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
-    if any(configuration.data != "real" for configuration in judged):
+    if any(data == "real" != configuration.data for _, data, configuration in judged):
         yield Statement.of(NoteCode.PUBLISHED_ON_REAL_DATA)
-    for configuration in judged:
+    for precision, _, configuration in judged:
         options = [str(configuration.precision)]
         options += [name for name in ("channels_last", "compiled") if getattr(configuration, name)]
-        label = configuration.label
-        yield Statement.of(NoteCode.PUBLISHED_WITHOUT_PRECISION, label=label, options=options)
+        measured = {"label": configuration.label, "options": options}
+        if precision is None:
+            yield Statement.of(NoteCode.PUBLISHED_WITHOUT_PRECISION, **measured)
+        elif precision != configuration.precision:
+            yield Statement.of(NoteCode.PUBLISHED_IN_OTHER_PRECISION, then=precision, **measured)
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:

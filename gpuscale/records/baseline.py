@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuscale.records.configuration import EntryKey
+from gpuscale.records.configuration import DataKind, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.record import (
     Count,
@@ -71,6 +71,10 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     discard_first: Count = 0
     """The number of first `times_s` that the source itself leaves out."""
     samples_per_s: SamplesPerSecond | None = None
+    precision: Name | None = None
+    """As the source tells it; None where it does not."""
+    data: DataKind | None = None
+    """The same, of the data."""
     note: Line | None = None
 
     def __post_init__(self) -> None:

@@ -137,6 +137,7 @@ class NoteCode(StrEnum):
     DIFFERING_ALLOCATION = auto()
     PUBLISHED_WITHOUT_SPREAD = auto()
     PUBLISHED_ON_REAL_DATA = auto()
+    PUBLISHED_IN_OTHER_PRECISION = auto()
     PUBLISHED_WITHOUT_PRECISION = auto()
     FAILED_RUNS = auto()
     NOT_JUDGED = auto()

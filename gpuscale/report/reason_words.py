@@ -153,6 +153,9 @@ WORDS: Mapping[ReasonCode | NoteCode, str] = {
     NoteCode.PUBLISHED_ON_REAL_DATA: (
         "the published figures were made on real data, these results on synthetic data"
     ),
+    NoteCode.PUBLISHED_IN_OTHER_PRECISION: (
+        "the published figures are of {then}; {label} was measured in {options:list}"
+    ),
     NoteCode.PUBLISHED_WITHOUT_PRECISION: (
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
