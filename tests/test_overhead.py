@@ -16,11 +16,11 @@ from changing import replace
 from measuring import BENCH_CASES, write_case
 
 from bench_cases.test_mnist_cnn import MnistCnn
+from gpuscale.cli.selftest import load_case_class
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.records import Failure, OverheadPair, OverheadRun, RunRequest
+from gpuscale.records import Failure, OverheadOutcome, OverheadPair, RunRequest
 from gpuscale.run_defaults import TIMING_PLANS
-from gpuscale.selftest.overhead import judge_overhead
-from gpuscale.selftest.plan import load_case_class
+from gpuscale.selftest import judge_overhead
 from gpuscale.worker.data import training_batches
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.overhead import bare_loop, paused
@@ -30,14 +30,14 @@ from gpuscale.worker.training import Parts, Training, build_parts, parameter_dig
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 
 
-def run_of(ratios: list[float], *, step_s: float = 0.05, gpus: int = 1) -> OverheadRun:
+def run_of(ratios: list[float], *, step_s: float = 0.05) -> OverheadOutcome:
     """A run of windows of 4 steps, whose pairs have these ratios."""
     bare_s = 4 * step_s
     pairs = tuple(OverheadPair(measured_s=bare_s * ratio, bare_s=bare_s) for ratio in ratios)
-    return OverheadRun(configuration=ON_CPU, gpus=gpus, steps_per_window=4, pairs=pairs)
+    return OverheadOutcome(steps_per_window=4, pairs=pairs)
 
 
-def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[OverheadRun]:
+def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[OverheadOutcome]:
     draw = random.Random(seed)
     return [
         run_of([truth * math.exp(draw.gauss(0, noise)) for _ in range(20)]) for _ in range(runs)
@@ -47,7 +47,7 @@ def noisy_runs(truth: float, noise: float, *, runs: int, seed: int) -> list[Over
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(400):
-        ratio = judge_overhead(noisy_runs(1.007, 0.05, runs=5, seed=seed)).ratio
+        ratio = judge_overhead("cpu", 1, noisy_runs(1.007, 0.05, runs=5, seed=seed)).ratio
         assert ratio.low is not None
         assert ratio.high is not None
         covered += ratio.low <= 1.007 <= ratio.high
@@ -58,7 +58,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 def test_pairs_that_the_machine_disturbed_do_not_move_the_ratio() -> None:
     quiet = [1.002] * 17
     disturbed = run_of([*quiet, 1.9, 2.5, 0.4])
-    assert judge_overhead([disturbed, disturbed]).ratio.value == pytest.approx(1.002)
+    assert judge_overhead("cpu", 1, [disturbed, disturbed]).ratio.value == pytest.approx(1.002)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,17 @@ def test_pairs_that_the_machine_disturbed_do_not_move_the_ratio() -> None:
 def test_the_verdict_follows_from_the_interval_and_the_limit(
     ratios: tuple[float, ...], step_s: float, verdict: str, reason: str
 ) -> None:
-    result = judge_overhead([run_of([ratio] * 20, step_s=step_s) for ratio in ratios])
+    result = judge_overhead("cpu", 1, [run_of([ratio] * 20, step_s=step_s) for ratio in ratios])
     assert (result.verdict, result.limit) == (verdict, 1.01)
     assert reason in result.reason
     assert result.step_time_s == pytest.approx(step_s)
 
 
 def test_a_failed_run_does_not_count_and_only_failed_ones_are_an_error() -> None:
-    failed = replace(
-        run_of([]), failure=Failure(kind="killed", message="rank 0 was killed by SIGKILL")
-    )
-    assert judge_overhead([failed, *noisy_runs(1.0, 0.01, runs=2, seed=1)]).runs == 2
+    failed = Failure(kind="killed", message="rank 0 was killed by SIGKILL")
+    assert judge_overhead("cpu", 1, [failed, *noisy_runs(1.0, 0.01, runs=2, seed=1)]).runs == 2
     with pytest.raises(GpuscaleError, match="every run on 1 GPUs failed: rank 0 was killed"):
-        judge_overhead([failed, failed])
+        judge_overhead("cpu", 1, [failed, failed])
 
 
 def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:

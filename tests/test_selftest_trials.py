@@ -10,6 +10,7 @@ from changing import replace
 from measuring import write_case
 
 from gpuscale.cases import TrainingCase
+from gpuscale.cli.selftest import load_case_class
 from gpuscale.errors import GpuscaleError
 from gpuscale.injections import parse_injections
 from gpuscale.records import (
@@ -25,15 +26,14 @@ from gpuscale.records import (
     TrialsReport,
 )
 from gpuscale.report.machine_text import trials_text
-from gpuscale.selftest.plan import (
+from gpuscale.selftest import (
     BASELINE_BLOCKS,
+    Trials,
     blocks,
     case_request,
     injection_text,
-    load_case_class,
     possible_faults,
 )
-from gpuscale.selftest.trials import Trials
 
 STEP_S = 0.1
 GPUS = (1, 2)

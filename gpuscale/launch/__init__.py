@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gpuscale.launch.nodes import NodesLauncher
     from gpuscale.launch.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
     from gpuscale.run_directory import NodeSamples, RunDirectory
@@ -55,7 +54,7 @@ class Launcher(Protocol):
         ...
 
     def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known.
+        """Stage, done and total of the run under way; None where nothing is known.
 
         May be asked from another thread than that of `run`.
         """
@@ -79,22 +78,17 @@ def launcher_by_name(name: str, *, device: str, folder: Path) -> Launcher:
 
     Across nodes, what ranks leave lies in the folder, which is that of the results.
     """
-    if name in ACROSS_NODES:
-        return launcher_across_nodes(name, device=device, folder=folder)
-    from gpuscale.launch.local import LocalLauncher
+    if name == "local":
+        from gpuscale.launch.local import LocalLauncher
 
-    return LocalLauncher(device=device)
-
-
-def launcher_across_nodes(name: str, *, device: str, folder: Path) -> "NodesLauncher":
-    """The launcher of that name in `ACROSS_NODES`."""
+        return LocalLauncher(device=device)
     from gpuscale.launch.nodes import NodesLauncher
 
-    return NodesLauncher(process_starter(name), device=device, folder=folder)
+    return NodesLauncher(name, device=device, folder=folder)
 
 
 def process_starter(name: str) -> "ProcessStarter":
-    """How the launcher of that name in `ACROSS_NODES` starts processes on nodes."""
+    """The starter of processes on nodes of that name in `ACROSS_NODES`."""
     found: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
     return found
 

@@ -16,8 +16,8 @@ from gpuscale.records import (
     Failure,
     Node,
     NodeProbe,
+    OverheadOutcome,
     OverheadPair,
-    OverheadRun,
     RankOutcome,
     RankWindow,
     Run,
@@ -76,28 +76,26 @@ def collect_run(
     if isinstance(left, Failure):
         return replace(empty, failure=left)
     run = _join(empty, left)
-    failure = invalidity(run) or unsteadiness(run)
-    if failure is not None:
-        return replace(run, failure=failure)
-    return with_measured(replace(run, failure=None))
+    failure = _invalidity(run) or _unsteadiness(run)
+    run = replace(run, failure=failure)
+    return with_measured(run) if failure is None else run
 
 
-def collect_overhead(request: RunRequest, directory: RunDirectory, ending: Ending) -> OverheadRun:
-    """The trial of the overhead that the ranks made, or the reason why there is none."""
-    empty = OverheadRun(
-        configuration=request.configuration, gpus=request.gpus, steps_per_window=None, pairs=()
-    )
+def collect_overhead(
+    request: RunRequest, directory: RunDirectory, ending: Ending
+) -> OverheadOutcome | Failure:
+    """The times of the slowest rank of each pair, or the reason why there are none."""
     left = _left_by_ranks(request, directory, ending, directory.overhead)
     if isinstance(left, Failure):
-        return replace(empty, failure=left)
-    pairs = tuple(
+        return left
+    pairs = [
         OverheadPair(
             measured_s=max(pair.measured_s for pair in seen),
             bare_s=max(pair.bare_s for pair in seen),
         )
         for seen in zip(*(outcome.pairs for outcome in left), strict=True)
-    )
-    return replace(empty, steps_per_window=left[0].steps_per_window, pairs=pairs)
+    ]
+    return replace(left[0], pairs=tuple(pairs))
 
 
 def _left_by_ranks(
@@ -120,7 +118,7 @@ def _left_by_ranks(
         return Failure(kind="launch", message=message)
 
 
-def invalidity(run: Run) -> Failure | None:
+def _invalidity(run: Run) -> Failure | None:
     """The reason why a run that ended has no valid result: its ranks did not train together."""
     for rank in run.ranks:
         if rank.final_loss is None:
@@ -144,12 +142,10 @@ def invalidity(run: Run) -> Failure | None:
     return None
 
 
-def unsteadiness(run: Run) -> Failure | None:
+def _unsteadiness(run: Run) -> Failure | None:
     """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
     times_s = [window.time_s for window in run.windows]
-    if statistics.median(times_s) < _SHORTEST_JUDGED_S:
-        return None
-    found = steadiness(times_s)
+    found = None if statistics.median(times_s) < _SHORTEST_JUDGED_S else steadiness(times_s)
     return None if found is None else Failure(kind="unsteady", message=f"not steady: {found.text}")
 
 
@@ -194,16 +190,11 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
 
 
 def job_environment(
-    hosts: Sequence[str],
-    directory: RunDirectory,
-    device: str,
-    *,
-    exit_code: int,
-    timed_out: bool,
+    hosts: Sequence[str], directory: RunDirectory, device: str, *, exit_code: int, timed_out: bool
 ) -> Environment:
     """The environment of a job on these hosts, as their descriptions in the directory say."""
-    left = {host: directory.environment(host).read_if_left() for host in hosts}
-    found = {host: environment for host, environment in left.items() if environment is not None}
+    left = ((host, directory.environment(host).read_if_left()) for host in hosts)
+    found = {host: environment for host, environment in left if environment is not None}
     missing = [host for host in hosts if host not in found]
     if not missing:
         return joined(found, device)
@@ -247,18 +238,16 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"
             )
-    return replace(
-        first,
-        nodes=tuple(
-            Node(
-                host=environment.host or name,
-                cpu_model=environment.cpu_model,
-                cpu_count=environment.cpu_count,
-                gpus=environment.gpus,
-            )
-            for name, environment in found.items()
-        ),
+    nodes = (
+        Node(
+            host=each.host or name,
+            cpu_model=each.cpu_model,
+            cpu_count=each.cpu_count,
+            gpus=each.gpus,
+        )
+        for name, each in found.items()
     )
+    return replace(first, nodes=tuple(nodes))
 
 
 def probes_left(
@@ -266,17 +255,16 @@ def probes_left(
 ) -> tuple[NodeProbe, ...]:
     """The answers of the ranks that looked at their nodes and links, in the order of the hosts."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
-    found = tuple(probe for probe in left if probe is not None)
-    if len(found) < len(hosts):
-        missing = [host for host, probe in zip(hosts, left, strict=True) if probe is None]
+    if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""
-        said = " | ".join(
-            directory.output(rank).read_text(encoding="utf-8", errors="replace").strip()[-300:]
-            for rank in range(len(hosts))
-            if directory.output(rank).exists()
-        )
+        outputs = (directory.output(rank) for rank in range(len(hosts)))
+        said = [
+            output.read_text(encoding="utf-8", errors="replace").strip()[-300:]
+            for output in outputs
+            if output.exists()
+        ]
         raise GpuscaleError(
             f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
-            f"whether they reach one another, and leave out one that does not: {said}"
+            f"whether they reach one another, and leave out one that does not: {' | '.join(said)}"
         )
-    return found
+    return tuple(probe for probe in left if probe is not None)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
 from gpuscale.launch.collect import Ending, collect_overhead, collect_run
-from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
+from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, scratch_folder
 
 _PRELOAD = ["gpuscale.worker.preload"]
@@ -52,7 +52,9 @@ class LocalLauncher(Launcher):
             wall_s = time.monotonic() - started
             return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
 
-    def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
+    def compare_with_bare_loop(
+        self, request: RunRequest, plan: OverheadPlan
+    ) -> OverheadOutcome | Failure:
         """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)

@@ -72,8 +72,7 @@ class OpenMpi:
 
     def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
         """The variables of a rank that `mpirun` started, from Open MPI's own and the launcher's."""
-        port = int(directory.port.read_text(encoding="utf-8"))
-        return group_variables(given, _PLACE, directory.host_names(), port)
+        return group_variables(given, _PLACE, directory.host_names(), directory)
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """The host of this process's rank: there is one task a node, in the order of the hosts."""

@@ -6,12 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from gpuscale.errors import UsageError
-from gpuscale.launch.placement import (
-    RENDEZVOUS_PORTS,
-    Placement,
-    group_variables,
-    required_variable,
-)
+from gpuscale.launch.placement import Placement, group_variables, required_variable
 from gpuscale.run_directory import RunDirectory
 
 _PATIENCE_S = 30.0
@@ -92,10 +87,7 @@ class Slurm:
     def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
         """The variables of a rank that `srun` started, from Slurm's own."""
         hosts = hostnames(required_variable(given, "SLURM_STEP_NODELIST"))
-        # A step has its own number, so the port of the run before can linger without harm.
-        job, step = (required_variable(given, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
-        port = RENDEZVOUS_PORTS[(int(job) * 61 + int(step)) % len(RENDEZVOUS_PORTS)]
-        return group_variables(given, _PLACE, hosts, port)
+        return group_variables(given, _PLACE, hosts, directory)
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """This node by Slurm's name, which need not be the one that it has for itself."""
