@@ -12,6 +12,14 @@ _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
 _LARGEST_RANK = 100_000
 _LARGEST_STEP = 1_000_000_000
+# Of each kind: an example, the field of its number, and what parts the rank from that number.
+_KINDS: Mapping[str, tuple[str, str, str | None]] = {
+    "data": ("data=5ms", "seconds", None),
+    "slow-rank": ("slow-rank=1:1.2", "factor", ":"),
+    "compute": ("compute=1.1", "factor", None),
+    "hang": ("hang=1@50", "step", "@"),
+    "crash": ("crash=0@20", "step", "@"),
+}
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
@@ -39,21 +47,19 @@ def parse_injection(text: str) -> Injection:
     Raises:
         UsageError: the text means nothing; the message names what would.
     """
-    name, equals, value = text.strip().partition("=")
-    kind = _KINDS.get(name) if equals else None
-    if kind is None:
-        examples = ", ".join(known.example for known in _KINDS.values())
+    kind, equals, value = text.strip().partition("=")
+    if not equals or kind not in _KINDS:
+        examples = ", ".join(example for example, *_ in _KINDS.values())
         raise UsageError(f"--inject: '{text}' is no fault that is known; try one of {examples}")
+    example, field, behind_rank = _KINDS[kind]
     fields: dict[str, Any] = {}
-    if kind.behind_rank is not None:
-        rank, found, value = value.partition(kind.behind_rank)
+    if behind_rank is not None:
+        rank, found, value = value.partition(behind_rank)
         if not found:
-            raise UsageError(
-                f"--inject: '{text}' lacks its '{kind.behind_rank}'; for example {kind.example}"
-            )
+            raise UsageError(f"--inject: '{text}' lacks its '{behind_rank}'; for example {example}")
         fields["rank"] = _whole(text, rank, "rank", 0, _LARGEST_RANK)
-    fields[kind.field] = kind.read(text, value)
-    return Injection(kind=name, **fields)
+    fields[field] = _READERS[field](text, value)
+    return Injection(kind=kind, **fields)
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
@@ -108,20 +114,8 @@ def _whole(text: str, value: str, what: str, at_least: int, at_most: int) -> int
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a fault is written: `KIND=VALUE`, or `KIND=RANK` and VALUE behind a separator."""
-
-    example: str
-    field: str
-    read: Callable[[str, str], float]
-    behind_rank: str | None = None
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "data": _Kind("data=5ms", "seconds", _seconds),
-    "slow-rank": _Kind("slow-rank=1:1.2", "factor", _factor, behind_rank=":"),
-    "compute": _Kind("compute=1.1", "factor", _factor),
-    "hang": _Kind("hang=1@50", "step", _step, behind_rank="@"),
-    "crash": _Kind("crash=0@20", "step", _step, behind_rank="@"),
+_READERS: Mapping[str, Callable[[str, str], float]] = {
+    "seconds": _seconds,
+    "factor": _factor,
+    "step": _step,
 }

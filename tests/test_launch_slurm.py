@@ -51,7 +51,7 @@ for ranks in (1, 2, 4):
     placement = place(ranks, slurm.hosts(), slots=2, first=0)
     program = ["sh", "-c", "echo $SLURM_PROCID:$CUDA_VISIBLE_DEVICES"]
     command = slurm.arguments(program, replace(placement, cores_per_rank=1))
-    environment = slurm.environment(os.environ)
+    environment = {name: os.environ[name] for name in os.environ if slurm.reaches(name)}
     seen = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     print(*sorted(seen.split()))
 """

@@ -19,13 +19,38 @@ _OUT_OF_MEMORY = re.compile(
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
-def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
+def failure_of(
+    request: RunRequest,
+    directory: RunDirectory,
+    exit_codes: dict[int, int],
+    *,
+    timed_out: bool = False,
+    launcher: str | None = None,
+) -> Failure | None:
+    """Why the ranks of a run did not end well; None where they did.
+
+    Args:
+        request: The run's, whose ranks left in the directory what they knew.
+        directory: The run's folder.
+        exit_codes: Of the ranks that failed, in the order in which they did where that is known;
+            minus the signal's number where one ended it.
+        timed_out: They were ended because their time was up.
+        launcher: The one across nodes whose command failed, if it did.
+    """
+    if timed_out:
+        return _timeout(request, directory)
+    if exit_codes:
+        return _crash(request, directory, exit_codes)
+    return None if launcher is None else _loss(request, directory, launcher)
+
+
+def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
     """Where each rank was when the time was up."""
     stacks = []
     for rank in range(request.processes):
-        text = _read(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
+        text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
         stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
-    stage = " ".join(_read(directory.progress).split("\t")[:2]) or "start-up"
+    stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
     return Failure(
         kind="timeout",
         message=(
@@ -36,13 +61,8 @@ def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
     )
 
 
-def crash_failure(
-    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
-) -> Failure:
-    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted.
-
-    The exit codes are those of the ranks that failed, in their order where that is known.
-    """
+def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted."""
     reports = directory.failures()
     own = [report.failure for report in reports if not report.lost_peer]
     # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
@@ -68,12 +88,12 @@ def crash_failure(
     return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
 
 
-def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
+def _loss(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
     """The failure of a run whose launcher failed while no rank's task tells why."""
     absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
     if absent:
         message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
-        said = _read(directory.launcher_log)
+        said = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=absent[0], detail=said)
     return _vanished(directory, _silent(request, directory) or range(request.processes))
 
@@ -81,7 +101,7 @@ def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) ->
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
     """A failure of a rank that could not tell it; its last words are what it printed."""
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
-    tail = _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
+    tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
@@ -123,7 +143,7 @@ def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
         ),
         rank=ranks[0],
         host=hosts[0],
-        detail=_read(directory.launcher_log),
+        detail=text_of(directory.launcher_log),
     )
 
 
@@ -133,7 +153,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
     """The host that a rank was started on, if its task on another node says so."""
-    return None if rank is None else _read(directory.host(rank)) or None
+    return None if rank is None else text_of(directory.host(rank)) or None
 
 
 def _on_host(directory: RunDirectory, rank: int | None) -> str:
@@ -141,8 +161,8 @@ def _on_host(directory: RunDirectory, rank: int | None) -> str:
     return "" if host is None else f" on {host}"
 
 
-def _read(path: Path) -> str:
-    """What a file holds, without the blanks around it; nothing where there is none."""
+def text_of(path: Path) -> str:
+    """The text of a file without the blanks around it; empty where there is no file."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
-from gpuscale.launch.collect import Ending, collect_overhead, collect_run
+from gpuscale.launch.collect import collect_overhead, collect_run
+from gpuscale.launch.failures import failure_of
 from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, scratch_folder
 
@@ -41,16 +42,43 @@ class LocalLauncher(Launcher):
     @cached_property
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
-        return replace(_describe_machine_in_child(self._device), launcher="local")
+        with scratch_folder("gpuscale-machine-") as folder:
+            file = RunDirectory(path=folder).environment("here")
+            # A process that may touch CUDA, as this one may not.
+            process = _fork_server().Process(
+                target=do_in_rank, args=("describe", str(file.path), self._device)
+            )
+            process.start()
+            process.join(_DESCRIBE_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+                raise MachineError(
+                    f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
+                    "see whether 'nvidia-smi' does"
+                )
+            if not file.path.exists():
+                raise MachineError(
+                    f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
+                    "see its message above, or measure with --device cpu"
+                )
+            found = file.read()
+        if self._device == "cuda" and not found.gpus:
+            raise MachineError(
+                "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
+                "or measure CPU ranks with --device cpu"
+            )
+        return replace(found, launcher="local")
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
         with self._directory(request) as directory:
-            started_at_s = time.time()
-            started = time.monotonic()
-            ending = _launch(request, directory, "rank")
+            started_at_s, started = time.time(), time.monotonic()
+            failure = _launch(request, directory, "rank")
             wall_s = time.monotonic() - started
-            return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
+            return collect_run(
+                request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
+            )
 
     def compare_with_bare_loop(
         self, request: RunRequest, plan: OverheadPlan
@@ -72,11 +100,11 @@ class LocalLauncher(Launcher):
                 self.running = None
 
 
-def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Ending:
-    """Start the ranks, wait for them, and end them when their time is up."""
+def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure | None:
+    """Start the ranks, wait for them, and end them when their time is up; why they failed."""
     with _killed_at_timeout(request, directory) as timed_out:
         exit_codes = _elastic_launch(request, directory, job)
-    return Ending(exit_codes=exit_codes, timed_out=timed_out.is_set())
+    return failure_of(request, directory, exit_codes, timed_out=timed_out.is_set())
 
 
 @contextlib.contextmanager
@@ -88,17 +116,15 @@ def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator
     ended, timed_out = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if ended.wait(request.timeout_s + _GRACE_S):
-            return
-        timed_out.set()
+        patience_s = request.timeout_s + _GRACE_S
         # Again and again: a rank may have been too slow to leave its process id the first time.
-        while True:
+        while not ended.wait(patience_s):
+            timed_out.set()
+            patience_s = _KILL_AGAIN_S
             for rank in range(request.processes):
                 # A rank that has not started or has ended needs no killing.
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(directory.pid(rank).read_text()), signal.SIGKILL)
-            if ended.wait(_KILL_AGAIN_S):
-                return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -179,33 +205,3 @@ def _fork_server() -> ForkServerContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
     return context
-
-
-def _describe_machine_in_child(device: str) -> Environment:
-    """The environment of this machine, found out by a process that may touch CUDA."""
-    with scratch_folder("gpuscale-machine-") as folder:
-        file = RunDirectory(path=folder).environment("here")
-        process = _fork_server().Process(
-            target=do_in_rank, args=("describe", str(file.path), device)
-        )
-        process.start()
-        process.join(_DESCRIBE_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise MachineError(
-                f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
-                "see whether 'nvidia-smi' does"
-            )
-        if not file.path.exists():
-            raise MachineError(
-                f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
-                "see its message above, or measure with --device cpu"
-            )
-        environment = file.read()
-    if device == "cuda" and not environment.gpus:
-        raise MachineError(
-            "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
-            "or measure CPU ranks with --device cpu"
-        )
-    return environment

@@ -15,9 +15,11 @@ from types import FrameType
 from msgspec.structs import replace
 
 import gpuscale.host
+from gpuscale.errors import UsageError
 from gpuscale.launch import Launcher, RunTerminated, process_starter
-from gpuscale.launch.collect import Ending, collect_run, job_environment, probes_left
-from gpuscale.launch.placement import Placement, place, without_excluded
+from gpuscale.launch.collect import collect_run, job_environment, probes_left
+from gpuscale.launch.failures import failure_of
+from gpuscale.launch.placement import EXCLUDED_HOSTS, Placement, place
 from gpuscale.records import (
     Environment,
     NodeProbe,
@@ -58,7 +60,13 @@ class NodesLauncher(Launcher):
     @cached_property
     def _each_host(self) -> Placement:
         """One process on each host of the job that may be used."""
-        hosts = without_excluded(self._starter.hosts(), os.environ)
+        all_hosts = self._starter.hosts()
+        excluded = os.environ.get(EXCLUDED_HOSTS, "").split(",")
+        hosts = tuple(name for name in all_hosts if name not in excluded)
+        if not hosts:
+            raise UsageError(
+                f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(all_hosts)}); unset it"
+            )
         return Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1)
 
     @cached_property
@@ -87,13 +95,11 @@ class NodesLauncher(Launcher):
             code, timed_out = self._start(directory, "rank", placement, request.timeout_s, left)
         finally:
             self.running = None
-        ending = Ending(
-            exit_codes=_failed(directory, request.processes),
-            timed_out=timed_out,
-            failed_launcher=self._starter.name if code else None,
-        )
         wall_s = time.monotonic() - started
-        return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
+        codes = _failed(directory, request.processes)
+        failed = self._starter.name if code else None
+        failure = failure_of(request, directory, codes, timed_out=timed_out, launcher=failed)
+        return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
         """The times in which each node computes and each pair communicates."""
@@ -175,11 +181,11 @@ class NodesLauncher(Launcher):
         # gpuscale can be imported there even if it is not installed.
         package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
         paths = (os.environ.get("PYTHONPATH"), package_parent)
-        inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        given = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],
-                env=self._starter.environment(inherited),
+                env={name: v for name, v in given.items() if self._starter.reaches(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpuscale.errors import GpuscaleError, UsageError
+from gpuscale.errors import GpuscaleError
 from gpuscale.run_directory import RunDirectory
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
@@ -48,6 +48,8 @@ class ProcessStarter(Protocol):
 
     name: str
     """The word for it on the command line and in results."""
+    place_variables: Mapping[str, str]
+    """Its variables that tell a process its place: by torch.distributed's names for them."""
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, in the order in which ranks are laid on them.
@@ -60,17 +62,29 @@ class ProcessStarter(Protocol):
         """The command line that starts `program` once for each rank of the placement."""
         ...
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The environment for that command."""
-        ...
-
-    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables by which torch.distributed finds a process's group, on its node."""
+    def reaches(self, variable: str) -> bool:
+        """A variable of this process is for that command, too."""
         ...
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """The name in `hosts` of the node that a process is on, of one process a node."""
         ...
+
+    def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
+        """The host of the first rank of the process's group."""
+        return directory.host_names()[0]
+
+    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
+        """The variables by which torch.distributed finds a process's group, on its node.
+
+        The first rank waits for the others at the port of the run.
+        """
+        host = self.first_host(given, directory)
+        return {
+            **{name: required_variable(given, own) for name, own in self.place_variables.items()},
+            "MASTER_ADDR": given.get(HOST_PATTERN, "{host}").replace("{host}", host),
+            "MASTER_PORT": directory.port.read_text(encoding="utf-8"),
+        }
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
@@ -87,33 +101,6 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
         ranks=ranks,
         ranks_per_host=math.ceil(ranks / needed),
     )
-
-
-def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The hosts of a job that may be used: a night that tries again leaves out a bad one."""
-    excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
-    left = tuple(host for host in hosts if host not in excluded)
-    if not left:
-        raise UsageError(
-            f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(hosts)}); unset it"
-        )
-    return left
-
-
-def group_variables(
-    given: Mapping[str, str],
-    names: Mapping[str, str],
-    hosts: Sequence[str],
-    directory: RunDirectory,
-) -> dict[str, str]:
-    """torch.distributed's variables of a process, whose given ones have others' names for them.
-
-    The first rank is on the first of the hosts, and waits for the others at the run's port.
-    """
-    host = given.get(HOST_PATTERN, "{host}").replace("{host}", hosts[0])
-    found = {name: required_variable(given, source) for name, source in names.items()}
-    port = directory.port.read_text(encoding="utf-8")
-    return {**found, "MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 def required_variable(given: Mapping[str, str], name: str) -> str:
