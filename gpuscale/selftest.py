@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from typing import Literal
 
 from msgspec.structs import replace
@@ -67,9 +68,8 @@ _INJECTIONS: Mapping[str, str] = {
     "slow-rank": "slow-rank={last}:{factor:g}",
     "compute": "compute={factor:g}",
 }
-_LIMITS: Mapping[str, float] = {"cuda": 1.005, "cpu": 1.01}
-_SHORTEST_STEP_S: Mapping[str, float] = {"cuda": 0.0, "cpu": 0.020}
-"""Steps for which the limit is meant."""
+_LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
+"""The ratio that measuring is held to, and the seconds of the shortest steps that it is for."""
 _TRIMMED = 0.2
 
 
@@ -188,15 +188,13 @@ class Trials:
         started = time.monotonic()
         first = case_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadOutcome | Failure]] = {gpus: [] for gpus in self.gpus}
-        for run in range(1, runs + 1):
-            for gpus, its in made.items():
-                request = case_request(self.case, self.environment, gpus=gpus, run=run)
-                with sampling_beside(request, self.environment) as sampling:
-                    sampler = None if sampling is None else sampling.sampler
-                    pid = None if sampler is None else sampler.pid
-                    plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
-                    its.append(compare_with_bare_loop(request, plan))
-                self.after_run()
+        for run, gpus in product(range(1, runs + 1), self.gpus):
+            request = case_request(self.case, self.environment, gpus=gpus, run=run)
+            with sampling_beside(request, self.environment) as sampling:
+                pid = sampling.sampler.pid if sampling and sampling.sampler else None
+                plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
+                made[gpus].append(compare_with_bare_loop(request, plan))
+            self.after_run()
         return OverheadReport(
             configuration=first.configuration,
             environment=self.environment,
@@ -211,28 +209,21 @@ class Trials:
         injections: tuple[str, ...] = ()
         if fault is not None:
             injections = (injection_text(fault, step_time_s=self._step_time_s(), gpus=self.gpus),)
-        runs = tuple(
-            self._run(run, gpus, injections)
-            for run in range(1, RUNS_PER_BLOCK + 1)
-            for gpus in self.gpus
-        )
+        runs = []
+        for run, gpus in product(range(1, RUNS_PER_BLOCK + 1), self.gpus):
+            request = case_request(self.case, self.environment, gpus=gpus, run=run)
+            with sampling_beside(request, self.environment) as sampling:
+                made = self.make_run(replace(request, injections=injections))
+                runs.append(sampling.summarize(made).added_to(made) if sampling else made)
+            self.after_run()
         self._runs += runs
         return Results(
             created_at=created_at.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
             environment=self.environment,
             injections=injections,
-            runs=runs,
+            runs=tuple(runs),
         )
-
-    def _run(self, run: int, gpus: int, injections: tuple[str, ...]) -> Run:
-        request = case_request(self.case, self.environment, gpus=gpus, run=run)
-        with sampling_beside(request, self.environment) as sampling:
-            made = self.make_run(replace(request, injections=injections))
-            if sampling is not None:
-                made = sampling.summarize(made).added_to(made)
-        self.after_run()
-        return made
 
     def _step_time_s(self) -> float:
         """Of the clean runs so far on one GPU, or on the fewest that there are."""
@@ -290,9 +281,8 @@ def judge_overhead(
         GpuscaleError: every run failed; the message is that of the first.
     """
     valid = [run for run in runs if isinstance(run, OverheadOutcome)]
-    failures = [run for run in runs if isinstance(run, Failure)]
-    if not valid:
-        raise GpuscaleError(f"every run on {gpus} GPUs failed: {failures[0].message}")
+    if not valid and isinstance(runs[0], Failure):
+        raise GpuscaleError(f"every run on {gpus} GPUs failed: {runs[0].message}")
     means = []
     for run in valid:
         logs = sorted(math.log(pair.measured_s / pair.bare_s) for pair in run.pairs)
@@ -310,7 +300,7 @@ def judge_overhead(
         pairs=sum(len(run.pairs) for run in valid),
         step_time_s=step_time_s,
         ratio=ratio,
-        limit=_LIMITS[device],
+        limit=_LIMITS[device][0],
         verdict=verdict,
         reason=reason,
     )
@@ -319,7 +309,7 @@ def judge_overhead(
 def _verdict(
     ratio: Estimate, step_time_s: float, device: str
 ) -> tuple[Literal["within", "above", "not decided"], str]:
-    limit, shortest_s = _LIMITS[device], _SHORTEST_STEP_S[device]
+    limit, shortest_s = _LIMITS[device]
     if ratio.low is None or ratio.high is None:
         return "not decided", "one run gives no interval; make more with --runs"
     if ratio.high <= limit:

@@ -15,6 +15,7 @@ from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.records import Environment, OverheadReport, TrialsReport
 from gpuscale.report.machine_text import overhead_text, trials_text
+from gpuscale.report.phrases import counted
 from gpuscale.report.screen import counted_runs
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest import (
@@ -88,9 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     case = load_case_class(arguments.case, here.device)
     configuration = case_request(case, here, gpus=max(gpus), run=1).configuration
     faults, not_tried = possible_faults(configuration, gpus)
-    plan = list(blocks(faults, pairs=arguments.pairs, trials=arguments.trials))
-    if arguments.overhead:
-        plan = []
+    planned = blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
+    plan = [] if arguments.overhead else list(planned)
     total = (len(plan) * RUNS_PER_BLOCK + runs) * len(gpus)
     timing = TIMING_PLANS[here.device]
     # About, and where steps are short.
@@ -133,10 +133,9 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
             f"there is no {file} here; go to the folder that has bench_cases, or name a case "
             "of your own with --case FILE::Class"
         )
-    if not path.is_file():
-        raise UsageError(f"--case: there is no file {file}; give FILE::Class")
-    if path.suffix != ".py":
-        raise UsageError(f"--case: {file} is not a Python file; give FILE::Class")
+    if not path.is_file() or path.suffix != ".py":
+        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
+        raise UsageError(f"--case: {problem}; give FILE::Class")
     # As pytest does it, so that a case finds what lies beside it.
     sys.path.insert(0, str(path.parent))
     sys.modules.pop(path.stem, None)
@@ -148,13 +147,9 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
             f"--case: {file} cannot be imported ({type(error).__name__}: {error}); "
             "run it with python to see where"
         ) from None
-    known = {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, TrainingCase)
-        and value.__module__ == path.stem
-    }
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    cases = {key: its for key, its in classes.items() if issubclass(its, TrainingCase)}
+    known = {key: case for key, case in cases.items() if case.__module__ == path.stem}
     if name not in known:
         found = ", ".join(f"{file}::{key}" for key in known) or "none"
         raise UsageError(f"--case: name a case in {file} as FILE::Class; there is {found}")
@@ -167,13 +162,13 @@ def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, 
     here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
     if asked is None:
         return tuple(gpus for gpus in (1, 2) if gpus <= here)
-    counts = sorted(gpu_counts(asked))
+    counts = tuple(sorted(gpu_counts(asked)))
     if counts[-1] > here:
-        unit = f"{'CPU core' if on_cpu else 'GPU'}{'' if here == 1 else 's'}"
+        found = counted(here, "CPU core" if on_cpu else "GPU")
         raise UsageError(
-            f"--gpus: {counts[-1]} is more than there are here ({here} {unit}); leave it out"
+            f"--gpus: {counts[-1]} is more than there are here ({found}); leave it out"
         )
-    return tuple(counts)
+    return counts
 
 
 def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:

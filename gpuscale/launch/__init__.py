@@ -44,14 +44,12 @@ class Launcher(Protocol):
     @property
     def environment(self) -> "Environment":
         """The machine, or the nodes of the job, as the ranks see it; found out at the first use."""
-        ...
 
     def run(self, request: "RunRequest") -> "Run":
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised.
 
         No rank is left when it returns.
         """
-        ...
 
     def progress(self) -> tuple[str, int, int] | None:
         """Stage, done and total of the run under way; None where nothing is known.

@@ -27,21 +27,23 @@ def failure_of(
     timed_out: bool = False,
     launcher: str | None = None,
 ) -> Failure | None:
-    """Why the ranks of a run did not end well; None where they did.
+    """Why the ranks of a run did not end well, by what they left; None where they did.
 
-    Args:
-        request: The run's, whose ranks left in the directory what they knew.
-        directory: The run's folder.
-        exit_codes: Of the ranks that failed, in the order in which they did where that is known;
-            minus the signal's number where one ended it.
-        timed_out: They were ended because their time was up.
-        launcher: The one across nodes whose command failed, if it did.
+    Exit codes are those of the ranks that failed, in their order where that is known, and minus
+    the signal's number where one ended it. A launcher is one across nodes whose command failed.
     """
     if timed_out:
         return _timeout(request, directory)
     if exit_codes:
         return _crash(request, directory, exit_codes)
-    return None if launcher is None else _loss(request, directory, launcher)
+    if launcher is None:
+        return None
+    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
+    if absent:
+        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
+        said = text_of(directory.launcher_log)
+        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
+    return _vanished(directory, _silent(request, directory) or range(request.processes))
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
@@ -86,16 +88,6 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
             "or a node of it failed; see what the scheduler says of the job"
         )
     return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
-
-
-def _loss(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
-    """The failure of a run whose launcher failed while no rank's task tells why."""
-    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
-    if absent:
-        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
-        said = text_of(directory.launcher_log)
-        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
-    return _vanished(directory, _silent(request, directory) or range(request.processes))
 
 
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:

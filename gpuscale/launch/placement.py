@@ -56,19 +56,15 @@ class ProcessStarter(Protocol):
 
         A UsageError where there is no job here, or its program is missing.
         """
-        ...
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """The command line that starts `program` once for each rank of the placement."""
-        ...
 
     def reaches(self, variable: str) -> bool:
         """A variable of this process is for that command, too."""
-        ...
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """The name in `hosts` of the node that a process is on, of one process a node."""
-        ...
 
     def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
         """The host of the first rank of the process's group."""
@@ -117,21 +113,15 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
     (Debian writes it into /etc/hosts), which is of no use to the other hosts.
     """
     me = socket.gethostname()
-    if _GLOO_INTERFACE in given or len(hosts) < 2 or not _leads_nowhere(me):
+    if _GLOO_INTERFACE in given or len(hosts) < 2:
         return {}
+    with suppress(OSError):
+        if not socket.gethostbyname(me).startswith("127."):
+            return {}
     # A host has names with and without its domain.
     others = [host for host in hosts if host.split(".", 1)[0] != me.split(".", 1)[0]]
-    interfaces = (_interface_towards(host) for host in others)
-    found = next((interface for interface in interfaces if interface is not None), None)
+    found = next(filter(None, map(_interface_towards, others)), None)
     return {} if found is None else {_GLOO_INTERFACE: found}
-
-
-def _leads_nowhere(name: str) -> bool:
-    """A host's name has no address that another host could use."""
-    try:
-        return socket.gethostbyname(name).startswith("127.")
-    except OSError:
-        return True
 
 
 def _interface_towards(host: str) -> str | None:
