@@ -1,4 +1,4 @@
-"""What the launchers across nodes ask of srun and mpirun, as text."""
+"""The command lines and variables of srun and mpirun."""
 
 import itertools
 from pathlib import Path

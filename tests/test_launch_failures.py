@@ -16,7 +16,7 @@ ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
 
 
 def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
-    """What ranks left that raised, in that order: of each, whether it had lost a peer."""
+    """The folder of ranks that raised, in that order; True for one that had lost a peer."""
     directory = RunDirectory(path=folder)
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"

@@ -120,7 +120,7 @@ def verdict_against_faster(folder: Path, results: Results) -> int:
 
 
 def seen_gpus(cluster: Cluster, *job: str) -> str:
-    """What the launcher's steps of one, two and four tasks see, in a job with such options."""
+    """The GPUs that steps of one, two and four tasks see in a job with such options."""
     return cluster.run("salloc", "--quiet", *job, sys.executable, "-c", STEPS).stdout
 
 
@@ -166,7 +166,7 @@ def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path:
 
 
 def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A pytest on the login host, whose output goes to `log`, once its ranks made their first step."""
+    """A pytest whose ranks have made their first step; its output goes to `log` in the folder."""
 
     def is_measuring() -> bool:
         found = list((folder / ".gpuscale" / "results").glob(".run-*/progress"))

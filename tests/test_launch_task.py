@@ -30,7 +30,7 @@ QUICK = TimingPlan(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_
 
 
 def run_directory(folder: Path, case: Path) -> RunDirectory:
-    """What a launcher leaves for a single rank on this host."""
+    """The folder as a launcher leaves it for a single rank on this host."""
     directory = RunDirectory(path=folder / "run")
     directory.path.mkdir()
     request = RunRequest(

@@ -32,7 +32,7 @@ def probes(
     slow_device: tuple[int, int] | None = None,
     factor: float = 2.0,
 ) -> list[NodeProbe]:
-    """What a job's nodes would see, with times that vary by some percent.
+    """The probes of a job's nodes, with times that vary by some percent.
 
     Without devices all nodes compute alike.
     """

@@ -21,6 +21,7 @@ from gpuscale.records import (
     Fault,
     OverheadReport,
     OverheadResult,
+    Rate,
     Run,
     RunRequest,
     TrialsReport,
@@ -124,21 +125,21 @@ def tried(
     return session.report(faults, not_tried, OVERHEAD)
 
 
+def counts(rate: Rate | None) -> tuple[int, int] | None:
+    return None if rate is None else (rate.count, rate.of)
+
+
 def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[TrainingCase]) -> None:
     report = tried(KnownMachine(), case, pairs=6, trials=2)
     assert report.comparisons == 6
-    assert report.false_alarms is not None
-    assert (report.false_alarms.count, report.false_alarms.of) == (0, 12)
+    assert counts(report.false_alarms) == (0, 12)
     assert [(its.fault.name, its.fault.size) for its in report.faults] == [
         *(("data stall", 0.2), ("data stall", 0.4)),
         *(("slow rank", 0.2), ("slow rank", 0.4)),
         *(("slower compute", 0.2), ("slower compute", 0.4)),
     ]
     for its in report.faults:
-        assert its.found is not None
-        assert its.named is not None
-        assert (its.found.count, its.found.of) == (2, 2), its.fault
-        assert (its.named.count, its.named.of) == (2, 2), its.fault
+        assert (counts(its.found), counts(its.named)) == ((2, 2), (2, 2)), its.fault
     assert {its.key.gpus for its in report.detectable_losses} == {1, 2}
     assert all(0 < its.loss < 0.2 for its in report.detectable_losses)
     # 2 clean blocks before, 6 clean ones, 12 with a fault; 3 runs on 1 and on 2 GPUs each.
@@ -148,9 +149,7 @@ def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[Train
 def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> None:
     report = tried(KnownMachine(deaf=True), case, pairs=2, trials=1)
     for its in report.faults:
-        assert its.found is not None
-        assert (its.found.count, its.found.of) == (0, 1)
-        assert its.named is None
+        assert (counts(its.found), its.named) == ((0, 1), None)
     assert "0 of 1" in trials_text(report)
 
 
@@ -179,19 +178,19 @@ def test_faulty_blocks_are_spread_over_the_time_of_the_clean_ones() -> None:
     assert [plan.count(fault) for fault in faults] == [2] * 6
 
 
-def test_one_gpu_has_no_slow_rank() -> None:
-    faults, not_tried = possible_faults(CNN, (1,))
-    assert {fault.injection for fault in faults} == {"data", "compute"}
-    assert not_tried[0] == "slow rank: needs ddp on 2 GPUs or more"
-    assert "two hosts" in not_tried[1]
+SLOW_RANK = ("slow-rank=3:1.2", "slow-rank=3:1.4")
 
 
-def test_each_fault_is_an_injection_of_its_size() -> None:
-    faults, _ = possible_faults(CNN, (1, 4))
-    texts = [injection_text(fault, step_time_s=0.05, gpus=(1, 4)) for fault in faults]
-    assert texts == [
-        *("data=10.000ms", "data=20.000ms"),
-        *("slow-rank=3:1.2", "slow-rank=3:1.4"),
-        *("compute=1.2", "compute=1.4"),
-    ]
-    assert len(parse_injections(texts[::2])) == 3
+@pytest.mark.parametrize(
+    ("gpus", "of_slow_rank", "not_tried"),
+    [((1, 4), SLOW_RANK, ["slow link"]), ((1,), (), ["slow rank", "slow link"])],
+)
+def test_each_fault_that_can_be_is_an_injection_of_its_size(
+    gpus: tuple[int, ...], of_slow_rank: tuple[str, ...], not_tried: list[str]
+) -> None:
+    faults, reasons = possible_faults(CNN, gpus)
+    texts = [injection_text(fault, step_time_s=0.05, gpus=gpus) for fault in faults]
+    expected = ["data=10.000ms", "data=20.000ms", *of_slow_rank, "compute=1.2", "compute=1.4"]
+    assert texts == expected
+    assert len(parse_injections(texts[::2])) == len(texts) / 2
+    assert [reason.partition(":")[0] for reason in reasons] == not_tried

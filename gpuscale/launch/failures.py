@@ -47,7 +47,7 @@ def failure_of(
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
-    """Where each rank was when the time was up."""
+    """The failure of ranks whose time was up, with the stack of each."""
     stacks = []
     for rank in range(request.processes):
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"

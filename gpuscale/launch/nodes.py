@@ -15,11 +15,10 @@ from types import FrameType
 from msgspec.structs import replace
 
 import gpuscale.host
-from gpuscale.errors import UsageError
 from gpuscale.launch import Launcher, RunTerminated, process_starter
 from gpuscale.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.launch.failures import failure_of
-from gpuscale.launch.placement import EXCLUDED_HOSTS, Placement, place
+from gpuscale.launch.placement import Placement, place, without_excluded
 from gpuscale.records import (
     Environment,
     NodeProbe,
@@ -60,13 +59,7 @@ class NodesLauncher(Launcher):
     @cached_property
     def _each_host(self) -> Placement:
         """One process on each host of the job that may be used."""
-        all_hosts = self._starter.hosts()
-        excluded = os.environ.get(EXCLUDED_HOSTS, "").split(",")
-        hosts = tuple(name for name in all_hosts if name not in excluded)
-        if not hosts:
-            raise UsageError(
-                f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(all_hosts)}); unset it"
-            )
+        hosts = without_excluded(self._starter.hosts(), os.environ)
         return Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1)
 
     @cached_property
@@ -149,10 +142,10 @@ class NodesLauncher(Launcher):
         devices_per_rank = max(1, request.gpus // request.processes)
         sampled = {}
         for position, name in enumerate(placement.hosts):
+            node = nodes[name]
             used = request.devices[: placement.ranks_on(position) * devices_per_rank]
-            gpus = nodes[name].gpus
-            if uuids := tuple(gpu.uuid for gpu in gpus if gpu.index in used and gpu.uuid):
-                sampled[nodes[name].host] = uuids
+            if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
+                sampled[node.host] = uuids
         self._samples = tuple(
             NodeSamples(host=host, path=directory.samples(host), uuids=uuids)
             for host, uuids in sampled.items()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpuscale.errors import GpuscaleError
+from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.run_directory import RunDirectory
 
 EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
@@ -97,6 +97,17 @@ def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placem
         ranks=ranks,
         ranks_per_host=math.ceil(ranks / needed),
     )
+
+
+def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of a job that may be used: a night that tries again leaves out a bad one."""
+    excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
+    left = tuple(host for host in hosts if host not in excluded)
+    if not left:
+        raise UsageError(
+            f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(hosts)}); unset it"
+        )
+    return left
 
 
 def required_variable(given: Mapping[str, str], name: str) -> str:

@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault made on purpose, at one size."""
 
     name: str
-    """What is wrong, in words: `data stall`."""
+    """The fault in words: `data stall`."""
     size: float
     """By what part of a step's time it makes a step longer."""
     injection: str
