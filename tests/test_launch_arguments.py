@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.launch.mpirun import OpenMpi, job_hosts
@@ -48,27 +49,14 @@ def test_successive_runs_take_the_nodes_in_turn() -> None:
 def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
     placement = Placement(hosts=("n1", "n2"), ranks=8, ranks_per_host=4, cores_per_rank=12)
     assert Slurm().arguments(["python", "task.py"], placement) == [
-        "srun",
-        "--nodes=2",
-        "--nodelist=n1,n2",
-        "--ntasks=8",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=12",
-        "--distribution=block",
-        "--cpu-bind=none",
-        "--overlap",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        "--kill-on-bad-exit=1",
-        "python",
-        "task.py",
+        *("srun", "--nodes=2", "--nodelist=n1,n2", "--ntasks=8", "--ntasks-per-node=4"),
+        *("--cpus-per-task=12", "--distribution=block", "--cpu-bind=none", "--overlap"),
+        *("--mpi=none", "--export=ALL", "--input=none", "--kill-on-bad-exit=1"),
+        *("python", "task.py"),
     ]
-
-
-def test_srun_is_told_where_ranks_share_cores() -> None:
-    placement = Placement(hosts=("n1",), ranks=8, ranks_per_host=8, oversubscribed=True)
-    assert "--overcommit" in Slurm().arguments(["x"], placement)
+    # Where ranks share cores, and where a node goes on beside one that failed.
+    placement = replace(placement, oversubscribed=True, independent=True)
+    assert {"--overcommit", "--kill-on-bad-exit=0"} < set(Slurm().arguments(["x"], placement))
 
 
 @pytest.mark.parametrize(

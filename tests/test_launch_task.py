@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import CNN, run
+from builders import CNN, request, run
 from changing import replace
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
-from gpuscale.records import RankExit, RunRequest, SampledDevices, TimingPlan, Window
+from gpuscale.records import RankExit, SampledDevices, TimingPlan, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.summary import RunSampling
 
@@ -33,23 +33,18 @@ def run_directory(folder: Path, case: Path) -> RunDirectory:
     """The folder as a launcher leaves it for a single rank on this host."""
     directory = RunDirectory(path=folder / "run")
     directory.path.mkdir()
-    request = RunRequest(
+    asked = request(
         configuration=replace(CNN, case="case", device="cpu", size="smoke", threads_per_rank=1),
-        gpus=1,
-        index=1,
         batch_per_gpu=8,
         sample_shape=(16,),
         case_module="test_tiny",
         case_file=str(case),
         case_class="Case",
         import_paths=(str(folder),),
-        devices=(),
-        data_root=None,
-        download=False,
         timing=QUICK,
         timeout_s=240.0,
     )
-    directory.request.write(request)
+    directory.request.write(asked)
     directory.hosts.write_text(socket.gethostname())
     with socket.socket() as probe:
         probe.bind(("", 0))

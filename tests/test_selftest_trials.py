@@ -15,12 +15,9 @@ from gpuscale.errors import GpuscaleError
 from gpuscale.injections import parse_injections
 from gpuscale.records import (
     CauseKind,
-    Environment,
-    Estimate,
     Failure,
     Fault,
     OverheadReport,
-    OverheadResult,
     Rate,
     Run,
     RunRequest,
@@ -38,39 +35,19 @@ from gpuscale.selftest import (
 
 STEP_S = 0.1
 GPUS = (1, 2)
-OVERHEAD = OverheadReport(
-    configuration=CNN,
-    environment=cpu_environment(),
-    results=(
-        OverheadResult(
-            gpus=1,
-            runs=2,
-            pairs=80,
-            step_time_s=STEP_S,
-            ratio=Estimate(value=1.001, low=0.999, high=1.003),
-            limit=1.01,
-            verdict="within",
-        ),
-    ),
-    wall_s=60.0,
-)
+HERE = replace(cpu_environment(), job_id=None)
+OVERHEAD = OverheadReport(configuration=CNN, environment=HERE, results=(), wall_s=60.0)
 
 
 class KnownMachine:
     """Makes runs of 100 ms a step with 0.3% noise; injected faults do what they say."""
 
     def __init__(self, *, deaf: bool = False, fails: bool = False) -> None:
-        self.requests: list[RunRequest] = []
         self._draw = random.Random(7)
         self._deaf = deaf
         self._fails = fails
 
-    @property
-    def environment(self) -> Environment:
-        return replace(cpu_environment(), job_id=None)
-
     def run(self, request: RunRequest) -> Run:
-        self.requests.append(request)
         faults = () if self._deaf else parse_injections(request.injections)
         ranks = []
         for rank in range(request.gpus):
@@ -110,16 +87,12 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[TrainingCase]:
     return load_case_class(str(tmp_path / "test_tiny.py::Tiny"), "cpu")
 
 
-def session_on(machine: KnownMachine, case: type[TrainingCase]) -> Trials:
-    return Trials(machine.run, case, machine.environment, GPUS, after_run=lambda: None)
-
-
 def tried(
     machine: KnownMachine, case: type[TrainingCase], *, pairs: int, trials: int
 ) -> TrialsReport:
-    first = machine.run(case_request(case, machine.environment, gpus=2, run=1))
-    faults, not_tried = possible_faults(first.configuration, GPUS)
-    session = session_on(machine, case)
+    configuration = case_request(case, HERE, gpus=2, run=1).configuration
+    faults, not_tried = possible_faults(configuration, GPUS)
+    session = Trials(machine.run, case, HERE, GPUS, after_run=lambda: None)
     for fault in blocks(faults, pairs=pairs, trials=trials):
         session.make(fault)
     return session.report(faults, not_tried, OVERHEAD)
@@ -156,8 +129,7 @@ def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> Non
 def test_a_machine_that_is_never_steady_gives_no_rates_but_says_so(
     case: type[TrainingCase],
 ) -> None:
-    machine = KnownMachine(fails=True)
-    session = session_on(machine, case)
+    session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS, after_run=lambda: None)
     for _ in range(BASELINE_BLOCKS + 1):
         session.make(None)
     report = session.report((), (), OVERHEAD)

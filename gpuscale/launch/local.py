@@ -177,15 +177,14 @@ def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> d
 def _signals_and_logging_restored() -> Iterator[None]:
     """Undo what torch's launcher leaves behind: its signal handlers and its log of failures."""
     handlers: dict[signal.Signals, Any] = {s: signal.getsignal(s) for s in _HANDLED_SIGNALS}
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
     # A failed rank is reported once, by us, with its own traceback.
-    for logger in loggers:
+    for logger in levels:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)
