@@ -2,17 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuscale.errors import UsageError
 
-_MOST_SECONDS = 60.0
-_MOST_FACTOR = 100.0
-_LARGEST_RANK = 100_000
-_LARGEST_STEP = 1_000_000_000
-# Of each kind: an example, the field of its number, and what parts the rank from that number.
 _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "data": ("data=5ms", "seconds", None),
     "slow-rank": ("slow-rank=1:1.2", "factor", ":"),
@@ -20,6 +15,11 @@ _KINDS: Mapping[str, tuple[str, str, str | None]] = {
     "hang": ("hang=1@50", "step", "@"),
     "crash": ("crash=0@20", "step", "@"),
 }
+"""Of each kind an example, the field of its number, and what parts the rank from that number."""
+_MOST_SECONDS = 60.0
+_MOST_FACTOR = 100.0
+_WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
+"""The least and the most of each."""
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
@@ -57,8 +57,8 @@ def parse_injection(text: str) -> Injection:
         rank, found, value = value.partition(behind_rank)
         if not found:
             raise UsageError(f"--inject: '{text}' lacks its '{behind_rank}'; for example {example}")
-        fields["rank"] = _whole(text, rank, "rank", 0, _LARGEST_RANK)
-    fields[field] = _READERS[field](text, value)
+        fields["rank"] = _number("rank", rank, text)
+    fields[field] = _number(field, value, text)
     return Injection(kind=kind, **fields)
 
 
@@ -79,43 +79,26 @@ def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
     return tuple(injections)
 
 
-def _seconds(text: str, value: str) -> float:
-    match = _DURATION.fullmatch(value)
-    seconds = math.nan if match is None else float(match[1]) * _UNITS[match[2]]
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise UsageError(
-            f"--inject: '{text}' needs a time above 0 and up to {_MOST_SECONDS:g} s, "
+def _number(field: str, value: str, text: str) -> float:
+    """The value of a field of the fault that the text stands for, within its bounds."""
+    number: float
+    if field == "seconds":
+        written = _DURATION.fullmatch(value)
+        number = float(written[1]) * _UNITS[written[2]] if written else math.nan
+        is_valid = 0 < number <= _MOST_SECONDS
+        demand = (
+            f" needs a time above 0 and up to {_MOST_SECONDS:g} s, "
             "with its unit (us, ms or s); for example data=5ms"
         )
-    return seconds
-
-
-def _factor(text: str, value: str) -> float:
-    factor = float(value) if _FACTOR.fullmatch(value) else math.nan
-    if not 1 < factor <= _MOST_FACTOR:
-        raise UsageError(
-            f"--inject: '{text}' needs a factor above 1 and up to {_MOST_FACTOR:g}, "
-            "where 1.2 is 20% slower"
-        )
-    return factor
-
-
-def _step(text: str, value: str) -> int:
-    return _whole(text, value, "step", 1, _LARGEST_STEP)
-
-
-def _whole(text: str, value: str, what: str, at_least: int, at_most: int) -> int:
-    number = int(value) if _NUMBER.fullmatch(value) else -1
-    if not at_least <= number <= at_most:
-        raise UsageError(
-            f"--inject: '{text}': the {what} is a whole number from {at_least} to {at_most}, "
-            f"not '{value}'"
-        )
+    elif field == "factor":
+        number = float(value) if _FACTOR.fullmatch(value) else math.nan
+        is_valid = 1 < number <= _MOST_FACTOR
+        demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% slower"
+    else:
+        least, most = _WHOLE_NUMBERS[field]
+        number = int(value) if _NUMBER.fullmatch(value) else -1
+        is_valid = least <= number <= most
+        demand = f": the {field} is a whole number from {least} to {most}, not '{value}'"
+    if not is_valid:
+        raise UsageError(f"--inject: '{text}'{demand}")
     return number
-
-
-_READERS: Mapping[str, Callable[[str, str], float]] = {
-    "seconds": _seconds,
-    "factor": _factor,
-    "step": _step,
-}
