@@ -61,7 +61,6 @@ def end_at_interrupt() -> None:
 
 
 if __name__ == "__main__":
-    given_parent = int(sys.argv[1])
     _signal_at_parent_death(signal.SIGTERM)
-    if os.getppid() == given_parent:
+    if os.getppid() == int(sys.argv[1]):
         os.execvp(sys.argv[2], sys.argv[2:])

@@ -100,13 +100,6 @@ class LocalLauncher(Launcher):
                 self.running = None
 
 
-def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure | None:
-    """Start the ranks, wait for them, and end them when their time is up; why they failed."""
-    with _killed_at_timeout(request, directory) as timed_out:
-        exit_codes = _elastic_launch(request, directory, job)
-    return failure_of(request, directory, exit_codes, timed_out=timed_out.is_set())
-
-
 @contextlib.contextmanager
 def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator[threading.Event]:
     """Kill ranks that outlive their timeout, after they have written their stacks.
@@ -135,8 +128,8 @@ def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator
         thread.join()
 
 
-def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> dict[int, int]:
-    """Start the ranks and wait for them; the exit codes of those that failed, by rank."""
+def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure | None:
+    """Start the ranks, wait for them, and end them when their time is up; why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -161,16 +154,18 @@ def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> d
     config.numa_options = None
     # Ranks end at once when they are asked to; one that cannot, since it is stopped, is killed.
     config.shutdown_timeout = _SHUTDOWN_S
-    with _signals_and_logging_restored():
+    exit_codes: dict[int, int] = {}
+    with _killed_at_timeout(request, directory) as timed_out, _signals_and_logging_restored():
         try:
             elastic_launch(config, do_in_rank)(job, str(directory.path))
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+            failures = sorted(error.failures.items())
+            exit_codes = {rank: failure.exitcode for rank, failure in failures}
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise RunTerminated(error.sigval) from None
-    return {}
+    return failure_of(request, directory, exit_codes, timed_out=timed_out.is_set())
 
 
 @contextlib.contextmanager
