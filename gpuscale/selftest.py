@@ -56,21 +56,19 @@ OVERHEAD_PAIRS = 40
 
 _FEWEST_BASELINE_RUNS = 2
 """Runs that are not steady leave fewer than were made; a baseline of such few is a wide one."""
-_FAULTS = (
-    ("data stall", "data", CauseKind.DATA),
-    ("slow rank", "slow-rank", CauseKind.SLOW_RANK),
-    ("slower compute", "compute", CauseKind.COMPUTE),
-)
-_FAULT_SIZES = (0.2, 0.4)
-_INJECTIONS: Mapping[str, str] = {
-    "data": "data={data_ms:.3f}ms",
+_FAULTS: Mapping[str, tuple[str, CauseKind]] = {
+    "data stall": ("data={data_ms:.3f}ms", CauseKind.DATA),
     # Of several ranks the last is the slow one.
-    "slow-rank": "slow-rank={last}:{factor:g}",
-    "compute": "compute={factor:g}",
+    "slow rank": ("slow-rank={last}:{factor:g}", CauseKind.SLOW_RANK),
+    "slower compute": ("compute={factor:g}", CauseKind.COMPUTE),
 }
+_FAULT_SIZES = (0.2, 0.4)
 _LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
 """The ratio that measuring is held to, and the seconds of the shortest steps that it is for."""
 _TRIMMED = 0.2
+
+OverheadRun = Sequence[OverheadOutcome] | Failure
+"""The clocks of all ranks over one run, or why there is nothing."""
 
 
 def case_request(
@@ -87,8 +85,8 @@ def possible_faults(
     """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
     alone = (ranks_of(configuration.strategy, max(gpus)) or 1) == 1
     faults = tuple(
-        Fault(name=name, size=size, injection=injection, kind=kind)
-        for name, injection, kind in _FAULTS
+        Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
+        for name, (text, kind) in _FAULTS.items()
         for size in _FAULT_SIZES
         if not (alone and kind is CauseKind.SLOW_RANK)
     )
@@ -98,7 +96,7 @@ def possible_faults(
 
 def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> str:
     """The text of `--inject` for a fault."""
-    return _INJECTIONS[fault.injection].format(
+    return _FAULTS[fault.name][0].format(
         data_ms=fault.size * step_time_s * 1e3, last=max(gpus) - 1, factor=1 + fault.size
     )
 
@@ -178,7 +176,7 @@ class Trials:
 
     def measure_overhead(
         self,
-        compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadOutcome | Failure],
+        compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun],
         runs: int,
     ) -> OverheadReport:
         """The overhead by so many runs on each number of GPUs, made in turn.
@@ -187,7 +185,7 @@ class Trials:
         """
         started = time.monotonic()
         first = case_request(self.case, self.environment, gpus=self.gpus[0], run=1)
-        made: dict[int, list[OverheadOutcome | Failure]] = {gpus: [] for gpus in self.gpus}
+        made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
         for run, gpus in product(range(1, runs + 1), self.gpus):
             request = case_request(self.case, self.environment, gpus=gpus, run=run)
             with sampling_beside(request, self.environment) as sampling:
@@ -269,35 +267,35 @@ def _rate(counts: Iterable[tuple[int, int]]) -> Rate | None:
     return rate_of(filled) if filled else None
 
 
-def judge_overhead(
-    device: str, gpus: int, runs: Sequence[OverheadOutcome | Failure]
-) -> OverheadResult:
+def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
     """The overhead by some runs (at least one) on one number of GPUs.
 
     Each run gives one number, the mean of its pairs' log ratios without the outermost fifth on
-    either side; the interval is over runs.
+    either side, each by the times of the slowest rank; the interval is over runs.
 
     Raises:
         GpuscaleError: every run failed; the message is that of the first.
     """
-    valid = [run for run in runs if isinstance(run, OverheadOutcome)]
+    valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):
         raise GpuscaleError(f"every run on {gpus} GPUs failed: {runs[0].message}")
-    means = []
+    means, step_times_s = [], []
     for run in valid:
-        logs = sorted(math.log(pair.measured_s / pair.bare_s) for pair in run.pairs)
+        logs = []
+        for seen in zip(*(rank.pairs for rank in run), strict=True):
+            bare_s = max(pair.bare_s for pair in seen)
+            step_times_s.append(bare_s / run[0].steps_per_window)
+            logs.append(math.log(max(pair.measured_s for pair in seen) / bare_s))
         cut = int(_TRIMMED * len(logs))
-        means.append(statistics.fmean(logs[cut : len(logs) - cut]))
+        means.append(statistics.fmean(sorted(logs)[cut : len(logs) - cut]))
     sample = log_sample(means)
     ratio = difference(sample.mean, [sample.term()]).exponential()
-    step_time_s = statistics.median(
-        pair.bare_s / run.steps_per_window for run in valid for pair in run.pairs
-    )
+    step_time_s = statistics.median(step_times_s)
     verdict, reason = _verdict(ratio, step_time_s, device)
     return OverheadResult(
         gpus=gpus,
         runs=len(valid),
-        pairs=sum(len(run.pairs) for run in valid),
+        pairs=len(step_times_s),
         step_time_s=step_time_s,
         ratio=ratio,
         limit=_LIMITS[device][0],

@@ -5,13 +5,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from builders import CNN, request, run
 from changing import replace
+from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
@@ -67,15 +66,6 @@ def task(directory: RunDirectory, *before: str, driver: Path | None = None) -> l
     return ["env", *settings, *before, *program, str(directory.path), "cpu"]
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -118,12 +108,12 @@ def test_a_rank_ends_with_the_daemon_that_started_its_task(tmp_path: Path) -> No
     daemon = subprocess.Popen(
         task(directory, "sh", "-c", '"$@" & echo $! >"$0"; wait', str(tmp_path / "pid"))
     )
-    assert wait_until(directory.pid(0).exists)
+    assert within_limit(directory.pid(0).exists)
     pids = [int((tmp_path / "pid").read_text()), int(directory.pid(0).read_text())]
     assert all(is_running(pid) for pid in pids)
     daemon.kill()
     daemon.wait()
-    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert within_limit(lambda: not any(is_running(pid) for pid in pids))
     assert directory.exit(0).read().code == -9
 
 
@@ -132,7 +122,7 @@ def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
     process = subprocess.Popen(task(directory))
     # Its last word before it hangs: nothing that it would write is missed.
-    assert wait_until(directory.progress.exists)
+    assert within_limit(directory.progress.exists)
     rank = int(directory.pid(0).read_text())
     shutil.rmtree(directory.path)
     assert process.wait(timeout=240) == 128 + 9

@@ -15,8 +15,6 @@ from gpuscale.records import (
     Failure,
     Node,
     NodeProbe,
-    OverheadOutcome,
-    OverheadPair,
     RankReport,
     RankWindow,
     Run,
@@ -59,7 +57,7 @@ def collect_run(
         sample_shape=request.sample_shape,
         wall_s=wall_s,
     )
-    outcomes = failure or _left_by_ranks(request, directory.outcome)
+    outcomes = failure or left_by_ranks(request, directory.outcome)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
     reports = tuple(outcome.report for outcome in outcomes)
@@ -88,24 +86,7 @@ def collect_run(
     return with_measured(run) if failure is None else run
 
 
-def collect_overhead(
-    request: RunRequest, directory: RunDirectory, failure: Failure | None
-) -> OverheadOutcome | Failure:
-    """The times of the slowest rank of each pair, or the reason why there are none."""
-    outcomes = failure or _left_by_ranks(request, directory.overhead)
-    if isinstance(outcomes, Failure):
-        return outcomes
-    pairs = [
-        OverheadPair(
-            measured_s=max(pair.measured_s for pair in seen),
-            bare_s=max(pair.bare_s for pair in seen),
-        )
-        for seen in zip(*(outcome.pairs for outcome in outcomes), strict=True)
-    ]
-    return replace(outcomes[0], pairs=tuple(pairs))
-
-
-def _left_by_ranks(
+def left_by_ranks(
     request: RunRequest, file_of: Callable[[int], RecordFile[R]]
 ) -> list[R] | Failure:
     """The records that all ranks left, or why there are none."""
@@ -205,8 +186,7 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
             hosts=without,
         )
     for host, environment in found.items():
-        change = next(differences(first, environment, ON_NODES), None)
-        if change is not None:
+        for change in differences(first, environment, ON_NODES):
             raise UsageError(
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"

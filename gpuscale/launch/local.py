@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
-from gpuscale.launch.collect import collect_overhead, collect_run
+from gpuscale.launch.collect import collect_run, left_by_ranks
 from gpuscale.launch.failures import failure_of
 from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, scratch_folder
@@ -82,11 +82,12 @@ class LocalLauncher(Launcher):
 
     def compare_with_bare_loop(
         self, request: RunRequest, plan: OverheadPlan
-    ) -> OverheadOutcome | Failure:
+    ) -> list[OverheadOutcome] | Failure:
         """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
-            return collect_overhead(request, directory, _launch(request, directory, "overhead"))
+            failure = _launch(request, directory, "overhead")
+            return failure or left_by_ranks(request, directory.overhead)
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:

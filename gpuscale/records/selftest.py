@@ -29,7 +29,7 @@ class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's clock over one fresh start of all ranks, or that of the slowest of each pair."""
+    """One rank's clock over one fresh start of all ranks."""
 
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
