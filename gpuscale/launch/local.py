@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
 from gpuscale.launch.collect import collect_run, left_by_ranks
-from gpuscale.launch.failures import failure_of
+from gpuscale.launch.failures import failure_of, text_of
 from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, scratch_folder
 
 _PRELOAD = ["gpuscale.worker.preload"]
 _DESCRIBE_TIMEOUT_S = 120.0
-_GRACE_S = 1.0
-"""For the ranks to write their stacks before they are killed."""
-_KILL_AGAIN_S = 0.5
+_LOOK_S = 1.0
+_STACKS_S = 10.0
+"""How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
 _SHUTDOWN_S = 5
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -110,11 +110,15 @@ def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator
     ended, timed_out = threading.Event(), threading.Event()
 
     def watch() -> None:
-        patience_s = request.timeout_s + _GRACE_S
+        if ended.wait(request.timeout_s):
+            return
+        latest = time.monotonic() + _STACKS_S
+        stacks = [directory.stacks(rank) for rank in range(request.processes)]
         # Again and again: a rank may have been too slow to leave its process id the first time.
-        while not ended.wait(patience_s):
+        while not ended.wait(_LOOK_S):
+            if time.monotonic() < latest and not all(map(text_of, stacks)):
+                continue
             timed_out.set()
-            patience_s = _KILL_AGAIN_S
             for rank in range(request.processes):
                 # A rank that has not started or has ended needs no killing.
                 with contextlib.suppress(OSError, ValueError):
