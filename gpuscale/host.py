@@ -1,5 +1,13 @@
-"""What training depends on that is this host's or this process's own, found without a library."""
+"""This host, and a process's place on it, found without a library: CPU, variables, parent's death.
 
+The file is also run by its path, as `python host.py PARENT COMMAND …`: it becomes a command that
+gets SIGTERM when that parent dies. `srun` and `mpirun` end all their processes at SIGTERM; when
+pytest is killed with SIGKILL, nobody else would tell them. So it imports nothing of gpuscale.
+"""
+
+import os
+import signal
+import sys
 from pathlib import Path
 
 VARIABLE_FAMILIES = ("CUDA_", "FI_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "UCX_")
@@ -7,6 +15,8 @@ VARIABLE_FAMILIES = ("CUDA_", "FI_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_
 
 VARIABLES_OF_THE_JOB = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Those of them that tell what a job was given on one node, which is another in the next job."""
+
+_PR_SET_PDEATHSIG = 1
 
 
 def cpu_model() -> str | None:
@@ -21,3 +31,36 @@ def cpu_model() -> str | None:
         if key.strip() in ("model name", "cpu") and value.strip():
             return value.strip()
     return None
+
+
+def _signal_at_parent_death(number: signal.Signals) -> None:
+    """Ask the kernel to send this process a signal when its parent dies (Linux; else a no-op)."""
+    # Only ranks and what starts them need it; a comparison does not wait for its import.
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies."""
+    parent = os.getppid()
+    _signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        # The parent died between the two calls: its death signal went unsent.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_at_interrupt() -> None:
+    """Let Ctrl-C end this process at once, also inside a collective that Python cannot leave.
+
+    The fork server holds the signal back, and what it forks inherits that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+if __name__ == "__main__":
+    _signal_at_parent_death(signal.SIGTERM)
+    if os.getppid() == int(sys.argv[1]):
+        os.execvp(sys.argv[2], sys.argv[2:])

@@ -2,16 +2,24 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuscale.errors import UsageError
 
+_KINDS: Mapping[str, tuple[str, str, str | None]] = {
+    "data": ("data=5ms", "seconds", None),
+    "slow-rank": ("slow-rank=1:1.2", "factor", ":"),
+    "compute": ("compute=1.1", "factor", None),
+    "hang": ("hang=1@50", "step", "@"),
+    "crash": ("crash=0@20", "step", "@"),
+}
+"""Of each kind an example, the field of its number, and what parts the rank from that number."""
 _MOST_SECONDS = 60.0
 _MOST_FACTOR = 100.0
-_LARGEST_RANK = 100_000
-_LARGEST_STEP = 1_000_000_000
+_WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {"rank": (0, 100_000), "step": (1, 1_000_000_000)}
+"""The least and the most of each."""
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _FACTOR = re.compile(r"\d+(?:\.\d+)?")
@@ -39,21 +47,19 @@ def parse_injection(text: str) -> Injection:
     Raises:
         UsageError: the text means nothing; the message names what would.
     """
-    name, equals, value = text.strip().partition("=")
-    kind = _KINDS.get(name) if equals else None
-    if kind is None:
-        examples = ", ".join(known.example for known in _KINDS.values())
+    kind, equals, value = text.strip().partition("=")
+    if not equals or kind not in _KINDS:
+        examples = ", ".join(example for example, *_ in _KINDS.values())
         raise UsageError(f"--inject: '{text}' is no fault that is known; try one of {examples}")
+    example, field, behind_rank = _KINDS[kind]
     fields: dict[str, Any] = {}
-    if kind.behind_rank is not None:
-        rank, found, value = value.partition(kind.behind_rank)
+    if behind_rank is not None:
+        rank, found, value = value.partition(behind_rank)
         if not found:
-            raise UsageError(
-                f"--inject: '{text}' lacks its '{kind.behind_rank}'; for example {kind.example}"
-            )
-        fields["rank"] = _whole(text, rank, "rank", 0, _LARGEST_RANK)
-    fields[kind.field] = kind.read(text, value)
-    return Injection(kind=name, **fields)
+            raise UsageError(f"--inject: '{text}' lacks its '{behind_rank}'; for example {example}")
+        fields["rank"] = _number("rank", rank, text)
+    fields[field] = _number(field, value, text)
+    return Injection(kind=kind, **fields)
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
@@ -73,55 +79,26 @@ def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
     return tuple(injections)
 
 
-def _seconds(text: str, value: str) -> float:
-    match = _DURATION.fullmatch(value)
-    seconds = math.nan if match is None else float(match[1]) * _UNITS[match[2]]
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise UsageError(
-            f"--inject: '{text}' needs a time above 0 and up to {_MOST_SECONDS:g} s, "
+def _number(field: str, value: str, text: str) -> float:
+    """The value of a field of the fault that the text stands for, within its bounds."""
+    number: float
+    if field == "seconds":
+        written = _DURATION.fullmatch(value)
+        number = float(written[1]) * _UNITS[written[2]] if written else math.nan
+        is_valid = 0 < number <= _MOST_SECONDS
+        demand = (
+            f" needs a time above 0 and up to {_MOST_SECONDS:g} s, "
             "with its unit (us, ms or s); for example data=5ms"
         )
-    return seconds
-
-
-def _factor(text: str, value: str) -> float:
-    factor = float(value) if _FACTOR.fullmatch(value) else math.nan
-    if not 1 < factor <= _MOST_FACTOR:
-        raise UsageError(
-            f"--inject: '{text}' needs a factor above 1 and up to {_MOST_FACTOR:g}, "
-            "where 1.2 is 20% slower"
-        )
-    return factor
-
-
-def _step(text: str, value: str) -> int:
-    return _whole(text, value, "step", 1, _LARGEST_STEP)
-
-
-def _whole(text: str, value: str, what: str, at_least: int, at_most: int) -> int:
-    number = int(value) if _NUMBER.fullmatch(value) else -1
-    if not at_least <= number <= at_most:
-        raise UsageError(
-            f"--inject: '{text}': the {what} is a whole number from {at_least} to {at_most}, "
-            f"not '{value}'"
-        )
+    elif field == "factor":
+        number = float(value) if _FACTOR.fullmatch(value) else math.nan
+        is_valid = 1 < number <= _MOST_FACTOR
+        demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% slower"
+    else:
+        least, most = _WHOLE_NUMBERS[field]
+        number = int(value) if _NUMBER.fullmatch(value) else -1
+        is_valid = least <= number <= most
+        demand = f": the {field} is a whole number from {least} to {most}, not '{value}'"
+    if not is_valid:
+        raise UsageError(f"--inject: '{text}'{demand}")
     return number
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a fault is written: `KIND=VALUE`, or `KIND=RANK` and VALUE behind a separator."""
-
-    example: str
-    field: str
-    read: Callable[[str, str], float]
-    behind_rank: str | None = None
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "data": _Kind("data=5ms", "seconds", _seconds),
-    "slow-rank": _Kind("slow-rank=1:1.2", "factor", _factor, behind_rank=":"),
-    "compute": _Kind("compute=1.1", "factor", _factor),
-    "hang": _Kind("hang=1@50", "step", _step, behind_rank="@"),
-    "crash": _Kind("crash=0@20", "step", _step, behind_rank="@"),
-}

@@ -72,7 +72,7 @@ class RunDirectory:
         self.hosts = path / "hosts"
         """The hosts of the run by the launcher's names, a line each, where there are several."""
         self.port = path / "port"
-        """Where the first rank waits for the others, if the scheduler's variables do not say."""
+        """Where the first rank waits for the others, on its host."""
         self.launcher_log = path / "launcher.log"
         """What the command that starts the ranks on several nodes said."""
 

@@ -1,4 +1,4 @@
-"""What the launchers across nodes ask of srun and mpirun, as text."""
+"""The command lines and variables of srun and mpirun."""
 
 import itertools
 from pathlib import Path
@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.launch.mpirun import OpenMpi, job_hosts, variables_of_ranks
-from gpuscale.launch.placement import Placement, is_same_host, leads_nowhere, place
+from gpuscale.launch.mpirun import OpenMpi, job_hosts
+from gpuscale.launch.placement import Placement, ProcessStarter, gloo_variables, place
 from gpuscale.launch.slurm import Slurm
 from gpuscale.run_directory import RunDirectory
 
 NODES = ("n1", "n2", "n3", "n4")
+RENDEZVOUS = {"GPUSCALE_RENDEZVOUS_HOST": "{host}i"}
 
 
 @given(
@@ -47,40 +49,38 @@ def test_successive_runs_take_the_nodes_in_turn() -> None:
 def test_srun_starts_a_task_for_each_rank_on_the_chosen_nodes() -> None:
     placement = Placement(hosts=("n1", "n2"), ranks=8, ranks_per_host=4, cores_per_rank=12)
     assert Slurm().arguments(["python", "task.py"], placement) == [
-        "srun",
-        "--nodes=2",
-        "--nodelist=n1,n2",
-        "--ntasks=8",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=12",
-        "--distribution=block",
-        "--cpu-bind=none",
-        "--overlap",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        "--kill-on-bad-exit=1",
-        "python",
-        "task.py",
+        *("srun", "--nodes=2", "--nodelist=n1,n2", "--ntasks=8", "--ntasks-per-node=4"),
+        *("--cpus-per-task=12", "--distribution=block", "--cpu-bind=none", "--overlap"),
+        *("--mpi=none", "--export=ALL", "--input=none", "--kill-on-bad-exit=1"),
+        *("python", "task.py"),
     ]
+    # Where ranks share cores, and where a node goes on beside one that failed.
+    placement = replace(placement, oversubscribed=True, independent=True)
+    assert {"--overcommit", "--kill-on-bad-exit=0"} < set(Slurm().arguments(["x"], placement))
 
 
-def test_srun_is_told_where_ranks_share_cores() -> None:
-    placement = Placement(hosts=("n1",), ranks=8, ranks_per_host=8, oversubscribed=True)
-    assert "--overcommit" in Slurm().arguments(["x"], placement)
-
-
-def test_what_the_job_asked_for_as_a_whole_does_not_reach_its_steps() -> None:
-    job = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NTASKS": "8",
-        "SLURM_NTASKS_PER_NODE": "4",
-        "SLURM_GPUS_PER_TASK": "1",
-        "SLURM_CPU_BIND_TYPE": "mask_cpu",
-        "SRUN_CPUS_PER_TASK": "24",
-        "HOME": "/home/someone",
-    }
-    assert Slurm().environment(job) == {"SLURM_JOB_ID": "7", "HOME": "/home/someone"}
+@pytest.mark.parametrize(
+    ("starter", "kept", "left_out"),
+    [
+        # What the job asked for as a whole does not reach its steps.
+        (
+            Slurm(),
+            {"SLURM_JOB_ID", "HOME"},
+            {"SLURM_NTASKS", "SLURM_GPUS_PER_TASK", "SLURM_CPU_BIND_TYPE", "SRUN_CPUS_PER_TASK"},
+        ),
+        # Settings for Open MPI reach it, and traces of an outer one do not, nor the places at
+        # which LSF gives cores: Open MPI would map ranks by them and take no other mapping.
+        (
+            OpenMpi(),
+            {"OMPI_MCA_plm_rsh_agent", "LSB_MCPU_HOSTS"},
+            {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "LSB_AFFINITY_HOSTFILE"},
+        ),
+    ],
+)
+def test_the_command_sees_the_users_variables_without_what_would_mislead_it(
+    starter: ProcessStarter, kept: set[str], left_out: set[str]
+) -> None:
+    assert {name for name in kept | left_out if starter.reaches(name)} == kept
 
 
 def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,35 +94,22 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_ranks_on_all_nodes_get_what_says_how_to_train_and_not_what_is_one_nodes_own() -> None:
+def test_ranks_on_all_nodes_get_what_says_how_to_train_and_not_what_is_one_nodes_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # PYTHONPATH the launcher sets by itself; no variable that is not set is asked for.
     of_ranks = {
-        *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GPUSCALE_RENDEZVOUS_HOST"),
+        *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "GPUSCALE_RENDEZVOUS_HOST"),
         *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_TLS", "FI_PROVIDER"),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_MODULE_LOADING", "CUDA_DEVICE_ORDER"),
         *("TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"),
     }
     others = {"CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR", "PBS_NODEFILE", "OMPI_MCA_btl"}
-    given_ = dict.fromkeys([*of_ranks, *others], "x")
-    assert set(variables_of_ranks(given_)) == of_ranks
-
-
-def test_a_variable_that_is_not_set_is_not_asked_of_open_mpi(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("VIRTUAL_ENV", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setattr("os.environ", dict.fromkeys([*of_ranks, *others], "x"))
     placement = Placement(hosts=("a",), ranks=1, ranks_per_host=1)
     arguments = OpenMpi().arguments(["x"], placement)
     exported = {name for word, name in itertools.pairwise(arguments) if word == "-x"}
-    assert "VIRTUAL_ENV" not in exported
-    # This one the launcher sets by itself.
-    assert exported >= {"PATH", "NCCL_DEBUG", "PYTHONPATH"}
-
-
-def test_settings_for_open_mpi_reach_it_and_traces_of_an_outer_one_do_not() -> None:
-    given_ = {"OMPI_MCA_plm_rsh_agent": "ssh", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}
-    assert OpenMpi().environment(given_) == {"OMPI_MCA_plm_rsh_agent": "ssh"}
+    assert exported == of_ranks | {"PYTHONPATH"}
 
 
 def test_hosts_of_a_job_come_from_its_scheduler(tmp_path: Path) -> None:
@@ -136,71 +123,59 @@ def test_hosts_of_a_job_come_from_its_scheduler(tmp_path: Path) -> None:
     assert job_hosts({}) == ()
 
 
+# Of one rank, as Slurm and Open MPI tell it its place.
 STEP = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "3",
     "SLURM_STEP_NODELIST": "jwb[0001-0002]",
     "SLURM_PROCID": "5",
     "SLURM_LOCALID": "1",
     "SLURM_NTASKS": "8",
 }
+WORLD = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "8",
+}
 
 
-@pytest.fixture
-def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = ("jwb0001", "jwb0002")
-    monkeypatch.setattr("gpuscale.launch.slurm.hostnames", lambda _: listed)
-
-
-def rank_variables(given: dict[str, str]) -> dict[str, str]:
-    return Slurm().rank_variables(given, RunDirectory(path=Path("not read")))
-
-
-@pytest.mark.usefixtures("hostnames")
-def test_a_rank_finds_its_group_by_slurms_own_variables() -> None:
-    found = rank_variables(STEP)
-    assert found["MASTER_ADDR"] == "jwb0001"
-    assert 12_000 <= int(found["MASTER_PORT"]) < 32_000
-    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("5", "1", "8")
-    next_step = rank_variables({**STEP, "SLURM_STEP_ID": "4"})
-    assert next_step["MASTER_PORT"] != found["MASTER_PORT"]
-
-
-@pytest.mark.usefixtures("hostnames")
-def test_a_site_names_the_network_of_the_first_host() -> None:
-    found = rank_variables({**STEP, "GPUSCALE_RENDEZVOUS_HOST": "{host}i"})
-    assert found["MASTER_ADDR"] == "jwb0001i"
-
-
-@pytest.mark.usefixtures("hostnames")
-def test_a_rank_outside_of_a_step_says_what_is_missing() -> None:
-    with pytest.raises(GpuscaleError, match="SLURM_PROCID is not set"):
-        rank_variables({k: v for k, v in STEP.items() if k != "SLURM_PROCID"})
-
-
-def test_a_rank_finds_its_group_by_open_mpis_variables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("starter", "given_"), [(Slurm(), STEP), (OpenMpi(), WORLD)])
+@pytest.mark.parametrize(("pattern", "address"), [({}, "jwb0001"), (RENDEZVOUS, "jwb0001i")])
+def test_a_rank_finds_its_group_by_its_schedulers_own_variables(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    starter: ProcessStarter,
+    given_: dict[str, str],
+    pattern: dict[str, str],
+    address: str,
+) -> None:
+    hosts = ("jwb0001", "jwb0002")
+    monkeypatch.setattr("gpuscale.launch.slurm.hostnames", lambda _: hosts)
     directory = RunDirectory(path=tmp_path)
-    directory.hosts.write_text("a\nb")
+    directory.hosts.write_text("\n".join(hosts))
     directory.port.write_text("20000")
-    given_ = {
-        "OMPI_COMM_WORLD_RANK": "5",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "8",
-    }
-    assert OpenMpi().rank_variables(given_, directory) == {
+    assert starter.rank_variables({**given_, **pattern}, directory) == {
         "RANK": "5",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "8",
-        "MASTER_ADDR": "a",
+        "MASTER_ADDR": address,
         "MASTER_PORT": "20000",
     }
+    *others, missing = given_
+    with pytest.raises(GpuscaleError, match=f"{missing} is not set"):
+        starter.rank_variables({name: given_[name] for name in others}, directory)
 
 
-def test_a_host_name_that_leads_to_loopback_is_of_no_use_to_others() -> None:
-    assert leads_nowhere("me", lambda _: "127.0.1.1")
-    assert not leads_nowhere("me", lambda _: "10.1.2.3")
-    assert is_same_host("n1", "n1.cluster.site")
-    assert not is_same_host("n1", "n10")
+def test_gloo_is_told_the_interface_where_the_hosts_name_leads_to_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = ("me.site", "127.0.0.1")
+    monkeypatch.setattr("socket.gethostname", lambda: "me")
+    monkeypatch.setattr("socket.gethostbyname", lambda _: "127.0.1.1")
+    assert gloo_variables({}, hosts) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert gloo_variables({"GLOO_SOCKET_IFNAME": "ib0"}, hosts) == {}
+    assert gloo_variables({}, hosts[:1]) == {}
+    assert gloo_variables({}, ("me", "me.site")) == {}
+    monkeypatch.setattr("socket.gethostbyname", lambda _: "10.1.2.3")
+    assert gloo_variables({}, hosts) == {}
 
 
 def test_without_a_job_the_launcher_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from builders import request, run
 from changing import replace
 
-from gpuscale.launch.collect import Ending, collect_run
+from gpuscale.launch.collect import collect_run
 from gpuscale.records import Measurement, Phases, RankOutcome, RankWindow, Run
 from gpuscale.run_directory import RunDirectory
 
@@ -43,13 +43,7 @@ def collected(tmp_path: Path, outcomes: list[RankOutcome]) -> Run:
     directory = RunDirectory(path=tmp_path)
     for each in outcomes:
         directory.outcome(each.report.rank).write(each)
-    return collect_run(
-        request(2),
-        directory,
-        Ending(exit_codes={}, timed_out=False),
-        started_at_s=1.7e9,
-        wall_s=9.0,
-    )
+    return collect_run(request(2), directory, None, started_at_s=1.7e9, wall_s=9.0)
 
 
 # Ranks leave the last all-reduce together: which of them was busy longest is chance.

@@ -9,7 +9,7 @@ from test_options import GIVEN
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.cases import TrainingCase
-from gpuscale.errors import GpuscaleError, MachineError, UsageError
+from gpuscale.errors import MachineError, UsageError
 from gpuscale.launch.collect import job_environment, joined
 from gpuscale.launch.placement import place
 from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
@@ -31,9 +31,7 @@ def test_the_job_is_described_by_its_first_node_and_a_list_of_all() -> None:
     assert whole.nodes[1].gpus[3].uuid == "n2-3"
     assert (whole.node_count, whole.gpus_per_node) == (2, 4)
     assert whole.hardware_label == "2 nodes with 4× A100"
-
-
-def test_an_uneven_job_has_on_each_node_what_every_node_has() -> None:
+    # An uneven job has on each node what every node has.
     assert joined({"n1": node("n1", 4), "n2": node("n2", 2)}, "auto").gpus_per_node == 2
 
 
@@ -115,24 +113,29 @@ def test_single_gpus_are_each_met_once_in_as_many_runs_as_there_are(nodes: int, 
 
 
 def test_on_one_node_devices_follow_each_other_and_pairs_share_none() -> None:
-    machine = node("n1", 4)
-    singles = [devices_of_run(machine, run=run, gpus=1) for run in range(1, 7)]
-    assert singles == [(0,), (1,), (2,), (3,), (0,), (1,)]
-    pairs = [devices_of_run(machine, run=run, gpus=2) for run in range(1, 5)]
-    assert pairs == [(0, 1), (2, 3), (0, 1), (2, 3)]
-    assert devices_of_run(machine, run=3, gpus=4) == (0, 1, 2, 3)
+    blocks = {
+        gpus: [devices_of_run(node("n1", 4), run=run, gpus=gpus) for run in range(1, 6)]
+        for gpus in (1, 2, 4)
+    }
+    assert blocks[1] == [(0,), (1,), (2,), (3,), (0,)]
+    assert blocks[2] == [(0, 1), (2, 3), (0, 1), (2, 3), (0, 1)]
+    assert set(blocks[4]) == {(0, 1, 2, 3)}
 
 
-def test_a_node_that_left_nothing_is_named_with_the_remedy(tmp_path: Path) -> None:
-    directory = RunDirectory(path=tmp_path / "run")
-    directory.path.mkdir()
-    directory.environment("n1").write(node("n1"))
-    directory.launcher_log.write_text("srun: error: n2: task 1: Exited with exit code 1\n")
-    with pytest.raises(GpuscaleError, match=r"n2: does not see .*--results .*task 1: Exited"):
-        job_environment(("n1", "n2"), directory, "auto", exit_code=1, timed_out=False)
-
-
-def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("described", "timed_out", "told"),
+    [
+        (["n1"], False, r"n2: does not see .*--results .*\(exit code 1: .*task 1: Exited"),
+        ([], False, r"no node could be looked at \(exit code 1: srun: error: n2"),
+        ([], True, "n1, n2 did not answer in time"),
+    ],
+)
+def test_nodes_that_left_nothing_are_named_with_the_remedy(
+    tmp_path: Path, described: list[str], timed_out: bool, told: str
+) -> None:
     directory = RunDirectory(path=tmp_path)
-    with pytest.raises(GpuscaleError, match="n1, n2 did not answer in time"):
-        job_environment(("n1", "n2"), directory, "auto", exit_code=-15, timed_out=True)
+    for name in described:
+        directory.environment(name).write(node(name))
+    directory.launcher_log.write_text("srun: error: n2: task 1: Exited with exit code 1\n")
+    with pytest.raises(MachineError, match=told):
+        job_environment(("n1", "n2"), directory, "auto", exit_code=1, timed_out=timed_out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_overhead import request_for_cpu
 
-from gpuscale.launch.failures import crash_failure
+from gpuscale.launch.failures import failure_of
 from gpuscale.records import Failure, RankFailure
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker.entry import RankFiles
@@ -16,7 +16,7 @@ ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
 
 
 def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
-    """What ranks left that raised, in that order: of each, whether it had lost a peer."""
+    """The folder of ranks that raised, in that order; True for one that had lost a peer."""
     directory = RunDirectory(path=folder)
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"
@@ -46,7 +46,8 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
 def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
     tmp_path: Path, exit_codes: dict[int, int], reports: dict[int, bool], cause: str
 ) -> None:
-    failure = crash_failure(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
+    failure = failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
+    assert failure is not None
     assert failure.message == cause
 
 

@@ -9,7 +9,6 @@ import pytest
 from hosts import Host, outside_environment, processes_in, skip_without_hosts, start_hosts
 from measuring import pytest_command, write_case
 
-from gpuscale.launch.mpirun import OpenMpi
 from gpuscale.store import read_results
 
 # What ssh is on a cluster: reaches a host by its name and runs a command there, with what a login
@@ -71,9 +70,3 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     placed = [(rank.host, rank.local_rank) for rank in run.ranks]
     assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
-
-
-def test_the_places_that_lsf_gives_cores_at_do_not_decide_where_ranks_go() -> None:
-    # Open MPI would map them by that file and then take no other mapping.
-    given = {"LSB_AFFINITY_HOSTFILE": "/spool/affinity", "LSB_MCPU_HOSTS": "n1 4 n2 4"}
-    assert OpenMpi().environment(given) == {"LSB_MCPU_HOSTS": "n1 4 n2 4"}

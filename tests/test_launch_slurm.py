@@ -51,7 +51,7 @@ for ranks in (1, 2, 4):
     placement = place(ranks, slurm.hosts(), slots=2, first=0)
     program = ["sh", "-c", "echo $SLURM_PROCID:$CUDA_VISIBLE_DEVICES"]
     command = slurm.arguments(program, replace(placement, cores_per_rank=1))
-    environment = slurm.environment(os.environ)
+    environment = {name: os.environ[name] for name in os.environ if slurm.reaches(name)}
     seen = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     print(*sorted(seen.split()))
 """
@@ -120,7 +120,7 @@ def verdict_against_faster(folder: Path, results: Results) -> int:
 
 
 def seen_gpus(cluster: Cluster, *job: str) -> str:
-    """What the launcher's steps of one, two and four tasks see, in a job with such options."""
+    """The GPUs that steps of one, two and four tasks see in a job with such options."""
     return cluster.run("salloc", "--quiet", *job, sys.executable, "-c", STEPS).stdout
 
 
@@ -159,20 +159,23 @@ def test_a_rank_killed_on_another_node_is_named_and_the_next_item_runs(
 
 def test_no_process_outlives_a_pytest_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
-    arguments = ("--gpus", "4", "--run-seconds", "0.1", *ACROSS)
-    process = cluster.start(
-        *ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=tmp_path / "log"
-    )
-    assert within_limit(lambda: is_measuring(tmp_path)), (tmp_path / "log").read_text()
+    process = start_measuring(cluster, tmp_path, "--run-seconds", "0.1")
     cluster.run("pkill", "-KILL", "-f", f"^{sys.executable} -m pytest")
     assert within_limit(lambda: processes_in(tmp_path) == []), processes_in(tmp_path)
     process.wait(timeout=LIMIT_S)
 
 
-def is_measuring(folder: Path) -> bool:
-    """Whether the ranks of a run have made their first step."""
-    found = list((folder / ".gpuscale" / "results").glob(".run-*/progress"))
-    return bool(found) and "warm-up" in found[0].read_text()
+def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A pytest whose ranks have made their first step; its output goes to `log` in the folder."""
+
+    def is_measuring() -> bool:
+        found = list((folder / ".gpuscale" / "results").glob(".run-*/progress"))
+        return bool(found) and "warm-up" in found[0].read_text()
+
+    command = pytest_command("--gpus", "4", *ACROSS, *arguments)
+    process = cluster.start(*ALLOCATE, *command, folder=folder, log=folder / "log")
+    assert within_limit(is_measuring), (folder / "log").read_text()
+    return process
 
 
 def test_a_node_that_does_not_see_the_results_folder_is_named_with_the_remedy(
@@ -224,13 +227,10 @@ def own_name(node: Host, cluster: Cluster, folder: Path) -> None:
 def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -> None:
     # The last test of this cluster: its second node is gone after it.
     write_case(tmp_path, ON_RANK_2.format(fault="time.sleep(600)"))
-    log = tmp_path / "log"
-    arguments = ("--gpus", "4", "--run-seconds", "0.1", *ACROSS)
-    process = cluster.start(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
-    assert within_limit(lambda: is_measuring(tmp_path)), log.read_text()
+    process = start_measuring(cluster, tmp_path, "--run-seconds", "0.1")
     cluster.nodes[1].kill()
     assert process.wait(timeout=LIMIT_S) == 1
-    assert "ranks 2, 3 ended without a word on n2" in log.read_text()
+    assert "ranks 2, 3 ended without a word on n2" in (tmp_path / "log").read_text()
     (run,) = results_in(tmp_path).runs
     assert run.failure is not None
     assert (run.failure.kind, run.failure.host) == ("launch", "n2")
@@ -241,11 +241,8 @@ def test_a_run_outlives_the_daemon_of_its_node_and_the_next_says_what_is_missing
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, "Case = Tiny")
-    log = tmp_path / "log"
-    arguments = ("--gpus", "4", "--run-seconds", "2", *ACROSS[:-1], "2")
     with slurm_cluster(TWO_NODES) as cluster:
-        process = cluster.start(*ALLOCATE, *pytest_command(*arguments), folder=tmp_path, log=log)
-        assert within_limit(lambda: is_measuring(tmp_path)), log.read_text()
+        process = start_measuring(cluster, tmp_path, "--run-seconds", "2", "--runs", "2")
         # As a crash of it does; what it started goes on.
         cluster.run("pkill", "-KILL", "--exact", "slurmd", on=cluster.nodes[1])
         assert process.wait(timeout=LIMIT_S) == 1

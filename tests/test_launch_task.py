@@ -5,17 +5,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import CNN, run
+from builders import CNN, request, run
 from changing import replace
+from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
-from gpuscale.records import RankExit, RunRequest, SampledDevices, TimingPlan, Window
+from gpuscale.records import RankExit, SampledDevices, TimingPlan, Window
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.summary import RunSampling
 
@@ -30,26 +29,21 @@ QUICK = TimingPlan(warmup_steps=1, warmup_s=0.1, windows=10, window_s=0.05, run_
 
 
 def run_directory(folder: Path, case: Path) -> RunDirectory:
-    """What a launcher leaves for a single rank on this host."""
+    """The folder as a launcher leaves it for a single rank on this host."""
     directory = RunDirectory(path=folder / "run")
     directory.path.mkdir()
-    request = RunRequest(
+    asked = request(
         configuration=replace(CNN, case="case", device="cpu", size="smoke", threads_per_rank=1),
-        gpus=1,
-        index=1,
         batch_per_gpu=8,
         sample_shape=(16,),
         case_module="test_tiny",
         case_file=str(case),
         case_class="Case",
         import_paths=(str(folder),),
-        devices=(),
-        data_root=None,
-        download=False,
         timing=QUICK,
         timeout_s=240.0,
     )
-    directory.request.write(request)
+    directory.request.write(asked)
     directory.hosts.write_text(socket.gethostname())
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -70,15 +64,6 @@ def task(directory: RunDirectory, *before: str, driver: Path | None = None) -> l
     settings = [f"{name}={value}" for name, value in variables.items()]
     program = [sys.executable, "-P", "-m", "gpuscale.launch.task", "mpirun", "rank"]
     return ["env", *settings, *before, *program, str(directory.path), "cpu"]
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def is_running(pid: int) -> bool:
@@ -123,12 +108,12 @@ def test_a_rank_ends_with_the_daemon_that_started_its_task(tmp_path: Path) -> No
     daemon = subprocess.Popen(
         task(directory, "sh", "-c", '"$@" & echo $! >"$0"; wait', str(tmp_path / "pid"))
     )
-    assert wait_until(directory.pid(0).exists)
+    assert within_limit(directory.pid(0).exists)
     pids = [int((tmp_path / "pid").read_text()), int(directory.pid(0).read_text())]
     assert all(is_running(pid) for pid in pids)
     daemon.kill()
     daemon.wait()
-    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert within_limit(lambda: not any(is_running(pid) for pid in pids))
     assert directory.exit(0).read().code == -9
 
 
@@ -137,7 +122,7 @@ def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
     directory = run_directory(tmp_path, write_case(tmp_path, HANGING))
     process = subprocess.Popen(task(directory))
     # Its last word before it hangs: nothing that it would write is missed.
-    assert wait_until(directory.progress.exists)
+    assert within_limit(directory.progress.exists)
     rank = int(directory.pid(0).read_text())
     shutil.rmtree(directory.path)
     assert process.wait(timeout=240) == 128 + 9

@@ -14,7 +14,6 @@ LAYERS = {
     "errors": 0,
     "units": 0,
     "host": 0,
-    "parent_death": 0,
     "strategies": 0,
     "printable": 0,
     # The table of counters, without what samples them.

@@ -10,66 +10,44 @@ from changing import replace
 from measuring import write_case
 
 from gpuscale.cases import TrainingCase
+from gpuscale.cli.selftest import load_case_class
 from gpuscale.errors import GpuscaleError
 from gpuscale.injections import parse_injections
 from gpuscale.records import (
     CauseKind,
-    Environment,
-    Estimate,
     Failure,
     Fault,
     OverheadReport,
-    OverheadResult,
+    Rate,
     Run,
     RunRequest,
     TrialsReport,
 )
 from gpuscale.report.machine_text import trials_text
-from gpuscale.selftest.plan import (
+from gpuscale.selftest import (
     BASELINE_BLOCKS,
+    Trials,
     blocks,
     case_request,
     injection_text,
-    load_case_class,
     possible_faults,
 )
-from gpuscale.selftest.trials import Trials
 
 STEP_S = 0.1
 GPUS = (1, 2)
-OVERHEAD = OverheadReport(
-    configuration=CNN,
-    environment=cpu_environment(),
-    results=(
-        OverheadResult(
-            gpus=1,
-            runs=2,
-            pairs=80,
-            step_time_s=STEP_S,
-            ratio=Estimate(value=1.001, low=0.999, high=1.003),
-            limit=1.01,
-            verdict="within",
-        ),
-    ),
-    wall_s=60.0,
-)
+HERE = replace(cpu_environment(), job_id=None)
+OVERHEAD = OverheadReport(configuration=CNN, environment=HERE, results=(), wall_s=60.0)
 
 
 class KnownMachine:
     """Makes runs of 100 ms a step with 0.3% noise; injected faults do what they say."""
 
     def __init__(self, *, deaf: bool = False, fails: bool = False) -> None:
-        self.requests: list[RunRequest] = []
         self._draw = random.Random(7)
         self._deaf = deaf
         self._fails = fails
 
-    @property
-    def environment(self) -> Environment:
-        return replace(cpu_environment(), job_id=None)
-
     def run(self, request: RunRequest) -> Run:
-        self.requests.append(request)
         faults = () if self._deaf else parse_injections(request.injections)
         ranks = []
         for rank in range(request.gpus):
@@ -109,36 +87,32 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[TrainingCase]:
     return load_case_class(str(tmp_path / "test_tiny.py::Tiny"), "cpu")
 
 
-def session_on(machine: KnownMachine, case: type[TrainingCase]) -> Trials:
-    return Trials(machine.run, case, machine.environment, GPUS, after_run=lambda: None)
-
-
 def tried(
     machine: KnownMachine, case: type[TrainingCase], *, pairs: int, trials: int
 ) -> TrialsReport:
-    first = machine.run(case_request(case, machine.environment, gpus=2, run=1))
-    faults, not_tried = possible_faults(first.configuration, GPUS)
-    session = session_on(machine, case)
+    configuration = case_request(case, HERE, gpus=2, run=1).configuration
+    faults, not_tried = possible_faults(configuration, GPUS)
+    session = Trials(machine.run, case, HERE, GPUS, after_run=lambda: None)
     for fault in blocks(faults, pairs=pairs, trials=trials):
         session.make(fault)
     return session.report(faults, not_tried, OVERHEAD)
 
 
+def counts(rate: Rate | None) -> tuple[int, int] | None:
+    return None if rate is None else (rate.count, rate.of)
+
+
 def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[TrainingCase]) -> None:
     report = tried(KnownMachine(), case, pairs=6, trials=2)
     assert report.comparisons == 6
-    assert report.false_alarms is not None
-    assert (report.false_alarms.count, report.false_alarms.of) == (0, 12)
+    assert counts(report.false_alarms) == (0, 12)
     assert [(its.fault.name, its.fault.size) for its in report.faults] == [
         *(("data stall", 0.2), ("data stall", 0.4)),
         *(("slow rank", 0.2), ("slow rank", 0.4)),
         *(("slower compute", 0.2), ("slower compute", 0.4)),
     ]
     for its in report.faults:
-        assert its.found is not None
-        assert its.named is not None
-        assert (its.found.count, its.found.of) == (2, 2), its.fault
-        assert (its.named.count, its.named.of) == (2, 2), its.fault
+        assert (counts(its.found), counts(its.named)) == ((2, 2), (2, 2)), its.fault
     assert {its.key.gpus for its in report.detectable_losses} == {1, 2}
     assert all(0 < its.loss < 0.2 for its in report.detectable_losses)
     # 2 clean blocks before, 6 clean ones, 12 with a fault; 3 runs on 1 and on 2 GPUs each.
@@ -148,17 +122,14 @@ def test_faults_are_found_and_named_and_nothing_else_is_alarmed(case: type[Train
 def test_faults_that_never_happen_are_not_found(case: type[TrainingCase]) -> None:
     report = tried(KnownMachine(deaf=True), case, pairs=2, trials=1)
     for its in report.faults:
-        assert its.found is not None
-        assert (its.found.count, its.found.of) == (0, 1)
-        assert its.named is None
+        assert (counts(its.found), its.named) == ((0, 1), None)
     assert "0 of 1" in trials_text(report)
 
 
 def test_a_machine_that_is_never_steady_gives_no_rates_but_says_so(
     case: type[TrainingCase],
 ) -> None:
-    machine = KnownMachine(fails=True)
-    session = session_on(machine, case)
+    session = Trials(KnownMachine(fails=True).run, case, HERE, GPUS, after_run=lambda: None)
     for _ in range(BASELINE_BLOCKS + 1):
         session.make(None)
     report = session.report((), (), OVERHEAD)
@@ -179,19 +150,19 @@ def test_faulty_blocks_are_spread_over_the_time_of_the_clean_ones() -> None:
     assert [plan.count(fault) for fault in faults] == [2] * 6
 
 
-def test_one_gpu_has_no_slow_rank() -> None:
-    faults, not_tried = possible_faults(CNN, (1,))
-    assert {fault.injection for fault in faults} == {"data", "compute"}
-    assert not_tried[0] == "slow rank: needs ddp on 2 GPUs or more"
-    assert "two hosts" in not_tried[1]
+SLOW_RANK = ("slow-rank=3:1.2", "slow-rank=3:1.4")
 
 
-def test_each_fault_is_an_injection_of_its_size() -> None:
-    faults, _ = possible_faults(CNN, (1, 4))
-    texts = [injection_text(fault, step_time_s=0.05, gpus=(1, 4)) for fault in faults]
-    assert texts == [
-        *("data=10.000ms", "data=20.000ms"),
-        *("slow-rank=3:1.2", "slow-rank=3:1.4"),
-        *("compute=1.2", "compute=1.4"),
-    ]
-    assert len(parse_injections(texts[::2])) == 3
+@pytest.mark.parametrize(
+    ("gpus", "of_slow_rank", "not_tried"),
+    [((1, 4), SLOW_RANK, ["slow link"]), ((1,), (), ["slow rank", "slow link"])],
+)
+def test_each_fault_that_can_be_is_an_injection_of_its_size(
+    gpus: tuple[int, ...], of_slow_rank: tuple[str, ...], not_tried: list[str]
+) -> None:
+    faults, reasons = possible_faults(CNN, gpus)
+    texts = [injection_text(fault, step_time_s=0.05, gpus=gpus) for fault in faults]
+    expected = ["data=10.000ms", "data=20.000ms", *of_slow_rank, "compute=1.2", "compute=1.4"]
+    assert texts == expected
+    assert len(parse_injections(texts[::2])) == len(texts) / 2
+    assert [reason.partition(":")[0] for reason in reasons] == not_tried

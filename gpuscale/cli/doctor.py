@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from gpuscale.diagnose.slow_nodes import find_slow
-from gpuscale.launch import ACROSS_NODES, launcher_across_nodes
+from gpuscale.launch import ACROSS_NODES
+from gpuscale.launch.nodes import NodesLauncher
 from gpuscale.records import NodeProbeRequest
 from gpuscale.store import RESULTS_FOLDER
 from gpuscale.telemetry.doctor import Machine, examine, find_problems
@@ -71,7 +72,7 @@ def _look_at_machine(arguments: argparse.Namespace) -> tuple[str, bool]:
 
 
 def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, bool]:
-    launcher = launcher_across_nodes(
+    launcher = NodesLauncher(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU

@@ -3,29 +3,35 @@
 import argparse
 import json
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import msgspec
 
+from gpuscale.cases import TrainingCase
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
-from gpuscale.records import OverheadReport, TrialsReport
+from gpuscale.records import Environment, OverheadReport, TrialsReport
 from gpuscale.report.machine_text import overhead_text, trials_text
+from gpuscale.report.phrases import counted
 from gpuscale.report.screen import counted_runs
-from gpuscale.selftest.overhead import measure_overhead
-from gpuscale.selftest.plan import (
+from gpuscale.run_defaults import TIMING_PLANS
+from gpuscale.selftest import (
+    OVERHEAD_PAIRS,
     RUNS_PER_BLOCK,
+    Trials,
     blocks,
     case_request,
-    expected_s,
-    load_case_class,
-    numbers_of_gpus,
     possible_faults,
 )
-from gpuscale.selftest.trials import Trials
 from gpuscale.units import format_seconds
 
+_DEFAULT_CASES = {
+    "cuda": "bench_cases/test_resnet50.py::Resnet50",
+    "cpu": "bench_cases/test_mnist_cnn.py::MnistCnn",
+}
 _PROMISED_ALARMS = 0.01
 
 
@@ -79,15 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--{option}: {number} is too few; give at least {least}")
     launcher = LocalLauncher(device=arguments.device)
     here, runs = launcher.environment, arguments.runs
-    gpus = numbers_of_gpus(None if arguments.gpus is None else gpu_counts(arguments.gpus), here)
+    gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
-    first = case_request(case, here, gpus=max(gpus), run=1)
-    faults, not_tried = possible_faults(first.configuration, gpus)
-    plan = list(blocks(faults, pairs=arguments.pairs, trials=arguments.trials))
-    if arguments.overhead:
-        plan = []
+    configuration = case_request(case, here, gpus=max(gpus), run=1).configuration
+    faults, not_tried = possible_faults(configuration, gpus)
+    planned = blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
+    plan = [] if arguments.overhead else list(planned)
     total = (len(plan) * RUNS_PER_BLOCK + runs) * len(gpus)
-    about_s = expected_s(here.device, blocks=len(plan), overhead_runs=runs, gpus=len(gpus))
+    timing = TIMING_PLANS[here.device]
+    # About, and where steps are short.
+    run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
+    overhead_run_s = 3.0 + timing.warmup_s + 2 * OVERHEAD_PAIRS * timing.window_s
+    about_s = len(gpus) * (len(plan) * RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
     sys.stderr.write(
         f"{total} runs of {case.name()} on {here.hardware_label}; "
         f"this takes about {format_seconds(about_s)}\n"
@@ -98,9 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             tried = Trials(launcher.run, case, here, gpus, after_run=advance)
             for fault in plan:
                 tried.make(fault)
-            measured = measure_overhead(
-                launcher.compare_with_bare_loop, case, here, gpus, runs, after_run=advance
-            )
+            measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)
     except RunTerminated as terminated:
         return 128 + terminated.number
     if arguments.overhead:
@@ -108,7 +115,60 @@ def run(arguments: argparse.Namespace) -> int:
         return _overhead_code(measured)
     report = tried.report(faults, not_tried, measured)
     _write(arguments.format, "trials", report, trials_text(report))
-    return _trials_code(report)
+    alarms = report.false_alarms
+    if alarms is None:
+        return ExitCode.NOTHING_COMPARABLE
+    if alarms.rate.low is not None and alarms.rate.low > _PROMISED_ALARMS:
+        # More than the promised rate gives by chance.
+        return 1
+    return _overhead_code(measured)
+
+
+def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
+    """The case that `FILE::Class` names, or the default one of the device."""
+    file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
+    path = Path(file).absolute()
+    if text is None and not path.is_file():
+        raise UsageError(
+            f"there is no {file} here; go to the folder that has bench_cases, or name a case "
+            "of your own with --case FILE::Class"
+        )
+    if not path.is_file() or path.suffix != ".py":
+        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
+        raise UsageError(f"--case: {problem}; give FILE::Class")
+    # As pytest does it, so that a case finds what lies beside it.
+    sys.path.insert(0, str(path.parent))
+    sys.modules.pop(path.stem, None)
+    try:
+        module = import_module(path.stem)
+    except Exception as error:
+        # Any line of the user's file may raise anything; it is the file that is to be mended.
+        raise UsageError(
+            f"--case: {file} cannot be imported ({type(error).__name__}: {error}); "
+            "run it with python to see where"
+        ) from None
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    cases = {key: its for key, its in classes.items() if issubclass(its, TrainingCase)}
+    known = {key: case for key, case in cases.items() if case.__module__ == path.stem}
+    if name not in known:
+        found = ", ".join(f"{file}::{key}" for key in known) or "none"
+        raise UsageError(f"--case: name a case in {file} as FILE::Class; there is {found}")
+    return known[name]
+
+
+def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:
+    """The numbers of GPUs (on CPU: of ranks) to try; 1 and 2 where the machine has two."""
+    on_cpu = environment.device == "cpu"
+    here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
+    if asked is None:
+        return tuple(gpus for gpus in (1, 2) if gpus <= here)
+    counts = tuple(sorted(gpu_counts(asked)))
+    if counts[-1] > here:
+        found = counted(here, "CPU core" if on_cpu else "GPU")
+        raise UsageError(
+            f"--gpus: {counts[-1]} is more than there are here ({found}); leave it out"
+        )
+    return counts
 
 
 def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:
@@ -124,13 +184,3 @@ def _overhead_code(report: OverheadReport) -> int:
     if "above" in verdicts:
         return 1
     return ExitCode.INCONCLUSIVE if "not decided" in verdicts else ExitCode.OK
-
-
-def _trials_code(report: TrialsReport) -> int:
-    """1 where more alarms were false than the promised rate gives by chance."""
-    alarms = report.false_alarms
-    if alarms is None:
-        return ExitCode.NOTHING_COMPARABLE
-    if alarms.rate.low is not None and alarms.rate.low > _PROMISED_ALARMS:
-        return 1
-    return _overhead_code(report.overhead)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gpuscale.launch.nodes import NodesLauncher
     from gpuscale.launch.placement import ProcessStarter
     from gpuscale.records import Environment, Run, RunRequest
     from gpuscale.run_directory import NodeSamples, RunDirectory
@@ -45,17 +44,15 @@ class Launcher(Protocol):
     @property
     def environment(self) -> "Environment":
         """The machine, or the nodes of the job, as the ranks see it; found out at the first use."""
-        ...
 
     def run(self, request: "RunRequest") -> "Run":
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised.
 
         No rank is left when it returns.
         """
-        ...
 
     def progress(self) -> tuple[str, int, int] | None:
-        """How far the run under way is: stage, done, total; None where nothing is known.
+        """Stage, done and total of the run under way; None where nothing is known.
 
         May be asked from another thread than that of `run`.
         """
@@ -79,22 +76,17 @@ def launcher_by_name(name: str, *, device: str, folder: Path) -> Launcher:
 
     Across nodes, what ranks leave lies in the folder, which is that of the results.
     """
-    if name in ACROSS_NODES:
-        return launcher_across_nodes(name, device=device, folder=folder)
-    from gpuscale.launch.local import LocalLauncher
+    if name == "local":
+        from gpuscale.launch.local import LocalLauncher
 
-    return LocalLauncher(device=device)
-
-
-def launcher_across_nodes(name: str, *, device: str, folder: Path) -> "NodesLauncher":
-    """The launcher of that name in `ACROSS_NODES`."""
+        return LocalLauncher(device=device)
     from gpuscale.launch.nodes import NodesLauncher
 
-    return NodesLauncher(process_starter(name), device=device, folder=folder)
+    return NodesLauncher(name, device=device, folder=folder)
 
 
 def process_starter(name: str) -> "ProcessStarter":
-    """How the launcher of that name in `ACROSS_NODES` starts processes on nodes."""
+    """The starter of processes on nodes of that name in `ACROSS_NODES`."""
     found: ProcessStarter = pkgutil.resolve_name(ACROSS_NODES[name])()
     return found
 

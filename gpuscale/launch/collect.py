@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -10,15 +9,13 @@ from msgspec.structs import replace
 
 from gpuscale.environment_diff import ON_NODES, differences
 from gpuscale.errors import DecodeError, GpuscaleError, MachineError, UsageError
-from gpuscale.launch.failures import crash_failure, lost_failure, timeout_failure
+from gpuscale.launch.failures import text_of
 from gpuscale.records import (
     Environment,
     Failure,
     Node,
     NodeProbe,
-    OverheadPair,
-    OverheadRun,
-    RankOutcome,
+    RankReport,
     RankWindow,
     Run,
     RunRequest,
@@ -32,35 +29,24 @@ from gpuscale.strategies import STRATEGIES
 R = TypeVar("R", bound=msgspec.Struct)
 
 _LOG_TAIL_LINES = 3
+_OUTPUT_TAIL_CHARS = 300
 _SHORTEST_JUDGED_S = 0.12
 """Windows below this length show what else the machine does from one moment to the next: a
 single turn of its scheduler is a tenth of them. By default windows are longer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How the ranks of a run ended, as the launcher saw it."""
-
-    exit_codes: dict[int, int]
-    """Of the ranks that failed, in the order in which they did where that is known; minus the
-    signal's number where one ended it."""
-    timed_out: bool
-    """They were ended because their time was up."""
-    failed_launcher: str | None = None
-    """The launcher across nodes whose command failed; None where it did not."""
-
-
 def collect_run(
     request: RunRequest,
     directory: RunDirectory,
-    ending: Ending,
+    failure: Failure | None,
     *,
     started_at_s: float,
     wall_s: float,
 ) -> Run:
     """The run that the ranks made, or the reason why there is none.
 
-    It started at a Unix time, and all ranks had ended `wall_s` later.
+    It started at a Unix time, and all ranks had ended `wall_s` later; a failure is how they did,
+    where they did not end well.
     """
     empty = Run(
         configuration=request.configuration,
@@ -70,49 +56,40 @@ def collect_run(
         batch_per_gpu=request.batch_per_gpu,
         sample_shape=request.sample_shape,
         wall_s=wall_s,
-        failure=Failure(kind="launch", message="the run has not ended"),
     )
-    left = _left_by_ranks(request, directory, ending, directory.outcome)
-    if isinstance(left, Failure):
-        return replace(empty, failure=left)
-    run = _join(empty, left)
-    failure = invalidity(run) or unsteadiness(run)
-    if failure is not None:
-        return replace(run, failure=failure)
-    return with_measured(replace(run, failure=None))
-
-
-def collect_overhead(request: RunRequest, directory: RunDirectory, ending: Ending) -> OverheadRun:
-    """The trial of the overhead that the ranks made, or the reason why there is none."""
-    empty = OverheadRun(
-        configuration=request.configuration, gpus=request.gpus, steps_per_window=None, pairs=()
+    outcomes = failure or left_by_ranks(request, directory.outcome)
+    if isinstance(outcomes, Failure):
+        return replace(empty, failure=outcomes)
+    reports = tuple(outcome.report for outcome in outcomes)
+    first = outcomes[0].measurement
+    # The rank that the others wait for is told by the ranks' own paces.
+    paces_s = [report.pace_s or 0.0 for report in reports]
+    slowest = paces_s.index(max(paces_s))
+    windows: dict[bool, list[Window]] = {True: [], False: []}
+    for seen in zip(*(outcome.measurement.windows for outcome in outcomes), strict=True):
+        windows[seen[0].synchronized].append(_window(seen, slowest))
+    startup_s = max(outcome.joined_at_s for outcome in outcomes) - started_at_s
+    agree = STRATEGIES[request.configuration.strategy].ranks_agree
+    failure = _invalidity(reports, agree=agree) or _unsteadiness(windows[True])
+    run = replace(
+        empty,
+        steps_per_window=first.steps_per_window,
+        windows=tuple(windows[True]),
+        unsynced_windows=tuple(windows[False]),
+        ranks=reports,
+        warmup_steps=first.warmup_steps,
+        warmup_s=first.warmup_s,
+        # Where the wall clock was set back meanwhile, nobody knows how long it took.
+        startup_s=startup_s if startup_s >= 0 else None,
+        failure=failure,
     )
-    left = _left_by_ranks(request, directory, ending, directory.overhead)
-    if isinstance(left, Failure):
-        return replace(empty, failure=left)
-    pairs = tuple(
-        OverheadPair(
-            measured_s=max(pair.measured_s for pair in seen),
-            bare_s=max(pair.bare_s for pair in seen),
-        )
-        for seen in zip(*(outcome.pairs for outcome in left), strict=True)
-    )
-    return replace(empty, steps_per_window=left[0].steps_per_window, pairs=pairs)
+    return with_measured(run) if failure is None else run
 
 
-def _left_by_ranks(
-    request: RunRequest,
-    directory: RunDirectory,
-    ending: Ending,
-    file_of: Callable[[int], RecordFile[R]],
+def left_by_ranks(
+    request: RunRequest, file_of: Callable[[int], RecordFile[R]]
 ) -> list[R] | Failure:
     """The records that all ranks left, or why there are none."""
-    if ending.timed_out:
-        return timeout_failure(request, directory)
-    if ending.exit_codes:
-        return crash_failure(request, directory, ending.exit_codes)
-    if ending.failed_launcher is not None:
-        return lost_failure(request, directory, ending.failed_launcher)
     try:
         return [file_of(rank).read() for rank in range(request.processes)]
     except (OSError, DecodeError) as error:
@@ -120,9 +97,9 @@ def _left_by_ranks(
         return Failure(kind="launch", message=message)
 
 
-def invalidity(run: Run) -> Failure | None:
+def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
     """The reason why a run that ended has no valid result: its ranks did not train together."""
-    for rank in run.ranks:
+    for rank in ranks:
         if rank.final_loss is None:
             return Failure(
                 kind="invalid",
@@ -130,50 +107,24 @@ def invalidity(run: Run) -> Failure | None:
                 rank=rank.rank,
                 host=rank.host,
             )
-    digests = {rank.parameter_digest for rank in run.ranks}
-    if STRATEGIES[run.configuration.strategy].ranks_agree and len(digests) > 1:
-        groups = (f"rank {r.rank}: {(r.parameter_digest or 'none')[:16]}" for r in run.ranks)
-        return Failure(
-            kind="invalid",
-            message=(
-                f"the parameters of {len(run.ranks)} ranks differ after training: their gradients "
-                "were not synchronised, so this speedup is none"
-            ),
-            detail="\n".join(groups),
-        )
-    return None
-
-
-def unsteadiness(run: Run) -> Failure | None:
-    """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
-    times_s = [window.time_s for window in run.windows]
-    if statistics.median(times_s) < _SHORTEST_JUDGED_S:
+    if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
-    found = steadiness(times_s)
-    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found.text}")
-
-
-def _join(empty: Run, outcomes: list[RankOutcome]) -> Run:
-    first = outcomes[0].measurement
-    # The rank that the others wait for is told by the ranks' own paces.
-    paces_s = [outcome.report.pace_s or 0.0 for outcome in outcomes]
-    slowest = paces_s.index(max(paces_s))
-    windows = [
-        (_window(seen, slowest), seen[0].synchronized)
-        for seen in zip(*(outcome.measurement.windows for outcome in outcomes), strict=True)
-    ]
-    startup_s = max(outcome.joined_at_s for outcome in outcomes) - (empty.started_at_s or 0.0)
-    return replace(
-        empty,
-        steps_per_window=first.steps_per_window,
-        windows=tuple(window for window, synchronized in windows if synchronized),
-        unsynced_windows=tuple(window for window, synchronized in windows if not synchronized),
-        ranks=tuple(outcome.report for outcome in outcomes),
-        warmup_steps=first.warmup_steps,
-        warmup_s=first.warmup_s,
-        # Where the wall clock was set back meanwhile, nobody knows how long it took.
-        startup_s=startup_s if startup_s >= 0 else None,
+    groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
+    return Failure(
+        kind="invalid",
+        message=(
+            f"the parameters of {len(ranks)} ranks differ after training: their gradients "
+            "were not synchronised, so this speedup is none"
+        ),
+        detail="\n".join(groups),
     )
+
+
+def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
+    """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
+    times_s = [window.time_s for window in windows]
+    found = None if statistics.median(times_s) < _SHORTEST_JUDGED_S else steadiness(times_s)
+    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found.text}")
 
 
 def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
@@ -194,16 +145,11 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
 
 
 def job_environment(
-    hosts: Sequence[str],
-    directory: RunDirectory,
-    device: str,
-    *,
-    exit_code: int,
-    timed_out: bool,
+    hosts: Sequence[str], directory: RunDirectory, device: str, *, exit_code: int, timed_out: bool
 ) -> Environment:
     """The environment of a job on these hosts, as their descriptions in the directory say."""
-    left = {host: directory.environment(host).read_if_left() for host in hosts}
-    found = {host: environment for host, environment in left.items() if environment is not None}
+    left = ((host, directory.environment(host).read_if_left()) for host in hosts)
+    found = {host: environment for host, environment in left if environment is not None}
     missing = [host for host in hosts if host not in found]
     if not missing:
         return joined(found, device)
@@ -213,8 +159,7 @@ def job_environment(
             f"{nodes} did not answer in time; see whether the scheduler still reaches them",
             hosts=missing,
         )
-    said = directory.launcher_log.read_text(encoding="utf-8", errors="replace").strip()
-    tail = " | ".join(said.splitlines()[-_LOG_TAIL_LINES:])
+    tail = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
     if found:
         raise MachineError(
             f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
@@ -241,24 +186,21 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
             hosts=without,
         )
     for host, environment in found.items():
-        change = next(differences(first, environment, ON_NODES), None)
-        if change is not None:
+        for change in differences(first, environment, ON_NODES):
             raise UsageError(
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"
             )
-    return replace(
-        first,
-        nodes=tuple(
-            Node(
-                host=environment.host or name,
-                cpu_model=environment.cpu_model,
-                cpu_count=environment.cpu_count,
-                gpus=environment.gpus,
-            )
-            for name, environment in found.items()
-        ),
+    nodes = (
+        Node(
+            host=each.host or name,
+            cpu_model=each.cpu_model,
+            cpu_count=each.cpu_count,
+            gpus=each.gpus,
+        )
+        for name, each in found.items()
     )
+    return replace(first, nodes=tuple(nodes))
 
 
 def probes_left(
@@ -266,17 +208,12 @@ def probes_left(
 ) -> tuple[NodeProbe, ...]:
     """The answers of the ranks that looked at their nodes and links, in the order of the hosts."""
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
-    found = tuple(probe for probe in left if probe is not None)
-    if len(found) < len(hosts):
-        missing = [host for host, probe in zip(hosts, left, strict=True) if probe is None]
+    if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""
-        said = " | ".join(
-            directory.output(rank).read_text(encoding="utf-8", errors="replace").strip()[-300:]
-            for rank in range(len(hosts))
-            if directory.output(rank).exists()
-        )
+        outputs = [directory.output(rank) for rank in range(len(hosts))]
+        said = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
         raise GpuscaleError(
             f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
-            f"whether they reach one another, and leave out one that does not: {said}"
+            f"whether they reach one another, and leave out one that does not: {' | '.join(said)}"
         )
-    return found
+    return tuple(probe for probe in left if probe is not None)

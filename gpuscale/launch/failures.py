@@ -19,14 +19,40 @@ _OUT_OF_MEMORY = re.compile(
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
-def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
-    """Where each rank was when the time was up."""
+def failure_of(
+    request: RunRequest,
+    directory: RunDirectory,
+    exit_codes: dict[int, int],
+    *,
+    timed_out: bool = False,
+    launcher: str | None = None,
+) -> Failure | None:
+    """Why the ranks of a run did not end well, by what they left; None where they did.
+
+    Exit codes are those of the ranks that failed, in their order where that is known, and minus
+    the signal's number where one ended it. A launcher is one across nodes whose command failed.
+    """
+    if timed_out:
+        return _timeout(request, directory)
+    if exit_codes:
+        return _crash(request, directory, exit_codes)
+    if launcher is None:
+        return None
+    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
+    if absent:
+        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
+        said = text_of(directory.launcher_log)
+        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
+    return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
+    """The failure of ranks whose time was up, with the stack of each."""
     stacks = []
     for rank in range(request.processes):
-        left = _read(directory.stacks(rank)).strip()
-        text = left or "(it left no stack: not started, or stopped)"
+        text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
         stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
-    stage = " ".join(_read(directory.progress).split("\t")[:2]) or "start-up"
+    stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
     return Failure(
         kind="timeout",
         message=(
@@ -37,28 +63,23 @@ def timeout_failure(request: RunRequest, directory: RunDirectory) -> Failure:
     )
 
 
-def crash_failure(
-    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
-) -> Failure:
-    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted.
-
-    The exit codes are those of the ranks that failed, in their order where that is known.
-    """
-    for rank, code in exit_codes.items():
-        # A peer's death makes the others raise; a signal is nobody's consequence.
-        if -code in _FAULT_SIGNALS:
-            return _killed(directory, rank, -code)
+def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted."""
     reports = directory.failures()
-    own = [report for report in reports if not report.lost_peer]
-    for rank, code in exit_codes.items():
-        # But for this one: NCCL's watchdog aborts a rank whose peer has failed, and one that has
-        # raised by itself can abort on its way out.
-        if -code == signal.SIGABRT and not own:
-            return _killed(directory, rank, -code)
+    own = [report.failure for report in reports if not report.lost_peer]
+    # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
+    # NCCL's watchdog aborts a rank whose peer has failed, and one that has raised by itself can
+    # abort on its way out.
+    for signals in (_FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
+        for rank, code in exit_codes.items():
+            if -code in signals:
+                reason = " (out of memory?)" if -code == signal.SIGKILL else ""
+                end = f"was killed by {signal.Signals(-code).name}{_on_host(directory, rank)}"
+                return _ended(directory, rank, "killed", f"rank {rank} {end}{reason}")
     if reports and not own and (silent := _silent(request, directory)):
         return _vanished(directory, silent)
     if reports:
-        return _raised(directory, (own or reports)[0].failure)
+        return _raised(directory, own[0] if own else reports[0].failure)
     rank, code = next(iter(exit_codes.items()))
     end = f"ended with exit code {code} and left no message"
     if code < 0:
@@ -69,27 +90,11 @@ def crash_failure(
     return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
 
 
-def lost_failure(request: RunRequest, directory: RunDirectory, launcher: str) -> Failure:
-    """What can be said where the launcher's command failed and no rank's task tells why."""
-    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
-    if absent:
-        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
-        said = _read(directory.launcher_log).strip()
-        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
-    return _vanished(directory, _silent(request, directory) or range(request.processes))
-
-
-def _killed(directory: RunDirectory, rank: int, number: int) -> Failure:
-    message = f"rank {rank} was killed by {signal.Signals(number).name}{_on_host(directory, rank)}"
-    reason = " (out of memory?)" if number == signal.SIGKILL else ""
-    return _ended(directory, rank, "killed", message + reason)
-
-
 def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
     """A failure of a rank that could not tell it; its last words are what it printed."""
-    host = _host_of(directory, rank)
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
-    tail = _read(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
+    tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
+    host = _host_of(directory, rank)
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
 
@@ -120,7 +125,8 @@ def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
 
 
 def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
-    places = ", ".join(dict.fromkeys(_host_of(directory, rank) or "?" for rank in ranks))
+    hosts = [_host_of(directory, rank) for rank in ranks]
+    places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
     return Failure(
         kind="launch",
         message=(
@@ -128,29 +134,28 @@ def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
             "the job was cancelled; see what the scheduler says of the node, and leave it out"
         ),
         rank=ranks[0],
-        host=_host_of(directory, ranks[0]),
-        detail=_read(directory.launcher_log).strip(),
+        host=hosts[0],
+        detail=text_of(directory.launcher_log),
     )
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(str(rank) for rank in ranks)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(str(rank) for rank in ranks)}"
 
 
-def _host_of(directory: RunDirectory, rank: int) -> str | None:
+def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
     """The host that a rank was started on, if its task on another node says so."""
-    return _read(directory.host(rank)).strip() or None
+    return None if rank is None else text_of(directory.host(rank)) or None
 
 
 def _on_host(directory: RunDirectory, rank: int | None) -> str:
-    host = None if rank is None else _host_of(directory, rank)
+    host = _host_of(directory, rank)
     return "" if host is None else f" on {host}"
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a file without the blanks around it; empty where there is no file."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -18,15 +18,16 @@ from msgspec.structs import replace
 
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
-from gpuscale.launch.collect import Ending, collect_overhead, collect_run
-from gpuscale.records import Environment, OverheadPlan, OverheadRun, Run, RunRequest
+from gpuscale.launch.collect import collect_run, left_by_ranks
+from gpuscale.launch.failures import failure_of, text_of
+from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
 from gpuscale.run_directory import RunDirectory, scratch_folder
 
 _PRELOAD = ["gpuscale.worker.preload"]
 _DESCRIBE_TIMEOUT_S = 120.0
-_GRACE_S = 1.0
-"""For the ranks to write their stacks before they are killed."""
-_KILL_AGAIN_S = 0.5
+_LOOK_S = 1.0
+_STACKS_S = 10.0
+"""How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
 _SHUTDOWN_S = 5
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -41,22 +42,52 @@ class LocalLauncher(Launcher):
     @cached_property
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
-        return replace(_describe_machine_in_child(self._device), launcher="local")
+        with scratch_folder("gpuscale-machine-") as folder:
+            file = RunDirectory(path=folder).environment("here")
+            # A process that may touch CUDA, as this one may not.
+            process = _fork_server().Process(
+                target=do_in_rank, args=("describe", str(file.path), self._device)
+            )
+            process.start()
+            process.join(_DESCRIBE_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+                raise MachineError(
+                    f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
+                    "see whether 'nvidia-smi' does"
+                )
+            if not file.path.exists():
+                raise MachineError(
+                    f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
+                    "see its message above, or measure with --device cpu"
+                )
+            found = file.read()
+        if self._device == "cuda" and not found.gpus:
+            raise MachineError(
+                "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
+                "or measure CPU ranks with --device cpu"
+            )
+        return replace(found, launcher="local")
 
     def run(self, request: RunRequest) -> Run:
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
         with self._directory(request) as directory:
-            started_at_s = time.time()
-            started = time.monotonic()
-            ending = _launch(request, directory, "rank")
+            started_at_s, started = time.time(), time.monotonic()
+            failure = _launch(request, directory, "rank")
             wall_s = time.monotonic() - started
-            return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
+            return collect_run(
+                request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
+            )
 
-    def compare_with_bare_loop(self, request: RunRequest, plan: OverheadPlan) -> OverheadRun:
+    def compare_with_bare_loop(
+        self, request: RunRequest, plan: OverheadPlan
+    ) -> list[OverheadOutcome] | Failure:
         """Make one run in which gpuscale's windows alternate with a bare loop's, in fp32."""
         with self._directory(request) as directory:
             directory.overhead_plan.write(plan)
-            return collect_overhead(request, directory, _launch(request, directory, "overhead"))
+            failure = _launch(request, directory, "overhead")
+            return failure or left_by_ranks(request, directory.overhead)
 
     @contextlib.contextmanager
     def _directory(self, request: RunRequest) -> Iterator[RunDirectory]:
@@ -70,13 +101,6 @@ class LocalLauncher(Launcher):
                 self.running = None
 
 
-def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Ending:
-    """Start the ranks, wait for them, and end them when their time is up."""
-    with _killed_at_timeout(request, directory) as timed_out:
-        exit_codes = _elastic_launch(request, directory, job)
-    return Ending(exit_codes=exit_codes, timed_out=timed_out.is_set())
-
-
 @contextlib.contextmanager
 def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator[threading.Event]:
     """Kill ranks that outlive their timeout, after they have written their stacks.
@@ -86,17 +110,19 @@ def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator
     ended, timed_out = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if ended.wait(request.timeout_s + _GRACE_S):
+        if ended.wait(request.timeout_s):
             return
-        timed_out.set()
+        latest = time.monotonic() + _STACKS_S
+        stacks = [directory.stacks(rank) for rank in range(request.processes)]
         # Again and again: a rank may have been too slow to leave its process id the first time.
-        while True:
+        while not ended.wait(_LOOK_S):
+            if time.monotonic() < latest and not all(map(text_of, stacks)):
+                continue
+            timed_out.set()
             for rank in range(request.processes):
                 # A rank that has not started or has ended needs no killing.
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(directory.pid(rank).read_text()), signal.SIGKILL)
-            if ended.wait(_KILL_AGAIN_S):
-                return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -107,8 +133,8 @@ def _killed_at_timeout(request: RunRequest, directory: RunDirectory) -> Iterator
         thread.join()
 
 
-def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> dict[int, int]:
-    """Start the ranks and wait for them; the exit codes of those that failed, by rank."""
+def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure | None:
+    """Start the ranks, wait for them, and end them when their time is up; why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -133,31 +159,32 @@ def _elastic_launch(request: RunRequest, directory: RunDirectory, job: str) -> d
     config.numa_options = None
     # Ranks end at once when they are asked to; one that cannot, since it is stopped, is killed.
     config.shutdown_timeout = _SHUTDOWN_S
-    with _signals_and_logging_restored():
+    exit_codes: dict[int, int] = {}
+    with _killed_at_timeout(request, directory) as timed_out, _signals_and_logging_restored():
         try:
             elastic_launch(config, do_in_rank)(job, str(directory.path))
         except ChildFailedError as error:
-            return {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+            failures = sorted(error.failures.items())
+            exit_codes = {rank: failure.exitcode for rank, failure in failures}
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise RunTerminated(error.sigval) from None
-    return {}
+    return failure_of(request, directory, exit_codes, timed_out=timed_out.is_set())
 
 
 @contextlib.contextmanager
 def _signals_and_logging_restored() -> Iterator[None]:
     """Undo what torch's launcher leaves behind: its signal handlers and its log of failures."""
     handlers: dict[signal.Signals, Any] = {s: signal.getsignal(s) for s in _HANDLED_SIGNALS}
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
+    levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
     # A failed rank is reported once, by us, with its own traceback.
-    for logger in loggers:
+    for logger in levels:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -177,33 +204,3 @@ def _fork_server() -> ForkServerContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
     return context
-
-
-def _describe_machine_in_child(device: str) -> Environment:
-    """The environment of this machine, found out by a process that may touch CUDA."""
-    with scratch_folder("gpuscale-machine-") as folder:
-        file = RunDirectory(path=folder).environment("here")
-        process = _fork_server().Process(
-            target=do_in_rank, args=("describe", str(file.path), device)
-        )
-        process.start()
-        process.join(_DESCRIBE_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise MachineError(
-                f"the GPUs did not answer within {_DESCRIBE_TIMEOUT_S:.0f} s; "
-                "see whether 'nvidia-smi' does"
-            )
-        if not file.path.exists():
-            raise MachineError(
-                f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
-                "see its message above, or measure with --device cpu"
-            )
-        environment = file.read()
-    if device == "cuda" and not environment.gpus:
-        raise MachineError(
-            "--device cuda: torch sees no GPU here; see 'nvidia-smi' and CUDA_VISIBLE_DEVICES, "
-            "or measure CPU ranks with --device cpu"
-        )
-    return environment

@@ -7,25 +7,24 @@ from pathlib import Path
 
 from gpuscale.errors import UsageError
 from gpuscale.host import VARIABLE_FAMILIES, VARIABLES_OF_THE_JOB
-from gpuscale.launch.placement import HOST_PATTERN, Placement, group_variables
-from gpuscale.run_directory import RunDirectory
+from gpuscale.launch.placement import HOST_PATTERN, Placement, ProcessStarter
 
 _PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
 _NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
-_OF_THE_SCHEDULER = frozenset({"LSB_AFFINITY_HOSTFILE"})
+_PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
 """Where LSF has given cores, Open MPI would take this for the place of each rank."""
-_PLACE = {
-    "RANK": "OMPI_COMM_WORLD_RANK",
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-}
 _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
 
 
-class OpenMpi:
+class OpenMpi(ProcessStarter):
     """The job that this process runs in, as its scheduler's variables name the hosts."""
 
     name = "mpirun"
+    place_variables: Mapping[str, str] = {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    }
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, as its scheduler tells them."""
@@ -45,8 +44,11 @@ class OpenMpi:
 
         No process is bound to cores, as no launcher here does: see launch/slurm.py.
         """
-        # The launcher gives PYTHONPATH to mpirun also where this process has none.
-        exported = sorted({"PYTHONPATH"} | variables_of_ranks(os.environ))
+        # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
+        settings = {name for name in os.environ if name.startswith(VARIABLE_FAMILIES)}
+        exported = (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(os.environ))
+        # The launcher gives this to mpirun also where this process has none.
+        exported.add("PYTHONPATH")
         slots = (
             f"{host}:{placement.ranks_on(place)}" for place, host in enumerate(placement.hosts)
         )
@@ -57,36 +59,19 @@ class OpenMpi:
             *("--host", ",".join(slots)),
             *("--map-by", "slot"),
             *("--bind-to", "none"),
-            *(word for name in exported for word in ("-x", name)),
+            *(word for name in sorted(exported) for word in ("-x", name)),
             *program,
         ]
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The inherited one, without what would tell mpirun where ranks go, or who started it."""
-        return {
-            name: value
-            for name, value in inherited.items()
-            if name not in _OF_THE_SCHEDULER
-            and (not name.startswith(_PREFIXES) or name.startswith(_SETTINGS))
-        }
-
-    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables of a rank that `mpirun` started, from Open MPI's own and the launcher's."""
-        port = int(directory.port.read_text(encoding="utf-8"))
-        return group_variables(given, _PLACE, directory.host_names(), port)
+    def reaches(self, variable: str) -> bool:
+        """It is none that would tell mpirun where ranks go, or who started it."""
+        if variable == _PLACES_OF_CORES:
+            return False
+        return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """The host of this process's rank: there is one task a node, in the order of the hosts."""
         return hosts[int(given["OMPI_COMM_WORLD_RANK"])]
-
-
-def variables_of_ranks(given: Mapping[str, str]) -> set[str]:
-    """The names of the variables that ranks on other nodes are to have as well.
-
-    Open MPI's daemons there start them with what a login has, and with what it is told to carry.
-    """
-    settings = {name for name in given if name.startswith(VARIABLE_FAMILIES)}
-    return (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(given))
 
 
 def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -14,28 +14,23 @@ from types import FrameType
 
 from msgspec.structs import replace
 
-import gpuscale
-from gpuscale import parent_death
-from gpuscale.launch import Launcher, RunTerminated
-from gpuscale.launch.collect import Ending, collect_run, job_environment, probes_left
-from gpuscale.launch.placement import (
-    RENDEZVOUS_PORTS,
-    Placement,
-    ProcessStarter,
-    place,
-    without_excluded,
-)
+import gpuscale.host
+from gpuscale.launch import Launcher, RunTerminated, process_starter
+from gpuscale.launch.collect import collect_run, job_environment, probes_left
+from gpuscale.launch.failures import failure_of
+from gpuscale.launch.placement import Placement, place, without_excluded
 from gpuscale.records import (
     Environment,
     NodeProbe,
     NodeProbeRequest,
-    RankExit,
     Run,
     RunRequest,
     SampledDevices,
 )
 from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
 
+_RENDEZVOUS_PORTS = range(12_000, 32_000)
+"""Where the first rank may wait for the others: below what systems hand out by themselves."""
 _DESCRIBE_S = 180.0
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
@@ -54,28 +49,28 @@ class NodesLauncher(Launcher):
     The folder of a run lies beside the results, since all nodes must see it.
     """
 
-    def __init__(self, starter: ProcessStarter, *, device: str, folder: Path) -> None:
-        self._starter = starter
+    def __init__(self, name: str, *, device: str, folder: Path) -> None:
+        self._starter = process_starter(name)
         self._device = device
         self._folder = folder
         self._kept = contextlib.ExitStack()
         self._samples: tuple[NodeSamples, ...] = ()
 
     @cached_property
-    def _hosts(self) -> tuple[str, ...]:
-        return without_excluded(self._starter.hosts(), os.environ)
+    def _each_host(self) -> Placement:
+        """One process on each host of the job that may be used."""
+        hosts = without_excluded(self._starter.hosts(), os.environ)
+        return Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1)
 
     @cached_property
     def environment(self) -> Environment:
         """The nodes of the job as the ranks see them; found out at the first use."""
-        hosts = self._hosts
-        placement = Placement(hosts=hosts, ranks=len(hosts), ranks_per_host=1, independent=True)
+        placement = replace(self._each_host, independent=True)
         with self._run_folder() as directory:
-            self._leave_addresses(directory, hosts)
-            left = [directory.environment(host).path for host in hosts]
+            left = [directory.environment(name).path for name in placement.hosts]
             code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S, left)
             found = job_environment(
-                hosts, directory, self._device, exit_code=code, timed_out=timed_out
+                placement.hosts, directory, self._device, exit_code=code, timed_out=timed_out
             )
         return replace(found, launcher=self._starter.name)
 
@@ -85,33 +80,28 @@ class NodesLauncher(Launcher):
         directory = self._kept.enter_context(self._run_folder())
         placement = self._placement(request)
         directory.request.write(request)
-        self._leave_addresses(directory, placement.hosts)
         self._ask_for_samples(directory, request, placement)
         left = [directory.outcome(rank).path for rank in range(request.processes)]
         self.running = directory
-        started_at_s = time.time()
-        started = time.monotonic()
+        started_at_s, started = time.time(), time.monotonic()
         try:
             code, timed_out = self._start(directory, "rank", placement, request.timeout_s, left)
         finally:
             self.running = None
-        ending = Ending(
-            exit_codes=_own_failures(_exits_left(directory, request.processes)),
-            timed_out=timed_out,
-            failed_launcher=self._starter.name if code else None,
-        )
         wall_s = time.monotonic() - started
-        return collect_run(request, directory, ending, started_at_s=started_at_s, wall_s=wall_s)
+        codes = _failed(directory, request.processes)
+        failed = self._starter.name if code else None
+        failure = failure_of(request, directory, codes, timed_out=timed_out, launcher=failed)
+        return collect_run(request, directory, failure, started_at_s=started_at_s, wall_s=wall_s)
 
     def probe(self, request: NodeProbeRequest) -> tuple[NodeProbe, ...]:
-        """Look at how each node computes and each pair communicates."""
-        placement = Placement(hosts=self._hosts, ranks=len(self._hosts), ranks_per_host=1)
+        """The times in which each node computes and each pair communicates."""
+        placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
-            self._leave_addresses(directory, self._hosts)
             left = [directory.probe(rank).path for rank in range(placement.ranks)]
             _, timed_out = self._start(directory, "probe", placement, request.timeout_s, left)
-            return probes_left(directory, self._hosts, timed_out=timed_out)
+            return probes_left(directory, placement.hosts, timed_out=timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
         """The files that samplers on the nodes left in the last run, until the next run."""
@@ -128,16 +118,15 @@ class NodesLauncher(Launcher):
             yield RunDirectory(path=folder)
 
     def _placement(self, request: RunRequest) -> Placement:
-        cores = self.environment.cores_per_node
+        cores, gpus = self.environment.cores_per_node, self.environment.gpus_per_node
+        cores_per_rank = request.configuration.threads_per_rank or 1
+        slots = max(1, cores // cores_per_rank)
         if request.configuration.device == "cuda":
-            gpus = self.environment.gpus_per_node
             devices_per_rank = request.gpus // request.processes
             cores_per_rank = max(1, cores // gpus) * devices_per_rank
             slots = max(1, gpus // devices_per_rank)
-        else:
-            cores_per_rank = request.configuration.threads_per_rank or 1
-            slots = max(1, cores // cores_per_rank)
-        placement = place(request.processes, self._hosts, slots=slots, first=request.index - 1)
+        hosts = self._each_host.hosts
+        placement = place(request.processes, hosts, slots=slots, first=request.index - 1)
         oversubscribed = placement.ranks_per_host * cores_per_rank > cores
         return replace(
             placement,
@@ -145,23 +134,17 @@ class NodesLauncher(Launcher):
             oversubscribed=oversubscribed,
         )
 
-    def _leave_addresses(self, directory: RunDirectory, hosts: Sequence[str]) -> None:
-        write_atomically(directory.hosts, "\n".join(hosts))
-        # A new one for each run: the last one's may not be free again yet.
-        write_atomically(directory.port, str(random.choice(RENDEZVOUS_PORTS)))
-
     def _ask_for_samples(
         self, directory: RunDirectory, request: RunRequest, placement: Placement
     ) -> None:
         """Leave the UUIDs of the run's GPUs, by host, for the tasks that sample them."""
-        nodes = dict(zip(self._hosts, self.environment.nodes, strict=True))
+        nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
         sampled = {}
         for position, name in enumerate(placement.hosts):
             node = nodes[name]
             used = request.devices[: placement.ranks_on(position) * devices_per_rank]
-            uuids = tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid)
-            if uuids:
+            if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
                 sampled[node.host] = uuids
         self._samples = tuple(
             NodeSamples(host=host, path=directory.samples(host), uuids=uuids)
@@ -182,14 +165,20 @@ class NodesLauncher(Launcher):
 
         The command's exit code, and True if time ran out.
         """
+        write_atomically(directory.hosts, "\n".join(placement.hosts))
+        # A new one for each run: the last one's may not be free again yet.
+        write_atomically(directory.port, str(random.choice(_RENDEZVOUS_PORTS)))
         program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
-        command = self._starter.arguments(program, placement)
-        keeper = [sys.executable, "-I", "-S", str(parent_death.__file__), str(os.getpid())]
+        keeper = [sys.executable, "-I", "-S", gpuscale.host.__file__, str(os.getpid())]
+        # gpuscale can be imported there even if it is not installed.
+        package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
+        paths = (os.environ.get("PYTHONPATH"), package_parent)
+        given = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
-                [*keeper, *command],
-                env=self._starter.environment(_environment()),
+                [*keeper, *self._starter.arguments(program, placement)],
+                env={name: v for name, v in given.items() if self._starter.reaches(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -219,13 +208,6 @@ def _wait_for(paths: Sequence[Path], patience_s: float) -> None:
             time.sleep(_LOOK_S)
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment, in which gpuscale can be imported even if not installed."""
-    package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
-    parts = (os.environ.get("PYTHONPATH"), package_parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in parts if part)}
-
-
 @contextlib.contextmanager
 def _terminations_raised() -> Iterator[None]:
     """Raise RunTerminated in the main thread when SIGTERM or SIGHUP comes."""
@@ -252,7 +234,7 @@ def _ended_in_time(
     while time.monotonic() < deadline:
         if _ended_within(process, min(_LOOK_AT_EXITS_S, seconds)):
             return True
-        if any(exited.code for exited in _exits_left(directory, ranks)):
+        if _failed(directory, ranks):
             _ended_within(process, _END_AFTER_FAILURE_S)
             return True
     return False
@@ -276,22 +258,19 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             process.wait()
 
 
-def _exits_left(directory: RunDirectory, ranks: int) -> list[RankExit]:
-    """How the ranks ended whose tasks could still tell it, the first one first.
+def _failed(directory: RunDirectory, ranks: int) -> dict[int, int]:
+    """The exit codes of ranks that failed, the first one first, as far as their tasks could tell.
 
-    When one has failed, the scheduler kills the others.
+    When one has failed, the scheduler kills the others, which then count for nothing.
     """
-    files = [directory.exit(rank) for rank in range(ranks)]
-    left = [(file.path, file.read_if_left()) for file in files]
-    found = [(path.stat().st_mtime_ns, exited) for path, exited in left if exited is not None]
-    return [exited for _, exited in sorted(found, key=lambda each: (each[0], each[1].rank))]
-
-
-def _own_failures(exits: Sequence[RankExit]) -> dict[int, int]:
-    """The exit codes of ranks that failed; not of those that were killed because one had."""
-    failed = [exited for exited in exits if exited.code]
+    left = ((file.path, file.read_if_left()) for file in map(directory.exit, range(ranks)))
+    in_order = sorted(
+        (path.stat().st_mtime_ns, exited.rank, exited.code)
+        for path, exited in left
+        if exited is not None and exited.code
+    )
     return {
-        exited.rank: exited.code
-        for position, exited in enumerate(failed)
-        if position == 0 or exited.code != -signal.SIGKILL
+        rank: code
+        for position, (_, rank, code) in enumerate(in_order)
+        if position == 0 or code != -signal.SIGKILL
     }

@@ -4,7 +4,8 @@ import fcntl
 import math
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -17,8 +18,6 @@ EXCLUDED_HOSTS = "GPUSCALE_EXCLUDED_HOSTS"
 HOST_PATTERN = "GPUSCALE_RENDEZVOUS_HOST"
 """How the ranks reach the first host, with `{host}` for its name: `{host}i` on JUWELS Booster,
 whose nodes have a second name for InfiniBand."""
-RENDEZVOUS_PORTS = range(12_000, 32_000)
-"""Where the first rank may wait for the others: below what systems hand out by themselves."""
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
@@ -40,9 +39,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """The others go on when one fails."""
 
     def ranks_on(self, position: int) -> int:
-        """How many ranks the host at that position has."""
-        before = self.ranks_per_host * position
-        return max(0, min(self.ranks_per_host, self.ranks - before))
+        """The number of ranks on the host at that position."""
+        return max(0, min(self.ranks_per_host, self.ranks - self.ranks_per_host * position))
 
 
 class ProcessStarter(Protocol):
@@ -50,29 +48,39 @@ class ProcessStarter(Protocol):
 
     name: str
     """The word for it on the command line and in results."""
+    place_variables: Mapping[str, str]
+    """Its variables that tell a process its place: by torch.distributed's names for them."""
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the job, in the order in which ranks are laid on them.
 
         A UsageError where there is no job here, or its program is missing.
         """
-        ...
 
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """The command line that starts `program` once for each rank of the placement."""
-        ...
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The environment for that command."""
-        ...
-
-    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables by which torch.distributed finds a process's group, on its node."""
-        ...
+    def reaches(self, variable: str) -> bool:
+        """A variable of this process is for that command, too."""
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """The name in `hosts` of the node that a process is on, of one process a node."""
-        ...
+
+    def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
+        """The host of the first rank of the process's group."""
+        return directory.host_names()[0]
+
+    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
+        """The variables by which torch.distributed finds a process's group, on its node.
+
+        The first rank waits for the others at the port of the run.
+        """
+        host = self.first_host(given, directory)
+        return {
+            **{name: required_variable(given, own) for name, own in self.place_variables.items()},
+            "MASTER_ADDR": given.get(HOST_PATTERN, "{host}").replace("{host}", host),
+            "MASTER_PORT": directory.port.read_text(encoding="utf-8"),
+        }
 
 
 def place(ranks: int, hosts: Sequence[str], *, slots: int, first: int) -> Placement:
@@ -102,18 +110,6 @@ def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tu
     return left
 
 
-def group_variables(
-    given: Mapping[str, str], names: Mapping[str, str], hosts: Sequence[str], port: int
-) -> dict[str, str]:
-    """torch.distributed's variables of a process, whose given ones have others' names for them.
-
-    The first rank is on the first of the hosts, and waits at the port for the others.
-    """
-    host = given.get(HOST_PATTERN, "{host}").replace("{host}", hosts[0])
-    found = {name: required_variable(given, source) for name, source in names.items()}
-    return {**found, "MASTER_ADDR": host, "MASTER_PORT": str(port)}
-
-
 def required_variable(given: Mapping[str, str], name: str) -> str:
     """The value of an environment variable that every task has."""
     if name not in given:
@@ -128,50 +124,27 @@ def gloo_variables(given: Mapping[str, str], hosts: Sequence[str]) -> dict[str, 
     (Debian writes it into /etc/hosts), which is of no use to the other hosts.
     """
     me = socket.gethostname()
-    if _GLOO_INTERFACE in given or len(hosts) < 2 or not leads_nowhere(me):
+    if _GLOO_INTERFACE in given or len(hosts) < 2:
         return {}
-    interface = _interface_towards([host for host in hosts if not is_same_host(host, me)])
-    return {} if interface is None else {_GLOO_INTERFACE: interface}
+    with suppress(OSError):
+        if not socket.gethostbyname(me).startswith("127."):
+            return {}
+    # A host has names with and without its domain.
+    others = [host for host in hosts if host.split(".", 1)[0] != me.split(".", 1)[0]]
+    found = next(filter(None, map(_interface_towards, others)), None)
+    return {} if found is None else {_GLOO_INTERFACE: found}
 
 
-def is_same_host(one: str, other: str) -> bool:
-    """Two names are of one host, with or without its domain."""
-    return one.split(".", 1)[0] == other.split(".", 1)[0]
-
-
-def leads_nowhere(name: str, resolve: Callable[[str], str] = socket.gethostbyname) -> bool:
-    """A host's name has no address that another host could use."""
-    try:
-        return resolve(name).startswith("127.")
-    except OSError:
-        return True
-
-
-def _interface_towards(hosts: Sequence[str]) -> str | None:
-    """The interface by which this host sends to the first of the hosts that it can send to."""
-    for host in hosts:
-        address = _own_address_towards(host)
+def _interface_towards(host: str) -> str | None:
+    """The interface by which this host sends to another; None where it cannot."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        # Nothing is sent: this only asks the system for its route.
+        probe.connect((host, _ANY_PORT))
+        address = socket.inet_aton(probe.getsockname()[0])
         for _, name in socket.if_nameindex():
-            if address is not None and _address_of(name) == address:
-                return name
+            # One without an address has no answer.
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == address:
+                    return name
     return None
-
-
-def _own_address_towards(host: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Nothing is sent: this only asks the system for its route.
-            probe.connect((host, _ANY_PORT))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
-
-
-def _address_of(interface: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError:
-            return None
-        return socket.inet_ntoa(answer[20:24])

@@ -6,12 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from gpuscale.errors import UsageError
-from gpuscale.launch.placement import (
-    RENDEZVOUS_PORTS,
-    Placement,
-    group_variables,
-    required_variable,
-)
+from gpuscale.launch.placement import Placement, ProcessStarter, required_variable
 from gpuscale.run_directory import RunDirectory
 
 _PATIENCE_S = 30.0
@@ -26,13 +21,17 @@ _OF_THE_JOB_SCRIPT = (
     *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERCOMMIT", "SLURM_LABELIO", "SLURM_WAIT"),
 )
 _BY_JOB_OR_TASK = {"SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"}
-_PLACE = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
 
-class Slurm:
+class Slurm(ProcessStarter):
     """The Slurm job that this process runs in."""
 
     name = "slurm"
+    place_variables: Mapping[str, str] = {
+        "RANK": "SLURM_PROCID",
+        "LOCAL_RANK": "SLURM_LOCALID",
+        "WORLD_SIZE": "SLURM_NTASKS",
+    }
 
     def hosts(self) -> tuple[str, ...]:
         """The nodes of the job; a UsageError where its steps could not share their GPUs."""
@@ -81,21 +80,13 @@ class Slurm:
             *program,
         ]
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The inherited one, without what the job script's own options would tell srun."""
-        return {
-            name: value
-            for name, value in inherited.items()
-            if name not in _OF_THE_JOB_SCRIPT and not name.startswith("SLURM_CPU_BIND_")
-        }
+    def reaches(self, variable: str) -> bool:
+        """It is none by which the job script's own options would tell srun something."""
+        return variable not in _OF_THE_JOB_SCRIPT and not variable.startswith("SLURM_CPU_BIND_")
 
-    def rank_variables(self, given: Mapping[str, str], directory: RunDirectory) -> dict[str, str]:
-        """The variables of a rank that `srun` started, from Slurm's own."""
-        hosts = hostnames(required_variable(given, "SLURM_STEP_NODELIST"))
-        # A step has its own number, so the port of the run before can linger without harm.
-        job, step = (required_variable(given, f"SLURM_{name}_ID") for name in ("JOB", "STEP"))
-        port = RENDEZVOUS_PORTS[(int(job) * 61 + int(step)) % len(RENDEZVOUS_PORTS)]
-        return group_variables(given, _PLACE, hosts, port)
+    def first_host(self, given: Mapping[str, str], directory: RunDirectory) -> str:
+        """The first host of the step."""
+        return hostnames(required_variable(given, "SLURM_STEP_NODELIST"))[0]
 
     def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
         """This node by Slurm's name, which need not be the one that it has for itself."""

@@ -43,7 +43,6 @@ from gpuscale.records.selftest import (
     OverheadPlan,
     OverheadReport,
     OverheadResult,
-    OverheadRun,
     TrialsReport,
 )
 from gpuscale.records.tolerances import ToleranceOverride, Tolerances

@@ -1,4 +1,4 @@
-"""What is tried by `gpuscale selftest`, and what it found on a machine."""
+"""The trials of `gpuscale selftest`, and their results on a machine."""
 
 from typing import Literal
 
@@ -7,15 +7,11 @@ import msgspec
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.run import Failure
 from gpuscale.records.verdict import Estimate, Rate
-
-Injection = Literal["data", "slow-rank", "compute"]
-"""The kind of `--inject`."""
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher asks of the ranks beside a run's request."""
+    """Asked of the ranks beside a run's request."""
 
     pairs: int
     """Windows of each kind, in turn."""
@@ -33,22 +29,10 @@ class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's clock saw."""
+    """One rank's clock over one fresh start of all ranks."""
 
-    rank: int
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
-
-
-class OverheadRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One fresh start of all ranks; each pair has the times of the slowest rank."""
-
-    configuration: Configuration
-    gpus: int
-    steps_per_window: int | None
-    """None where the run failed."""
-    pairs: tuple[OverheadPair, ...]
-    failure: Failure | None = None
 
 
 class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +66,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault made on purpose, at one size."""
 
     name: str
-    """What is wrong, in words: `data stall`."""
+    """The fault in words: `data stall`."""
     size: float
     """By what part of a step's time it makes a step longer."""
-    injection: Injection
+    injection: str
+    """The kind of `--inject`."""
     kind: CauseKind
-    """What it should be put down to."""
+    """The cause that it should be put down to."""
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a fault was found and named."""
+    """The rates at which a fault was found and named."""
 
     fault: Fault
     found: Rate | None

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpuscale.cases import Size, TrainingCase
 from gpuscale.errors import CaseError
-from gpuscale.parent_death import die_with_parent
+from gpuscale.host import die_with_parent
 from gpuscale.records import RunRequest
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.errors import InvalidTrainingError
+from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.injections import parse_injection
-from gpuscale.parent_death import die_with_parent, end_at_interrupt
 from gpuscale.records import (
     Failure,
     FailureKind,

@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from gpuscale.clusters.schedulers import scheduler_of_job
 from gpuscale.errors import GpuscaleError
-from gpuscale.host import VARIABLE_FAMILIES, cpu_model
-from gpuscale.parent_death import die_with_parent, end_at_interrupt
+from gpuscale.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
 from gpuscale.records import Environment, GpuDevice, NodeProbe, NodeProbeRequest, SendTime
 from gpuscale.run_directory import RecordFile, RunDirectory
 

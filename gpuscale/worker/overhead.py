@@ -61,7 +61,7 @@ def _measure(request: RunRequest, files: RankFiles) -> None:
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     strategy.barrier()
     keep_to_the_end(training, strategy)
-    outcome = OverheadOutcome(rank=strategy.rank, steps_per_window=steps, pairs=tuple(pairs))
+    outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
     files.directory.overhead(files.rank).write(outcome)
 
 

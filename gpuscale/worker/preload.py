@@ -7,7 +7,7 @@ so a fork server with ranks would outlive a killed pytest, and the ranks with it
 import contextlib
 import importlib
 
-from gpuscale.parent_death import die_with_parent
+from gpuscale.host import die_with_parent
 
 # pytest, because case files import it for their mark.
 _SLOW_MODULES = (
