@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gpuscale.encoding import from_json, to_json
 from gpuscale.errors import DecodeError
 from gpuscale.records import (
     Environment,
@@ -27,6 +26,7 @@ from gpuscale.records import (
     RunRequest,
     SampledDevices,
 )
+from gpuscale.records.as_json import from_json, to_json
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -16,7 +16,7 @@ from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import GpuscaleError
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     CauseKind,
     Configuration,

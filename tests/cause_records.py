@@ -13,7 +13,7 @@ from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.diagnose.attribution import Step, changes_of
 from gpuscale.diagnose.evidence import Point, Row
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     CauseKind,

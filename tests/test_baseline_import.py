@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuscale.errors import DecodeError
-from gpuscale.recording.from_table import TableDefaults, figures_from_table
-from gpuscale.recording.hand_kept_table import HEADERS, column_of, tables_in
 from gpuscale.records import Hardware, PublishedFigure
+from gpuscale.store.table import HEADERS, TableDefaults, column_of, figures_from_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"
 NODE = Hardware(device="cuda", gpu_name="A100", gpus_per_node=4)
@@ -18,7 +17,7 @@ DEFAULTS = TableDefaults(case="resnet50", strategy="ddp", batch_per_gpu=256, tim
 def read(
     text: str, defaults: TableDefaults = DEFAULTS, hardware: Hardware = NODE
 ) -> tuple[PublishedFigure, ...]:
-    return figures_from_table(tables_in(text), defaults, hardware).figures
+    return figures_from_table(text, defaults, hardware).figures
 
 
 def refusal(text: str, defaults: TableDefaults = DEFAULTS) -> str:
@@ -111,7 +110,7 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
 
 
 def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
-    table = tables_in("n,time,Speedup,E(n)\n1,145,1,1\n2,84.5,1.72,0.86\n")
+    table = "n,time,Speedup,E(n)\n1,145,1,1\n2,84.5,1.72,0.86\n"
     found = figures_from_table(table, DEFAULTS, NODE)
     assert len(found.figures) == 2
     assert found.left_out == ("Speedup", "E(n)")
@@ -165,12 +164,12 @@ def test_every_header_that_is_known_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for meaning, names in HEADERS.items():
         for name in names:
-            column = column_of(0, name.upper())
+            column = column_of(name.upper())
             assert column is not None
             assert column.meaning == meaning
             assert re.search(rf"`{re.escape(name)}`", page), name
 
 
 def test_a_header_of_any_length_is_refused_at_once() -> None:
-    assert column_of(0, " (" * 4000) is None
-    assert column_of(0, "time " * 2000) is None
+    assert column_of(" (" * 4000) is None
+    assert column_of("time " * 2000) is None

@@ -20,7 +20,7 @@ from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import UsageError
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     Comparison,
     FieldChange,

@@ -33,7 +33,7 @@ from gpuscale.cli import main
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.stopping import StoppingRule
 from gpuscale.plugin.terminal import summary_lines
-from gpuscale.recording.from_results import proposals, revised
+from gpuscale.recording import proposals, revised
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
 from gpuscale.version import __version__

@@ -11,7 +11,7 @@ from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import read_results, write_baseline
 

@@ -23,7 +23,6 @@ LAYERS = {
     "scaling": 2,
     "budget": 2,
     "environment_diff": 2,
-    "encoding": 1,
     "cases": 2,
     "injections": 2,
     "run_directory": 2,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuscale.errors import DecodeError, FileError
+from gpuscale.records.as_json import line_of, refuse_repeated_keys
 from gpuscale.store import read_any, read_baseline
 from gpuscale.store.codec import decode_baseline
-from gpuscale.store.positions import line_of, line_of_repeated_key
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 TEXT = """{
@@ -64,8 +64,9 @@ def test_a_field_that_should_not_be_there_has_a_line_of_its_own() -> None:
 
 
 def test_a_repeated_key_has_the_line_of_its_second_place() -> None:
-    assert line_of_repeated_key('{"a": {"a": "a:\\"",\n"b": 1},\n"b": 2,\n"\\u0061": 3}') == 4
-    assert line_of_repeated_key(TEXT) is None
+    with pytest.raises(DecodeError, match=r"^line 4: the field 'a' stands twice in one object"):
+        refuse_repeated_keys('{"a": {"a": "a:\\"",\n"b": 1},\n"b": 2,\n"\\u0061": 3}')
+    refuse_repeated_keys(TEXT)
 
 
 def edited(old: str, new: str) -> tuple[str, int]:

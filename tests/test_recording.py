@@ -8,7 +8,7 @@ import pytest
 from changing import replace
 
 from gpuscale.errors import UsageError
-from gpuscale.recording.from_results import baseline_from_results, entries_of
+from gpuscale.recording import baseline_from_results, entries_of
 from gpuscale.records import GpuDevice, Results, Run
 from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
 

@@ -7,7 +7,7 @@ from builders import CNN, measured, run
 from changing import replace
 
 from gpuscale.errors import UsageError
-from gpuscale.recording.from_results import (
+from gpuscale.recording import (
     Proposal,
     accepted,
     baseline_from_results,

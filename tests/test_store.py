@@ -248,6 +248,9 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     assert "the header is cut short" in refusal(read_any, path)
     path.write_text("hello")
     assert "baseline.jsonl:1: column 1: this is not JSON" in refusal(read_any, path)
+    path.write_text(example("results").partition("\n")[2])
+    assert "baseline.jsonl:1: this results file has no header" in refusal(read_any, path)
+    assert "this is a results file, not a baseline" in refusal(read_baseline, path)
 
 
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:

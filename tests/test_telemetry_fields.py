@@ -8,9 +8,9 @@ import pytest
 from builders import gpu_summary
 from changing import replace
 
-from gpuscale.encoding import from_json, to_json
 from gpuscale.errors import DecodeError
 from gpuscale.records import GpuSummary, GpuWindow
+from gpuscale.records.as_json import from_json, to_json
 from gpuscale.telemetry.fields import NUMBERS, clock_events, values_problem
 
 FULL = GpuSummary(

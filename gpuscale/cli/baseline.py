@@ -11,7 +11,7 @@ from typing import Any
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording.from_results import EntryId
+from gpuscale.recording import EntryId
 from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.store import read_baseline

@@ -14,7 +14,7 @@ from gpuscale.compare.matching import Entry
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.environment_diff import changes as environment_changes
 from gpuscale.errors import ExitCode
-from gpuscale.recording.from_results import results_of
+from gpuscale.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
 from gpuscale.report.tables import EntryChange, changes_text
 from gpuscale.store import read_baseline

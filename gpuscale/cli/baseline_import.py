@@ -9,10 +9,9 @@ import msgspec
 
 from gpuscale.cli.baseline import add_output, refuse_existing
 from gpuscale.errors import ExitCode
-from gpuscale.recording.from_table import TableDefaults, figures_from_table
-from gpuscale.recording.hand_kept_table import tables_in
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline
+from gpuscale.store.table import TableDefaults, figures_from_table
 
 _R = TypeVar("_R", bound=msgspec.Struct)
 
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _asked_for(Hardware, arguments)
     defaults = _asked_for(TableDefaults, arguments)
     read = read_with(
-        Path(arguments.table), lambda text: figures_from_table(tables_in(text), defaults, hardware)
+        Path(arguments.table), lambda text: figures_from_table(text, defaults, hardware)
     )
     baseline = Baseline(
         name=output.stem if arguments.name is None else arguments.name,

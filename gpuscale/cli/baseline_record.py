@@ -15,7 +15,7 @@ from gpuscale.cli.baseline import (
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.recording.from_results import (
+from gpuscale.recording import (
     EntryId,
     baseline_from_results,
     entries_of,

@@ -14,7 +14,7 @@ from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording.from_results import (
+from gpuscale.recording import (
     EVERYTHING,
     Proposal,
     accepted,

@@ -15,9 +15,9 @@ from msgspec import field
 
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.clusters.schedulers.base import TIME_LIMIT
-from gpuscale.encoding import converted
 from gpuscale.errors import DecodeError, FileError, UsageError
 from gpuscale.printable import shown, visible
+from gpuscale.records.as_json import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
 
 MOST_BYTES = 256 * 1024

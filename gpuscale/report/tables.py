@@ -11,7 +11,7 @@ from gpuscale.compare.hardware import hardware_label
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.compare.notes import expiry_note
 from gpuscale.printable import visible
-from gpuscale.recording.from_results import entries_of
+from gpuscale.recording import entries_of
 from gpuscale.records import (
     Baseline,
     BaselineChange,

@@ -1,4 +1,4 @@
-"""Records to text and back: the results format and the baseline format, both versioned.
+"""Both file formats, of results and of baselines: their text from records, and back.
 
 Everything here works on text and raises `DecodeError` with the place of the problem, in words;
 msgspec checks the records' own bounds. docs/format.md describes both formats.
@@ -6,18 +6,17 @@ msgspec checks the records' own bounds. docs/format.md describes both formats.
 Version 2: one record of a run in both formats. Version 1 was never released and is not read.
 """
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from gpuscale.encoding import from_json, is_json, parsed, to_json
 from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
 from gpuscale.records import Baseline, Environment, Results, Run
+from gpuscale.records.as_json import from_json, is_json, line_of, refuse_repeated_keys, to_json
 from gpuscale.records.record import Moment, Name, Record
-from gpuscale.store.positions import line_of, line_of_repeated_key, whole_number
 
 RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
@@ -31,6 +30,7 @@ _USE = {
     BASELINE_FORMAT: "give it first: gpuscale compare BASELINE RESULTS",
 }
 _HEAD = 200
+_RUN_FIELDS = {"configuration", "gpus"}
 
 
 class Header(Record, frozen=True, kw_only=True):
@@ -103,8 +103,12 @@ def decode_baseline(text: str) -> Baseline:
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
     try:
         content = _open_envelope(text, BASELINE_FORMAT)
-        _refuse_repeated_keys(text, content.get("runs"))
-        baseline = from_json(Baseline, _joined(content))
+        head, runs = text, bytes(content.get("runs", b"")).decode()
+        if runs:
+            # No hand writes them, and they are long.
+            head = text.replace(runs, "[]" + "\n" * runs.count("\n"), 1)
+        refuse_repeated_keys(head)
+        baseline = from_json(Baseline, _encoded(content))
     except DecodeError as error:
         if error.line is not None or (not error.place and error.key is None):
             raise
@@ -115,19 +119,11 @@ def decode_baseline(text: str) -> Baseline:
     return baseline
 
 
-def format_of(text: str) -> str | None:
-    """The format that a text declares, also where the text is damaged; None where it does not.
-
-    A results file declares it in its first line, a baseline anywhere in one JSON document.
-    """
-    for candidate in (text.partition("\n")[0], text):
-        try:
-            declared = _raw(candidate).get("format")
-        except DecodeError:
-            continue
-        if declared is not None:
-            return bytes(declared).decode().strip('"')
-    return next((name for name in _KIND if f'"{name}"' in text[:_HEAD]), None)
+def decode_any(text: str) -> Results | Baseline:
+    """The results or the baseline that the text of a file stands for, told by its content."""
+    if not text.strip():
+        raise DecodeError("", "the file is empty; give a results file or a baseline")
+    return decode_results(text) if _format_of(text) == RESULTS_FORMAT else decode_baseline(text)
 
 
 def schema(format_name: str) -> dict[str, Any]:
@@ -139,6 +135,22 @@ def schema(format_name: str) -> dict[str, Any]:
     return {"anyOf": [header, run], "$defs": definitions}
 
 
+def _format_of(text: str) -> str | None:
+    """The format that a text declares, also where the text is damaged; None where it does not.
+
+    A results file declares it in its first line, or begins with a run where somebody lost that
+    line; a baseline declares it anywhere in one JSON document.
+    """
+    for candidate in (text.partition("\n")[0], text):
+        with suppress(DecodeError):
+            fields = _fields(candidate)
+            if "format" in fields:
+                return bytes(fields["format"]).decode().strip('"')
+            if fields.keys() >= _RUN_FIELDS:
+                return RESULTS_FORMAT
+    return next((name for name in _KIND if f'"{name}"' in text[:_HEAD]), None)
+
+
 def _with_envelope(encoded: str, format_name: str) -> str:
     return f'{{"format":"{format_name}","version":{VERSION},{encoded[1:]}'
 
@@ -146,11 +158,9 @@ def _with_envelope(encoded: str, format_name: str) -> str:
 def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     """The fields of a file of the wanted format, without `format` and `version`."""
     try:
-        content = _raw(text)
+        content = _fields(text)
     except DecodeError as error:
-        declared = format_of(text)
-        if declared is not None:
-            _refuse_format(declared, wanted)
+        _refuse_other_format(text, wanted)
         raise error from None
     found = content.pop("format", None)
     _refuse_format(None if found is None else _value(found), wanted, content)
@@ -168,6 +178,13 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     return content
 
 
+def _refuse_other_format(text: str, wanted: str) -> None:
+    """Refuses a text that cannot be read and declares another format, which tells more."""
+    declared = _format_of(text)
+    if declared is not None:
+        _refuse_format(declared, wanted)
+
+
 def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}) -> None:
     if found == wanted:
         return
@@ -176,6 +193,9 @@ def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}
     if {"machine_info", "benchmarks"} <= fields.keys():
         problem = f"this is a pytest-benchmark file, not {_KIND[wanted]}"
         raise DecodeError("", f"{problem}; gpuscale's own files lie in .gpuscale/results")
+    if found is None and wanted == RESULTS_FORMAT and fields.keys() >= _RUN_FIELDS:
+        problem = "this results file has no header: its first line is a run already"
+        raise DecodeError("", f"{problem}; put the header back (docs/format.md describes it)")
     if found is None:
         problem = f"this is not {_KIND[wanted]}: it has no field 'format'"
         raise DecodeError("", f"{problem}; docs/format.md describes one")
@@ -184,16 +204,14 @@ def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}
 
 def _decode_header(text: str, line: str, *, cut_short: bool) -> Header:
     try:
-        return from_json(Header, _joined(_open_envelope(line, RESULTS_FORMAT)))
+        return from_json(Header, _encoded(_open_envelope(line, RESULTS_FORMAT)))
     except DecodeError as error:
-        if cut_short and not is_json(line) and format_of(text) == RESULTS_FORMAT:
-            problem = "the header is cut short (was the job killed while writing it?)"
-            raise DecodeError(
-                "", f"{problem}; no run was recorded, measure again", line=1
-            ) from None
-        declared = format_of(text)
-        if not is_json(line) and declared is not None:
-            _refuse_format(declared, RESULTS_FORMAT)
+        if not is_json(line):
+            if cut_short and _format_of(text) == RESULTS_FORMAT:
+                problem = "the header is cut short (was the job killed while writing it?)"
+                problem = f"{problem}; no run was recorded, measure again"
+                raise DecodeError("", problem, line=1) from None
+            _refuse_other_format(text, RESULTS_FORMAT)
         raise DecodeError(error.place, error.problem, line=1) from None
 
 
@@ -206,47 +224,32 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
     try:
         run = from_json(Run, line)
     except DecodeError as error:
+        place, problem = error.place, error.problem
         if cut_short and not is_json(line):
-            problem = "the line is cut short (was the job killed while writing it?)"
-            remedy = "it was the first run, so measure again"
-            if number > 2:
-                runs = f"{number - 2} run{'s' if number > 3 else ''}"
-                remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
-            raise DecodeError("", f"{problem}; {remedy}", line=number) from None
-        if error.key == "format":
+            runs = f"{number - 2} run{'s' if number > 3 else ''}"
+            remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
+            remedy = remedy if number > 2 else "it was the first run, so measure again"
+            place = ""
+            problem = f"the line is cut short (was the job killed while writing it?); {remedy}"
+        elif error.key == "format":
+            place = ""
             problem = "a second header; a file holds one invocation, so split it before this line"
-            raise DecodeError("", problem, line=number) from None
-        remedy = "" if is_json(line) else "; delete the line to use the others"
-        raise DecodeError(error.place, f"{error.problem}{remedy}", line=number) from None
+        elif not is_json(line):
+            problem = f"{problem}; delete the line to use the others"
+        raise DecodeError(place, problem, line=number) from None
     if run.failure is None and not run.is_valid:
         problem = "a run without failure has a step_time_s; give it, or say in 'failure' why not"
         raise DecodeError("measured", problem, line=number)
     return run
 
 
-def _raw(text: str) -> dict[str, msgspec.Raw]:
+def _fields(text: str) -> dict[str, msgspec.Raw]:
     return from_json(dict[str, msgspec.Raw], text)
 
 
-def _joined(content: Mapping[str, msgspec.Raw]) -> str:
-    fields = (json.dumps(name).encode() + b":" + bytes(raw) for name, raw in content.items())
-    return (b"{" + b",".join(fields) + b"}").decode()
+def _encoded(fields: Mapping[str, msgspec.Raw]) -> str:
+    return msgspec.json.encode(fields).decode()
 
 
 def _value(raw: msgspec.Raw) -> object:
     return from_json(object, bytes(raw).decode())
-
-
-def _refuse_repeated_keys(text: str, runs: msgspec.Raw | None) -> None:
-    """Refuses an object with a key twice, as careless hands leave it; runs no hand writes."""
-    head = text if runs is None else text.replace(bytes(runs).decode(), "[]", 1)
-
-    def unique(pairs: list[tuple[str, object]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            name = next(name for i, name in enumerate(names) if name in names[:i])
-            found = shown(name).removeprefix("text ")
-            line = line_of_repeated_key(text)
-            raise DecodeError("", f"the field {found} stands twice in one object", line=line)
-
-    parsed(head, object_pairs_hook=unique, parse_int=whole_number)

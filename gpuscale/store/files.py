@@ -4,21 +4,15 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.printable import visible
 from gpuscale.records import Baseline, Results
-from gpuscale.store.codec import (
-    RESULTS_FORMAT,
-    decode_baseline,
-    decode_results,
-    encode_baseline,
-    format_of,
-)
+from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 
 MOST_BYTES = 256 * 1024 * 1024
 """The largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
@@ -53,12 +47,17 @@ RESUME_PROBLEMS = {
 }
 
 
-def path_problem(error: OSError | ValueError, known: dict[int, str]) -> str:
-    """The problem with a path and its remedy, from one of the tables above."""
-    if isinstance(error, OSError) and error.errno is not None:
-        default = f"{os.strerror(error.errno)}; check the path and its file system"
-        return known.get(error.errno, default)
-    return f"{error}; check the path"
+@contextmanager
+def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterator[None]:
+    """Makes what the system says of a path a `FileError`, in the words of a table above."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        problem = f"{error}; check the path"
+        if isinstance(error, OSError) and error.errno is not None:
+            default = f"{os.strerror(error.errno)}; check the path and its file system"
+            problem = known.get(error.errno, default)
+        raise file_error(path, problem) from None
 
 
 def file_error(
@@ -72,28 +71,30 @@ def file_error(
 
 def read_results(path: Path) -> Results:
     """The results in a file; `FileError` where it is no results file that can be read."""
-    return decoded(path, _read(path), decode_results)
+    return read_with(path, decode_results)
 
 
 def read_baseline(path: Path) -> Baseline:
     """The baseline in a file; `FileError` where it is no baseline that can be read."""
-    return decoded(path, _read(path), decode_baseline)
-
-
-def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
-    """The value that `decode` makes of a text file; `FileError` also where it refuses it."""
-    return decoded(path, _read(path), decode)
+    return read_with(path, decode_baseline)
 
 
 def read_any(path: Path) -> Results | Baseline:
     """The results or the baseline in a file, told by its content and not by its name."""
-    return decoded(path, _read(path), _decode_either)
+    return read_with(path, decode_any)
 
 
-def _decode_either(text: str) -> Results | Baseline:
-    if not text.strip():
-        raise DecodeError("", "the file is empty; give a results file or a baseline")
-    return decode_results(text) if format_of(text) == RESULTS_FORMAT else decode_baseline(text)
+def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
+    """The value that `decode` makes of a text file; `FileError` also where it refuses it."""
+    with file_errors(path, READ_PROBLEMS):
+        # Told before it is opened: opening a device can already do something.
+        refuse_unreadable(path, path.stat())
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            content = read_descriptor(path, descriptor)
+        finally:
+            os.close(descriptor)
+    return decoded(path, content, decode)
 
 
 def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
@@ -106,19 +107,6 @@ def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
         raise file_error(path, problem, place=place, line=line) from None
     except DecodeError as error:
         raise file_error(path, error.problem, place=error.place or None, line=error.line) from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        # Told before it is opened: opening a device can already do something.
-        refuse_unreadable(path, path.stat())
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            return read_descriptor(path, descriptor)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        raise file_error(path, path_problem(error, READ_PROBLEMS)) from None
 
 
 def read_descriptor(path: Path, descriptor: int) -> bytes:
@@ -161,16 +149,14 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         text = encode_baseline(baseline)
     except DecodeError as error:
         raise file_error(path, f"cannot record this baseline: {error}") from None
-    try:
+    with file_errors(path):
         mode = _mode(path)
-        if mode is not None and stat.S_ISDIR(mode):
+        if stat.S_ISDIR(mode):
             raise file_error(path, "is a folder; give the name of a file in it")
         # Replacing a device such as /dev/null by a file would break the machine.
-        if mode is not None and not stat.S_ISREG(mode):
+        if not stat.S_ISREG(mode):
             raise file_error(path, "is not a regular file; choose another path")
         replace_file(path, text.encode())
-    except (OSError, ValueError) as error:
-        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
 
 
 def write_report(path: Path, text: str) -> None:
@@ -182,22 +168,21 @@ def write_report(path: Path, text: str) -> None:
         FileError: it could not be written; an earlier file is as it was.
     """
     content = text.encode("utf-8", errors="replace")
-    try:
+    with file_errors(path):
         mode = _mode(path)
-        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            replace_file(path, content)
+        else:
             with path.open("wb") as stream:
                 stream.write(content)
-        else:
-            replace_file(path, content)
-    except (OSError, ValueError) as error:
-        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
 
 
-def _mode(path: Path) -> int | None:
+def _mode(path: Path) -> int:
+    """The kind of file that is there; a regular one where there is none yet."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
-        return None
+        return stat.S_IFREG
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from gpuscale.encoding import is_json
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Environment, Results, Run
+from gpuscale.records.as_json import is_json
 from gpuscale.store.codec import Header, decode_results, encode_header, encode_run
 from gpuscale.store.files import (
     READ_PROBLEMS,
@@ -20,7 +20,7 @@ from gpuscale.store.files import (
     WRITE_PROBLEMS,
     decoded,
     file_error,
-    path_problem,
+    file_errors,
     read_at_most,
     read_descriptor,
     refuse_unreadable,
@@ -51,19 +51,18 @@ def newest_results(folder: Path) -> Path:
     Raises:
         FileError: the folder has none, or cannot be read; it says where else there are some.
     """
-    try:
+    with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
-    except FileNotFoundError:
-        dated = []
-    except (OSError, ValueError) as error:
-        raise file_error(folder, path_problem(error, READ_PROBLEMS)) from None
     if not dated:
         raise file_error(folder.absolute(), f"there are no results yet; {_remedy(folder)}")
     return folder / max(dated)
 
 
 def _dated_names(folder: Path) -> list[str]:
-    names = (entry.name for entry in os.scandir(folder) if entry.is_file())
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+    except FileNotFoundError:
+        return []
     return [name for name in names if _DATED_NAME.fullmatch(name)]
 
 
@@ -138,7 +137,7 @@ class _RunAppender:
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
-        try:
+        with file_errors(self.path):
             end = os.fstat(self._descriptor).st_size
             try:
                 # One write takes the whole line, unless the disk is full.
@@ -149,8 +148,6 @@ class _RunAppender:
                 with suppress(OSError):
                     os.ftruncate(self._descriptor, end)
                 raise
-        except OSError as error:
-            raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
 
 
 class ResultsWriter(_RunAppender):
@@ -201,12 +198,10 @@ class ResumedResults(_RunAppender):
     def __init__(self, path: Path) -> None:
         """Opens and reads the file, and keeps other sessions from writing to it."""
         super().__init__(path)
-        try:
+        with file_errors(path, RESUME_PROBLEMS):
             refuse_unreadable(path, path.stat())
             flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             self._descriptor = os.open(path, flags)
-        except (OSError, ValueError) as error:
-            raise file_error(path, path_problem(error, RESUME_PROBLEMS)) from None
         try:
             _lock(path, self._descriptor)
             content = read_descriptor(path, self._descriptor)
@@ -224,7 +219,7 @@ class ResumedResults(_RunAppender):
     def _make_ready(self) -> None:
         if self._is_ready:
             return
-        try:
+        with file_errors(self.path):
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
                 raise file_error(self.path, problem)
@@ -234,8 +229,6 @@ class ResumedResults(_RunAppender):
                 os.ftruncate(self._descriptor, self._kept)
             elif not self._ends_with_break:
                 self._write_line("")
-        except OSError as error:
-            raise file_error(self.path, path_problem(error, WRITE_PROBLEMS)) from None
         self._is_ready = True
 
 
@@ -261,14 +254,10 @@ def _lock(path: Path, descriptor: int) -> None:
 
 
 def _create(path: Path) -> int:
-    try:
+    known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
+    with file_errors(path.parent, known):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
-        raise file_error(path.parent, path_problem(error, known)) from None
-    try:
+    with file_errors(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except (OSError, ValueError) as error:
-        raise file_error(path, path_problem(error, WRITE_PROBLEMS)) from None
     sync_folder(path.parent)
     return descriptor

@@ -21,8 +21,8 @@ from pathlib import Path
 from gpuscale.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
 from gpuscale.report.tables import baseline_text, results_text
-from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
-from gpuscale.store.files import _decode_either, decoded
+from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
+from gpuscale.store.files import decoded
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -33,7 +33,7 @@ from fuzz.samples import samples
 READERS: dict[str, Callable[[str], Results | Baseline]] = {
     "results": decode_results,
     "baseline": decode_baseline,
-    "either": _decode_either,
+    "either": decode_any,
 }
 NAMED = Path("file.json")
 LONGEST_MESSAGE = 900

@@ -13,7 +13,7 @@ from pathlib import Path
 import builders
 from changing import replace
 
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Configuration,

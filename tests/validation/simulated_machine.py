@@ -16,7 +16,7 @@ from builders import CNN
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscale.recording.from_results import baseline_from_results
+from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Environment,

@@ -1,14 +1,17 @@
-"""Records as JSON and back: msgspec checks them, and problems are told in words.
+"""Any record as JSON and back: msgspec checks them, and problems are told in words, with places.
 
-`gpuscale.store` puts files together from this, and a launcher and its ranks exchange such texts.
+`gpuscale.store` puts the formats of files together from this, and a launcher and its ranks
+exchange such texts.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from msgspec.inspect import Metadata, NoneType, UnionType
 
 from gpuscale.errors import DecodeError
 from gpuscale.printable import clean, shown, text_problem
@@ -18,6 +21,8 @@ T = TypeVar("T")
 _WHERE = re.compile(r"(.*?)(?: - at (?:`(key)` in )?`\$([^`]*)`)?", re.DOTALL)
 _OWN_PLACE = re.compile(r"([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*): (.*)", re.DOTALL)
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_LONGEST_WHOLE_NUMBER = 30
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -54,9 +59,9 @@ def from_json(kind: type[T], text: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        _refuse_value(kind, parsed(text), str(error))
+        _refuse_value(kind, _parsed(text), str(error))
     except msgspec.DecodeError as error:
-        parsed(text)
+        _parsed(text)
         problem = str(error).removeprefix("JSON is malformed: ")
         raise DecodeError("", f"this is not JSON: {problem}") from None
     except RecursionError:
@@ -73,6 +78,90 @@ def converted(kind: type[T], value: object) -> T:
         _refuse_value(kind, value, str(error))
 
 
+def is_json(text: str | bytes) -> bool:
+    """True where a text is one whole JSON document, and not cut short, for instance."""
+    with suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
+
+
+def line_of(text: str, place: str, key: str | None = None) -> int:
+    """The line, from 1, of a place; where it does not exist, of the deepest part that does.
+
+    Args:
+        text: A JSON document.
+        place: As in a `DecodeError`.
+        key: A field of the object at `place`, whose line is wanted instead.
+    """
+    at = value_at = 0
+    steps = [name or position for name, position in _STEP.findall(place)]
+    # It was parsed a few calls further out: the deepest part that is reached will do.
+    with suppress(RecursionError):
+        for step in [*steps, *([] if key is None else [key])]:
+            found = next((m for m in _members(text, value_at) if m[0] == step), None)
+            if found is None:
+                break
+            _, at, value_at = found
+    return text.count("\n", 0, at) + 1
+
+
+def refuse_repeated_keys(text: str) -> None:
+    """Refuses a JSON document where an object has a key twice, with the line of the second."""
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            _refuse_repeated_key(text, 0)
+
+    _parsed(text, object_pairs_hook=check, parse_int=_whole_number)
+
+
+def _refuse_repeated_key(text: str, value_at: int) -> None:
+    names = set()
+    for name, at, inner_at in _members(text, value_at):
+        if name in names:
+            problem = f"the field {_quoted(name)} stands twice in one object"
+            raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
+        names.add(name)
+        _refuse_repeated_key(text, inner_at)
+
+
+def _whole_number(digits: str) -> int | float:
+    # Python converts long runs of digits in quadratic time, and refuses above 4300 of them.
+    return int(digits) if len(digits) <= _LONGEST_WHOLE_NUMBER else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
+
+
+def _members(text: str, value_at: int) -> Iterator[tuple[str, int, int]]:
+    """Key or position of each member of the object or list there, where it begins, and its value.
+
+    Nothing of any other value.
+    """
+    value_at = _after_space(text, value_at)
+    if text[value_at : value_at + 1] not in ("{", "["):
+        return
+    at = _after_space(text, value_at + 1)
+    position = 0
+    while text[at : at + 1] not in ("}", "]", ""):
+        name, member_at = str(position), at
+        if text[value_at] == "{":
+            name, at = _DECODER.raw_decode(text, at)
+            at = _after_space(text, _after_space(text, at) + 1)
+        yield name, member_at, at
+        _, at = _DECODER.raw_decode(text, at)
+        at = _after_space(text, at)
+        if text[at : at + 1] == ",":
+            at = _after_space(text, at + 1)
+        position += 1
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
+
+
 def _cleaned(value: object, *, multiline: bool = False) -> object:
     if isinstance(value, str):
         return clean(value, multiline=multiline)
@@ -86,12 +175,8 @@ def _cleaned(value: object, *, multiline: bool = False) -> object:
     return value
 
 
-def parsed(text: str, **how: Any) -> object:
-    """The document of a text, read by `json.loads`, which tells lines where msgspec tells bytes.
-
-    Raises:
-        DecodeError: it is no JSON.
-    """
+def _parsed(text: str, **how: Any) -> object:
+    """The document of a text, read by `json.loads`, which tells lines where msgspec tells bytes."""
     if text.startswith("\ufeff"):
         raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
     try:
@@ -105,30 +190,22 @@ def parsed(text: str, **how: Any) -> object:
         raise DecodeError("", f"this is not JSON: {error}") from None
 
 
-def is_json(text: str | bytes) -> bool:
-    """True where a text is one whole JSON document, and not cut short, for instance."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _refuse_value(kind: Any, document: object, message: str) -> NoReturn:
     """Raises what msgspec says of a value, in the words of people, with the value."""
     match = _WHERE.fullmatch(message)
     assert match is not None
     problem, place = match[1], (match[3] or "").lstrip(".")
+    steps = _STEP.findall(place)
     field = re.search(r"(?:unknown|required) field `(.*)`", problem, re.DOTALL)
     if field is not None and "missing" in problem:
         raise DecodeError(place, f"missing field '{field[1]}'")
     if field is not None:
-        raise DecodeError(place, _unknown_field(kind, place, field[1]), key=field[1])
+        raise DecodeError(place, _unknown_field(_type_at(kind, steps), field[1]), key=field[1])
     if match[2]:
         raise DecodeError(place, "a name in it is empty or not printable; correct it")
     if problem.startswith(("Expected", "Invalid", "Number out")):
-        value = _value_at(document, place)
-        raise DecodeError(place, _refusal(problem, value, _type_at(kind, place)))
+        value = _value_at(document, steps)
+        raise DecodeError(place, _refusal(problem, value, _type_at(kind, steps)))
     own = _OWN_PLACE.fullmatch(problem)
     if own is None:
         raise DecodeError(place, problem)
@@ -136,62 +213,61 @@ def _refuse_value(kind: Any, document: object, message: str) -> NoReturn:
 
 
 def _refusal(problem: str, value: object, wanted_type: Any) -> str:
+    found = f"found {shown(value)}"
     if "matching regex" in problem or "length" in problem:
         why = text_problem(value) if isinstance(value, str) else None
         wanted = "text that is not empty and has no spaces around it, or a list of the right length"
-        return why or f"expected {wanted}, found {shown(value)}"
+        return why or f"expected {wanted}, {found}"
     if problem.startswith("Invalid enum"):
         choices = " or ".join(f"'{choice}'" for choice in wanted_type.values)
-        return f"expected {choices}, found {shown(value)}"
+        return f"expected {choices}, {found}"
     if problem.startswith("Number out"):
-        return f"expected a smaller number, found {shown(value)}"
+        return f"expected a smaller number, {found}"
     wanted = problem.removeprefix("Expected ").partition(", got")[0]
-    words = re.sub(r"`([^`]*)`", lambda types: _type_words(types[1]), wanted)
-    return f"expected {words.replace('>=', 'from').replace('<=', 'up to')}, found {shown(value)}"
+    wanted = re.sub(r"`([^`]*)`", lambda types: _type_words(types[1]), wanted)
+    return f"expected {wanted.replace('>=', 'from').replace('<=', 'up to')}, {found}"
 
 
 def _type_words(types: str) -> str:
     return " or ".join(_TYPES.get(name, name) for name in types.split(" | "))
 
 
-def _unknown_field(kind: Any, place: str, name: str) -> str:
+def _unknown_field(holder: Any, name: str) -> str:
     # Needed only on the way to an error; a long name would make the search slow.
     from difflib import get_close_matches
 
-    known = [field.encode_name for field in getattr(_type_at(kind, place), "fields", ())]
+    known = [field.encode_name for field in getattr(holder, "fields", ())]
     close = get_close_matches(name[:60], known, n=1)
     remedy = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
-    return f"unknown field {shown(name).removeprefix('text ')}; {remedy}"
+    return f"unknown field {_quoted(name)}; {remedy}"
 
 
-def _type_at(kind: Any, place: str) -> Any:
+def _quoted(name: str) -> str:
+    return shown(name).removeprefix("text ")
+
+
+def _type_at(kind: Any, steps: Sequence[tuple[str, str]]) -> Any:
     """The description of the type at a place inside a type; None where there is no such place."""
     found = _bare(msgspec.inspect.type_info(kind))
-    for name, position in _STEP.findall(place):
-        if position:
-            found = getattr(found, "item_type", None)
-        elif hasattr(found, "fields"):
-            found = next((field.type for field in found.fields if field.encode_name == name), None)
-        else:
-            found = getattr(found, "value_type", None)
-        found = _bare(found)
+    for name, position in steps:
+        fields = {field.encode_name: field.type for field in getattr(found, "fields", ())}
+        inner = "item_type" if position else "value_type"
+        found = _bare(fields.get(name) if fields else getattr(found, inner, None))
     return found
 
 
 def _bare(described: Any) -> Any:
     """The type without its bounds, and without None beside it."""
-    while hasattr(described, "types") or isinstance(described, msgspec.inspect.Metadata):
-        if isinstance(described, msgspec.inspect.Metadata):
-            described = described.type
-        else:
-            others = (t for t in described.types if not isinstance(t, msgspec.inspect.NoneType))
-            described = next(others)
+    if isinstance(described, Metadata):
+        return _bare(described.type)
+    if isinstance(described, UnionType):
+        return _bare(next(t for t in described.types if not isinstance(t, NoneType)))
     return described
 
 
-def _value_at(document: Any, place: str) -> object:
+def _value_at(document: Any, steps: Sequence[tuple[str, str]]) -> object:
     try:
-        for name, position in _STEP.findall(place):
+        for name, position in steps:
             document = document[int(position)] if position else document[name]
     except (LookupError, TypeError):
         return None

@@ -1,1 +1,0 @@
-"""Baselines from what was measured or published, and their changes: values in, values out."""
