@@ -89,7 +89,16 @@ def baseline_from_results(
     hardware = _common_hardware([result.environment for result in results])
     measured = entries_of(run for result in results for run in result.runs)
     entries = _chosen({entry: valid.get(entry, []) for entry in measured}, cases, gpus)
-    _refuse_short(entries, minimum_runs)
+    short = [
+        f"{_entry_label(entry, entries)} has {len(runs)}"
+        for entry, runs in entries.items()
+        if len(runs) < minimum_runs
+    ]
+    if short:
+        raise UsageError(
+            f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
+            f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
+        )
     for entry, runs in entries.items():
         _refuse_mixed_workloads(entry, runs, entries)
     taken = tuple(run for runs in entries.values() for run in runs)
@@ -124,16 +133,21 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
     runs: dict[str, list[Run]] = {}
     for run in baseline.runs:
         runs.setdefault(run.allocation or baseline.name, []).append(run)
-    unknown = _bare_environment(baseline.hardware)
-    environments = {name: baseline.environments.get(name, unknown) for name in runs}
+    hardware = baseline.hardware
+    count = (hardware.gpus_per_node or 1) if hardware.gpu_name else 0
+    unknown = Environment(
+        device=hardware.device,
+        cpu_model=hardware.cpu_model,
+        gpus=tuple(GpuDevice(index=index, name=hardware.gpu_name or "") for index in range(count)),
+    )
     return tuple(
         Results(
             created_at=baseline.recorded_at or "1970-01-01T00:00:00+00:00",
             gpuscale_version=baseline.gpuscale_version or "unknown",
-            environment=replace(environments[allocation], job_id=allocation),
+            environment=replace(baseline.environments.get(name, unknown), job_id=name),
             runs=tuple(its),
         )
-        for allocation, its in runs.items()
+        for name, its in runs.items()
     )
 
 
@@ -167,9 +181,8 @@ def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal,
         UsageError: faults made on purpose, or runs of one entry that differ in batch or shape.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
-    ordered = [*(e for e in known if e in entries), *(e for e in entries if e not in known)]
     found = []
-    for entry in ordered:
+    for entry in [entry for entry in {**known, **entries} if entry in entries]:
         old, new = tuple(known.get(entry, ())), tuple(entries[entry])
         _refuse_mixed_workloads(entry, new, entries)
         if _identities(old) != _identities(new):
@@ -188,7 +201,7 @@ def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Pro
     """
     chosen = []
     for selector in selectors:
-        named = [p for p in found if selector == EVERYTHING or selector in p.selectors]
+        named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
         refused = [proposal for proposal in named if proposal.obstacle]
         if selector != EVERYTHING and not named:
             choice = ", ".join(dict.fromkeys(p.selectors[0] for p in found)) or "nothing"
@@ -215,9 +228,8 @@ def revised(
     The changes, at least one, were proposed of the `results`; `at` is now, as ISO 8601 with
     offset. Without `expires_on` the last day of validity stays as it is.
     """
-    new = {change.entry: change.new for change in changes}
-    kept = entries_of(baseline.runs)
-    runs = tuple(run for entry in {**kept, **new} for run in new.get(entry) or kept[entry])
+    entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
+    runs = tuple(run for its in entries.values() for run in its)
     replaced = tuple(run for change in changes for run in change.old)
     used = _allocations(runs)
     unused = _allocations(replaced) - used
@@ -243,15 +255,6 @@ def revised(
         recorded_at=max(moments, key=datetime.fromisoformat),
         expires_on=expires_on or baseline.expires_on,
         history=(*baseline.history, change),
-    )
-
-
-def _bare_environment(hardware: Hardware) -> Environment:
-    name, count = hardware.gpu_name, hardware.gpus_per_node or 1
-    return Environment(
-        device=hardware.device,
-        cpu_model=hardware.cpu_model,
-        gpus=tuple(GpuDevice(index=i, name=name) for i in range(count)) if name else (),
     )
 
 
@@ -296,19 +299,6 @@ def _chosen(
     return chosen
 
 
-def _refuse_short(entries: Mapping[EntryId, list[Run]], minimum_runs: int) -> None:
-    short = [
-        f"{_entry_label(entry, entries)} has {len(runs)}"
-        for entry, runs in entries.items()
-        if len(runs) < minimum_runs
-    ]
-    if short:
-        raise UsageError(
-            f"too few valid runs for a baseline, which needs {minimum_runs} of each: "
-            f"{'; '.join(short)}; {how_to_measure_more(minimum_runs)}"
-        )
-
-
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """The valid runs as a baseline keeps them, each with its allocation; refuses injected ones."""
     injections = dict.fromkeys(text for result in results for text in result.injections)
@@ -339,19 +329,13 @@ def _refuse_mixed_workloads(
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
     """The entry's name; where other configurations share it, also what tells it apart."""
-    configuration, gpus = entry
-    label = entry.key.label
-    namesakes = [
-        other.configuration
-        for other in entries
-        if other.gpus == gpus and other.configuration.label == configuration.label
-    ]
+    namesakes = [other.configuration for other in entries if other.key == entry.key]
     apart = [
-        f"{name} {getattr(configuration, name)}"
+        f"{name} {getattr(entry.configuration, name)}"
         for name in Configuration.__struct_fields__
         if len({getattr(namesake, name) for namesake in namesakes}) > 1
     ]
-    return f"{label} ({', '.join(apart)})" if apart else label
+    return f"{entry.key.label} ({', '.join(apart)})" if apart else entry.key.label
 
 
 def _versions(results: Sequence[Results]) -> str:

@@ -17,14 +17,12 @@ from gpuscale.records.record import NAME_LIMIT
 from gpuscale.store import read_baseline
 
 _ACTIONS = (
-    ("record", "make a baseline of measured results", "baseline_record"),
-    ("show", "print what a baseline holds, and where it comes from", None),
-    ("diff", "print what differs between two baselines", "baseline_diff"),
-    ("update", "put new results in place of old ones, each change approved", "baseline_update"),
-    ("import", "make a baseline of a table kept by hand", "baseline_import"),
+    ("record", "make a baseline of measured results"),
+    ("show", "print what a baseline holds, and where it comes from"),
+    ("diff", "print what differs between two baselines"),
+    ("update", "put new results in place of old ones, each change approved"),
+    ("import", "make a baseline of a table kept by hand"),
 )
-
-
 _PERIOD = re.compile(r"(\d{1,6})([dw])")
 _DAYS = {"d": 1, "w": 7}
 
@@ -35,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions: Any = parser.add_subparsers(
         dest="action", required=True, metavar="ACTION", parser_class=type(parser)
     )
-    for name, summary, module in _ACTIONS:
+    for name, summary in _ACTIONS:
         action = actions.add_parser(name, help=summary)
-        action.module = None if module is None else f"gpuscale.cli.{module}"
-        if module is None:
-            action.description = "Print what a baseline holds, and where it comes from."
-            action.add_argument("file", metavar="FILE", help="such as baselines/arc4.json")
-            action.set_defaults(run=__name__)
+        if name != "show":
+            action.module = f"gpuscale.cli.baseline_{name}"
+            continue
+        action.description = "Print what a baseline holds, and where it comes from."
+        action.add_argument("file", metavar="FILE", help="such as baselines/arc4.json")
+        action.set_defaults(run=__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,10 +75,12 @@ def add_expiry(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def refuse_existing(output: Path) -> None:
-    """Refuses to write a new baseline over a file that is there."""
+def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
+    """The file of a new baseline, refused where it is there already, and the baseline's name."""
+    output = Path(arguments.output)
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
+    return output, output.stem if arguments.name is None else arguments.name
 
 
 def login_name() -> str | None:
@@ -98,14 +99,14 @@ def last_valid_day(on: str | None, after: str | None, *, measured_at: str) -> st
         on: A date.
         after: A period such as `180d` or `26w`, counted from `measured_at`.
         measured_at: When the latest of the results were measured: ISO 8601 with offset.
-
-    Raises:
-        UsageError: neither a date nor a period, or both, or a day that is past any calendar.
     """
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")
     if on is not None:
-        return _day(on)
+        try:
+            return date.fromisoformat(on).isoformat()
+        except ValueError:
+            raise UsageError(f"--expires: '{on}' is not a date such as 2027-05-01") from None
     if after is None:
         return None
     period = _PERIOD.fullmatch(after)
@@ -116,13 +117,6 @@ def last_valid_day(on: str | None, after: str | None, *, measured_at: str) -> st
         return (datetime.fromisoformat(measured_at).date() + days).isoformat()
     except OverflowError:
         raise UsageError(f"--expires-after: {after} ends after the year 9999") from None
-
-
-def _day(text: str) -> str:
-    try:
-        return date.fromisoformat(text).isoformat()
-    except ValueError:
-        raise UsageError(f"--expires: '{text}' is not a date such as 2027-05-01") from None
 
 
 def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -36,29 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences; the entries of B are judged against those of A."""
     before, after = (read_baseline(Path(path)) for path in (arguments.before, arguments.after))
-    changes = _changes(before, after, arguments.before, arguments.after)
-    parts = ["\n".join(chain(_head(before, after), _environments(before, after)))]
+    old, new = _entries(before), _entries(after)
+    changes = []
+    for each in dict.fromkeys((*old, *new)):
+        then, now = old.get(each), new.get(each)
+        if then != now:
+            only = arguments.after if then is None else arguments.before
+            remark = "" if each in old and each in new else f"only in {only}"
+            changes.append(EntryChange(old=then, new=now, remark=remark))
+    head = (change for name in _HEAD for change in _changes(name, *_both(before, after, name)))
+    parts = ["\n".join((*head, *_environments(before, after)))]
     if changes:
-        comparison = compare(before, results_of(after))
-        parts.append(changes_text(changes, before, after, comparison))
+        parts.append(changes_text(changes, before, after, compare(before, results_of(after))))
     text = "\n\n".join(part for part in parts if part) or "no difference"
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK
-
-
-def _changes(before: Baseline, after: Baseline, first: str, second: str) -> list[EntryChange]:
-    old, new = _entries(before), _entries(after)
-    return [
-        EntryChange(
-            old=old.get(identity),
-            new=new.get(identity),
-            remark=""
-            if identity in old and identity in new
-            else f"only in {first if identity in old else second}",
-        )
-        for identity in dict.fromkeys((*old, *new))
-        if old.get(identity) != new.get(identity)
-    ]
 
 
 def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFigure]:
@@ -66,17 +57,17 @@ def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFi
     return dict([*measured_entries(baseline).items(), *published])
 
 
-def _head(before: Baseline, after: Baseline) -> Iterator[str]:
-    for name in _HEAD:
-        yield from _field_changes(name, getattr(before, name), getattr(after, name))
+def _both(before: object, after: object, name: str) -> tuple[object, object]:
+    return getattr(before, name), getattr(after, name)
 
 
-def _field_changes(name: str, old: object, new: object) -> Iterator[str]:
+def _changes(name: str, old: object, new: object) -> Iterator[str]:
+    """The change of a field, or of each field of a record in it, in words."""
     if old == new:
         return
     if isinstance(old, msgspec.Struct) and type(old) is type(new):
         for field in old.__struct_fields__:
-            yield from _field_changes(f"{name}.{field}", getattr(old, field), getattr(new, field))
+            yield from _changes(f"{name}.{field}", *_both(old, new, field))
     else:
         yield f"{name}: {_shown(old)} → {_shown(new)}"
 

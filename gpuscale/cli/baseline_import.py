@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuscale.cli.baseline import add_output, refuse_existing
+from gpuscale.cli.baseline import add_output, new_baseline
 from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, Hardware, Source
 from gpuscale.store import read_with, write_baseline
@@ -55,15 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
-    output = Path(arguments.output)
-    refuse_existing(output)
+    output, name = new_baseline(arguments)
     hardware = _asked_for(Hardware, arguments)
     defaults = _asked_for(TableDefaults, arguments)
     read = read_with(
         Path(arguments.table), lambda text: figures_from_table(text, defaults, hardware)
     )
     baseline = Baseline(
-        name=output.stem if arguments.name is None else arguments.name,
+        name=name,
         cluster=arguments.cluster,
         hardware=hardware,
         published=read.figures,

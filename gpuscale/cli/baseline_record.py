@@ -10,7 +10,7 @@ from gpuscale.cli.baseline import (
     add_output,
     last_valid_day,
     login_name,
-    refuse_existing,
+    new_baseline,
 )
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
@@ -43,12 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
-    output = Path(arguments.output)
-    refuse_existing(output)
+    output, name = new_baseline(arguments)
     results = read_all_results([Path(text) for text in arguments.results])
     baseline = baseline_from_results(
         results,
-        name=output.stem if arguments.name is None else arguments.name,
+        name=name,
         cluster=arguments.cluster,
         cases=arguments.case,
         gpus=None if arguments.gpus is None else gpu_counts(arguments.gpus),

@@ -62,16 +62,29 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.baseline)
     baseline = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
-    _refuse_other_machine(baseline, results)
+    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
+    if mismatch is not None:
+        raise UsageError(
+            f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
+            "'gpuscale baseline record'"
+        )
     expires_on = last_valid_day(
         arguments.expires, arguments.expires_after, measured_at=measured_at(results)
     )
     found = proposals(baseline, results)
+    if not found and expires_on in (None, baseline.expires_on):
+        sys.stdout.write("nothing would change\n")
+        return ExitCode.OK
     if not found:
-        return _set_expiry(path, baseline, expires_on)
+        write_baseline(path, replace(baseline, expires_on=expires_on))
+        sys.stdout.write(f"{path}: valid until {expires_on}; nothing else would change\n")
+        return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, found, results)
     if not chosen or not reason:
-        sys.stdout.write(f"{path}: nothing was written; {_how(found)}\n")
+        names = dict.fromkeys(each.selectors[0] for each in found if not each.obstacle)
+        how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
+        how = how if names else how_to_measure_more()
+        sys.stdout.write(f"{path}: nothing was written; {how}\n")
         return ExitCode.INCONCLUSIVE
     after = revised(
         baseline,
@@ -86,20 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")
-    for line in _left_references(chosen, found):
-        sys.stdout.write(f"note: {line}\n")
+    changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
+    for left in found:
+        (configuration, gpus) = left.entry
+        if left not in chosen and gpus == 1 and configuration in changed:
+            why = "stays as it was: speedups are now over runs of another time"
+            sys.stdout.write(f"note: {left.label} {why}\n")
     left_by_all = EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
     return ExitCode.INCONCLUSIVE if left_by_all else ExitCode.OK
-
-
-def _set_expiry(path: Path, baseline: Baseline, expires_on: str | None) -> ExitCode:
-    """Write a new last day of validity, where one was asked for, to a baseline else unchanged."""
-    if expires_on in (None, baseline.expires_on):
-        sys.stdout.write("nothing would change\n")
-    else:
-        write_baseline(path, replace(baseline, expires_on=expires_on))
-        sys.stdout.write(f"{path}: valid until {expires_on}; nothing else would change\n")
-    return ExitCode.OK
 
 
 def _approved(
@@ -120,15 +127,6 @@ def _approved(
     return chosen, reason
 
 
-def _refuse_other_machine(baseline: Baseline, results: Sequence[Results]) -> None:
-    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
-    if mismatch is not None:
-        raise UsageError(
-            f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
-            "'gpuscale baseline record'"
-        )
-
-
 def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
@@ -137,29 +135,21 @@ def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Resu
         remark = "" if each.old else "new"
         if each.obstacle:
             remark = f"cannot be accepted, it {each.obstacle}"
-        change = EntryChange(old=old.get(each.entry), new=new[each.entry], remark=remark)
-        changes.append(change)
+        changes.append(EntryChange(old=old.get(each.entry), new=new[each.entry], remark=remark))
     return changes_text(changes, baseline, everything, compare(baseline, results))
-
-
-def _how(found: Sequence[Proposal]) -> str:
-    names = [proposal.selectors[0] for proposal in found if not proposal.obstacle]
-    if not names:
-        return how_to_measure_more()
-    return f"approve with --reason TEXT and --accept all, or {', '.join(dict.fromkeys(names))}"
 
 
 def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
     """The proposals that the user at the terminal approves; the end of input approves nothing."""
     chosen: list[Proposal] = []
-    every = False
+    answer = ""
     for proposal in found:
         if proposal.obstacle:
             continue
-        answer = "y" if every else _answer(f"accept {proposal.label}? {_QUESTION}")[:1].lower()
+        if answer != "a":
+            answer = _answer(f"accept {proposal.label}? {_QUESTION}")[:1].lower()
         if answer in ("", "q"):
             return () if not answer else tuple(chosen)
-        every = every or answer == "a"
         if answer in ("y", "a"):
             chosen.append(proposal)
     return tuple(chosen)
@@ -173,15 +163,3 @@ def _answer(question: str) -> str:
         line = sys.stdin.readline()
         if not line or line.strip():
             return line.strip()
-
-
-def _left_references(chosen: Sequence[Proposal], found: Sequence[Proposal]) -> list[str]:
-    """The runs on 1 GPU that were left as they were, though speedups over them changed."""
-    changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
-    return [
-        f"{proposal.label} stays as it was: speedups are now over runs of another time"
-        for proposal in found
-        if proposal.entry.gpus == 1
-        and proposal.entry.configuration in changed
-        and proposal not in chosen
-    ]

@@ -21,8 +21,7 @@ T = TypeVar("T")
 _WHERE = re.compile(r"(.*?)(?: - at (?:`(key)` in )?`\$([^`]*)`)?", re.DOTALL)
 _OWN_PLACE = re.compile(r"([a-z_]+(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*): (.*)", re.DOTALL)
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-_SPACE = re.compile(r"[ \t\n\r]*")
-_LONGEST_WHOLE_NUMBER = 30
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -94,72 +93,52 @@ def line_of(text: str, place: str, key: str | None = None) -> int:
         place: As in a `DecodeError`.
         key: A field of the object at `place`, whose line is wanted instead.
     """
-    at = value_at = 0
     steps = [name or position for name, position in _STEP.findall(place)]
-    # It was parsed a few calls further out: the deepest part that is reached will do.
-    with suppress(RecursionError):
-        for step in [*steps, *([] if key is None else [key])]:
-            found = next((m for m in _members(text, value_at) if m[0] == step), None)
-            if found is None:
-                break
-            _, at, value_at = found
-    return text.count("\n", 0, at) + 1
+    steps += [] if key is None else [key]
+    depth = found_at = 0
+    for path, at in _members(text):
+        if len(path) == depth + 1 and list(path) == steps[: depth + 1]:
+            depth, found_at = depth + 1, at
+        if depth == len(steps):
+            break
+    return text.count("\n", 0, found_at) + 1
 
 
 def refuse_repeated_keys(text: str) -> None:
     """Refuses a JSON document where an object has a key twice, with the line of the second."""
 
     def check(pairs: list[tuple[str, object]]) -> None:
-        if len(dict(pairs)) < len(pairs):
-            _refuse_repeated_key(text, 0)
+        if len(dict(pairs)) == len(pairs):
+            return
+        seen = set()
+        for path, at in _members(text):
+            if path in seen:
+                problem = f"the field {_quoted(path[-1])} stands twice in one object"
+                raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
+            seen.add(path)
 
-    _parsed(text, object_pairs_hook=check, parse_int=_whole_number)
-
-
-def _refuse_repeated_key(text: str, value_at: int) -> None:
-    names = set()
-    for name, at, inner_at in _members(text, value_at):
-        if name in names:
-            problem = f"the field {_quoted(name)} stands twice in one object"
-            raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
-        names.add(name)
-        _refuse_repeated_key(text, inner_at)
+    _parsed(text, object_pairs_hook=check, parse_int=str)
 
 
-def _whole_number(digits: str) -> int | float:
-    # Python converts long runs of digits in quadratic time, and refuses above 4300 of them.
-    return int(digits) if len(digits) <= _LONGEST_WHOLE_NUMBER else float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_whole_number)
-
-
-def _members(text: str, value_at: int) -> Iterator[tuple[str, int, int]]:
-    """Key or position of each member of the object or list there, where it begins, and its value.
-
-    Nothing of any other value.
-    """
-    value_at = _after_space(text, value_at)
-    if text[value_at : value_at + 1] not in ("{", "["):
-        return
-    at = _after_space(text, value_at + 1)
-    position = 0
-    while text[at : at + 1] not in ("}", "]", ""):
-        name, member_at = str(position), at
-        if text[value_at] == "{":
-            name, at = _DECODER.raw_decode(text, at)
-            at = _after_space(text, _after_space(text, at) + 1)
-        yield name, member_at, at
-        _, at = _DECODER.raw_decode(text, at)
-        at = _after_space(text, at)
-        if text[at : at + 1] == ",":
-            at = _after_space(text, at + 1)
-        position += 1
-
-
-def _after_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return at if space is None else space.end()
+def _members(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The keys and positions that lead to each member of a JSON document, and where it begins."""
+    path: list[str] = []
+    positions: list[int | None] = []
+    before = ""
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        if before in ("{", "[", ",") and sign not in ("}", "]"):
+            position = positions[-1]
+            path[-1] = json.loads(sign) if position is None else str(position)
+            positions[-1] = None if position is None else position + 1
+            yield tuple(path), token.start()
+        if sign in ("{", "["):
+            path.append("")
+            positions.append(None if sign == "{" else 0)
+        elif sign in ("}", "]"):
+            path.pop()
+            positions.pop()
+        before = sign
 
 
 def _cleaned(value: object, *, multiline: bool = False) -> object:

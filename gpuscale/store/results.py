@@ -37,12 +37,9 @@ _MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
 
 def default_results_path(folder: Path, now: datetime) -> Path:
     """A new file name in the folder, dated in UTC: in the order of names, later is newer."""
-    if now.tzinfo is None:
-        raise ValueError("now has no time zone; use datetime.now(timezone.utc)")
     dated = now.astimezone(UTC)
     milliseconds = f"{dated.microsecond // 1000:03d}"
-    name = f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
-    return folder / name
+    return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
 def newest_results(folder: Path) -> Path:
@@ -116,9 +113,6 @@ class _RunAppender:
         Raises:
             FileError: the run is not in the file; the runs before it are.
         """
-        if self._descriptor < 0:
-            raise ValueError(f"{self.path} is closed")
-        self._make_ready()
         try:
             line = encode_run(run)
         except DecodeError as error:
@@ -131,9 +125,6 @@ class _RunAppender:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _make_ready(self) -> None:
-        """Mends the end of a file that was there before, ahead of the first run."""
 
     def _write_line(self, line: str) -> None:
         rest = memoryview(line.encode() + b"\n")
@@ -148,6 +139,15 @@ class _RunAppender:
                 with suppress(OSError):
                     os.ftruncate(self._descriptor, end)
                 raise
+
+    def _lock(self) -> None:
+        # Some network file systems have no locks; two sessions in one file are rare enough.
+        with suppress(OSError):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem = "another session is writing to it; wait until that has ended"
+                raise file_error(self.path, problem) from None
 
 
 class ResultsWriter(_RunAppender):
@@ -173,9 +173,15 @@ class ResultsWriter(_RunAppender):
             line = encode_header(header)
         except DecodeError as error:
             raise file_error(path, f"cannot record this environment: {error}") from None
-        self._descriptor = _create(path)
+        known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
+        with file_errors(path.parent, known):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with file_errors(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o666)
+        sync_folder(path.parent)
         try:
-            _lock(path, self._descriptor)
+            self._lock()
             self._write_line(line)
         except FileError:
             self.close()
@@ -203,11 +209,14 @@ class ResumedResults(_RunAppender):
             flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             self._descriptor = os.open(path, flags)
         try:
-            _lock(path, self._descriptor)
+            self._lock()
             content = read_descriptor(path, self._descriptor)
             self._size = len(content)
-            self._kept = _size_without_partial_line(content)
-            self._ends_with_break = content[: self._kept].endswith(b"\n")
+            # The header stays in any case: without it there is nothing to go on from.
+            before, line_break, last = content.rpartition(b"\n")
+            is_whole = not line_break or is_json(last)
+            self._kept = self._size if is_whole else len(before) + 1
+            self._needs_break = is_whole and bool(last)
             self.results = decoded(path, content[: self._kept], decode_results)
             unused = f"{path.name[:200]}.{secrets.token_hex(3)}.cut-short"
             self.copy = None if self._kept == self._size else path.with_name(unused)
@@ -216,9 +225,13 @@ class ResumedResults(_RunAppender):
             raise
         self._is_ready = False
 
+    def append(self, run: Run) -> None:
+        """The same; before the first run the end of the file is mended."""
+        if not self._is_ready:
+            self._make_ready()
+        super().append(run)
+
     def _make_ready(self) -> None:
-        if self._is_ready:
-            return
         with file_errors(self.path):
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
@@ -227,37 +240,6 @@ class ResumedResults(_RunAppender):
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
                 replace_file(self.copy, read_at_most(self._descriptor, self._size))
                 os.ftruncate(self._descriptor, self._kept)
-            elif not self._ends_with_break:
+            elif self._needs_break:
                 self._write_line("")
         self._is_ready = True
-
-
-def _size_without_partial_line(content: bytes) -> int:
-    """How much of a results file is whole: all but a last line that was cut short.
-
-    The header stays in any case: without it there is nothing to go on from.
-    """
-    before, line_break, last = content.rpartition(b"\n")
-    if not line_break:
-        return len(content)
-    return len(content) if is_json(last) else len(before) + 1
-
-
-def _lock(path: Path, descriptor: int) -> None:
-    # Some network file systems have no locks; two sessions in one file are rare enough.
-    with suppress(OSError):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = "another session is writing to it; wait until that has ended"
-            raise file_error(path, problem) from None
-
-
-def _create(path: Path) -> int:
-    known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
-    with file_errors(path.parent, known):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with file_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    sync_folder(path.parent)
-    return descriptor
