@@ -61,8 +61,6 @@ def baseline_from_results(
     minimum_runs: int = MINIMUM_RUNS,
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
-    recorded_by: str | None = None,
-    expires_on: str | None = None,
 ) -> Baseline:
     """The baseline that the valid runs of some results make, in the order they were measured.
 
@@ -71,13 +69,11 @@ def baseline_from_results(
 
     Args:
         results: Of one machine; several nights make a better baseline than one.
-        name: The baseline's name in every report.
+        name: Its own in every report.
         cluster: The machine, in words.
         minimum_runs: Valid runs that each entry needs.
         cases: Take only these, each as `mnist_cnn` or `mnist_cnn/ddp`; None is all.
         gpus: Take only these numbers of GPUs; None is all.
-        recorded_by: Login name of whoever records it.
-        expires_on: The last day on which it is valid, as `2027-05-01`; None is never.
 
     Raises:
         UsageError: faults made on purpose, no valid runs, too few for some entry, different
@@ -109,9 +105,7 @@ def baseline_from_results(
         runs=taken,
         environments=_environments(results, _allocations(taken)),
         recorded_at=measured_at(results),
-        recorded_by=recorded_by,
         gpuscale_version=_versions(results),
-        expires_on=expires_on,
     )
 
 
@@ -221,12 +215,11 @@ def revised(
     reason: str,
     at: str,
     by: str | None = None,
-    expires_on: str | None = None,
 ) -> Baseline:
     """The baseline with the changes made, and its history with what was there before.
 
     The changes, at least one, were proposed of the `results`; `at` is now, as ISO 8601 with
-    offset. Without `expires_on` the last day of validity stays as it is.
+    offset.
     """
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
@@ -253,7 +246,6 @@ def revised(
         environments={**left, **_environments(results, used)},
         gpuscale_version=", ".join(filter(None, versions)),
         recorded_at=max(moments, key=datetime.fromisoformat),
-        expires_on=expires_on or baseline.expires_on,
         history=(*baseline.history, change),
     )
 

@@ -97,7 +97,7 @@ def test_nothing_is_written_that_was_not_approved(shell: Shell) -> None:
 
 
 def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
-    path = shell.recorded()
+    path = shell.recorded("--expires", "2090-01-01")
     before = read_baseline(path)
     answer = shell(*update("--accept", "mnist_cnn@2", "--reason", "new\nNCCL"))
     assert answer.code == 0
@@ -107,13 +107,16 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     kept, changed = (tuple(run for run in after.runs if run.gpus == gpus) for gpus in (1, 2))
     assert kept == tuple(run for run in before.runs if run.gpus == 1)
     assert {run.allocation for run in changed} == {"18"}
+    assert after.expires_on == "2090-01-01"
     (change,) = after.history
     assert change.reason == "new NCCL"
     assert {run.gpus for run in change.replaced} == {2}
     shown = shell("show", "b.json").out
     assert f"updated   {change.at}, see below\n" in shown
     assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
-    assert shell(*update("--accept", "all", "--reason", "the rest")).code == 0
+    rest = ("--accept", "all", "--reason", "the rest", "--expires", "2091-01-01")
+    assert shell(*update(*rest)).code == 0
+    assert read_baseline(path).expires_on == "2091-01-01"
     assert shell(*update()) == Answer(0, "nothing would change\n", "")
 
 

@@ -8,7 +8,6 @@ from changing import replace
 
 from gpuscale.errors import UsageError
 from gpuscale.recording import (
-    Proposal,
     accepted,
     baseline_from_results,
     proposals,
@@ -29,7 +28,8 @@ def night(
 
 
 def recorded(*nights: Results) -> Baseline:
-    return baseline_from_results(nights, name="n", cluster="c", recorded_by="alice")
+    baseline = baseline_from_results(nights, name="n", cluster="c")
+    return replace(baseline, recorded_by="alice")
 
 
 def revise(baseline: Baseline, *nights: Results, accept: Sequence[str] = ("all",)) -> Baseline:
@@ -133,16 +133,6 @@ def test_new_rows_are_named_in_history_and_versions_gathered() -> None:
     assert after.history[0].added == ("mnist_cnn/ddp on 4 GPUs",)
     assert after.history[0].replaced == ()
     assert after.gpuscale_version == "0, 9"
-
-
-def test_an_expiry_changes_only_when_a_new_one_is_given() -> None:
-    before = replace(recorded(night(THEN, "17")), expires_on="2027-01-01")
-    now = [night(THEN, "18")]
-    found: tuple[Proposal, ...] = proposals(before, now)
-    kept = revised(before, found, now, reason="r", at=AT)
-    assert kept.expires_on == "2027-01-01"
-    moved = revised(before, found, now, reason="r", at=AT, expires_on="2028-01-01")
-    assert moved.expires_on == "2028-01-01"
 
 
 def test_results_with_faults_made_on_purpose_propose_nothing() -> None:

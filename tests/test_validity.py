@@ -1,5 +1,6 @@
 """Whether a baseline holds: expiry, and machines that only look alike."""
 
+from argparse import Namespace
 from datetime import date
 
 import pytest
@@ -46,7 +47,8 @@ def test_a_baseline_holds_through_its_last_day() -> None:
 def test_an_expiry_is_a_date_or_a_period_after_the_measurement(
     on: str | None, after: str | None, day: str | None
 ) -> None:
-    assert last_valid_day(on, after, measured_at=MEASURED_AT) == day
+    asked = Namespace(expires=on, expires_after=after)
+    assert last_valid_day(asked, measured_at=MEASURED_AT) == day
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_an_expiry_is_a_date_or_a_period_after_the_measurement(
 )
 def test_what_is_no_expiry_is_refused(on: str | None, after: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        last_valid_day(on, after, measured_at=MEASURED_AT)
+        last_valid_day(Namespace(expires=on, expires_after=after), measured_at=MEASURED_AT)
 
 
 def of_cpu(cpu_model: str | None) -> Environment:

@@ -92,14 +92,12 @@ def login_name() -> str | None:
     return clean(name).strip()[:NAME_LIMIT] or None
 
 
-def last_valid_day(on: str | None, after: str | None, *, measured_at: str) -> str | None:
+def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
     """The expiry that was asked for, as `2027-05-01`; None where none was.
 
-    Args:
-        on: A date.
-        after: A period such as `180d` or `26w`, counted from `measured_at`.
-        measured_at: When the latest of the results were measured: ISO 8601 with offset.
+    A period counts from when the latest of the results were measured: ISO 8601 with offset.
     """
+    on, after = arguments.expires, arguments.expires_after
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")
     if on is not None:

@@ -5,13 +5,9 @@ import math
 import sys
 from pathlib import Path
 
-from gpuscale.cli.baseline import (
-    add_expiry,
-    add_output,
-    last_valid_day,
-    login_name,
-    new_baseline,
-)
+from msgspec.structs import replace
+
+from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_name, new_baseline
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
@@ -45,20 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output, name = new_baseline(arguments)
     results = read_all_results([Path(text) for text in arguments.results])
+    expires_on = last_valid_day(arguments, measured_at=measured_at(results))
     baseline = baseline_from_results(
         results,
         name=name,
         cluster=arguments.cluster,
         cases=arguments.case,
         gpus=None if arguments.gpus is None else gpu_counts(arguments.gpus),
-        recorded_by=login_name(),
-        expires_on=last_valid_day(
-            arguments.expires, arguments.expires_after, measured_at=measured_at(results)
-        ),
     )
+    baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
     write_baseline(output, baseline)
     entries = entries_of(baseline.runs)
-    until = "" if baseline.expires_on is None else f", valid until {baseline.expires_on}"
+    until = "" if expires_on is None else f", valid until {expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
     weak = _weak_entries(baseline)
     if weak:

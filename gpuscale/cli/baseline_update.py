@@ -60,23 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
     written nor left out by the user's own choice.
     """
     path = Path(arguments.baseline)
-    baseline = read_baseline(path)
+    read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])
-    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
+    mismatch = machine_mismatch(read.hardware, [result.environment for result in results])
     if mismatch is not None:
         raise UsageError(
             f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
             "'gpuscale baseline record'"
         )
-    expires_on = last_valid_day(
-        arguments.expires, arguments.expires_after, measured_at=measured_at(results)
-    )
+    expires_on = last_valid_day(arguments, measured_at=measured_at(results))
+    baseline = replace(read, expires_on=expires_on or read.expires_on)
     found = proposals(baseline, results)
-    if not found and expires_on in (None, baseline.expires_on):
+    if not found and baseline == read:
         sys.stdout.write("nothing would change\n")
         return ExitCode.OK
     if not found:
-        write_baseline(path, replace(baseline, expires_on=expires_on))
+        write_baseline(path, baseline)
         sys.stdout.write(f"{path}: valid until {expires_on}; nothing else would change\n")
         return ExitCode.OK
     chosen, reason = _approved(arguments, baseline, found, results)
@@ -93,9 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         reason=reason,
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         by=login_name(),
-        expires_on=expires_on,
     )
-    if read_baseline(path) != baseline:
+    if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")

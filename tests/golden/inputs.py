@@ -148,9 +148,8 @@ def baseline_of(*nights: Night, **changes: object) -> Baseline:
         name="nightly",
         cluster="ARC4, University of Leeds",
         minimum_runs=1,
-        recorded_by="operator",
     )
-    return replace(baseline, **changes)
+    return replace(baseline, **{"recorded_by": "operator", **changes})
 
 
 def _environment(night: Night) -> Environment:
