@@ -50,11 +50,10 @@ class DecodeError(GpuscaleError):
         """Takes where the data are wrong, and how.
 
         Args:
-            place: Such as `measured[2].runs[0].step_time_s`; empty for the whole.
+            place: Such as `runs[2].measured`; empty for the whole.
             problem: With its remedy.
             line: Of the text, from 1, where it is known.
-            key: The field of the object at `place` that the problem is with, where that field
-                is none that it may have.
+            key: The field of the object at `place` that it may not have.
         """
         where = "" if line is None else f"line {line}: "
         super().__init__(f"{where}{place}: {problem}" if place else f"{where}{problem}")

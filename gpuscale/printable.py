@@ -13,20 +13,15 @@ _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udff
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
 UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
 """As character classes of a regular expression; text of several lines has breaks and tabs."""
-_UNSAFE_IN_A_LINE = re.compile(f"[{UNPRINTABLE}]")
-_UNSAFE_IN_LINES = re.compile(f"[{UNPRINTABLE_IN_LINES}]")
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
-def text_problem(text: str, *, multiline: bool = False) -> str | None:
-    """The reason why a string may not stand in a file, with the remedy; None where it may."""
-    limit = DETAIL_LIMIT if multiline else LINE_LIMIT
-    if len(text) > limit:
-        return f"text of {len(text)} characters is too long; keep it below {limit}"
-    found = (_UNSAFE_IN_LINES if multiline else _UNSAFE_IN_A_LINE).search(text)
-    if found is None:
-        return None
-    return f"text with the unprintable character {_escape(found)}; remove it"
+def text_problem(text: str) -> str | None:
+    """The reason why a line may not stand in a file, with the remedy; None where it may."""
+    if len(text) > LINE_LIMIT:
+        return f"text of {len(text)} characters is too long; keep it below {LINE_LIMIT}"
+    found = re.search(f"[{UNPRINTABLE}]", text)
+    return found and f"text with the unprintable character {_escape(found)}; remove it"
 
 
 def clean(text: str, *, multiline: bool = False) -> str:
@@ -46,7 +41,7 @@ def clean(text: str, *, multiline: bool = False) -> str:
 
 def visible(text: str, *, multiline: bool = False) -> str:
     r"""The text with every unprintable character as its escape, such as `\x1b`."""
-    return (_UNSAFE_IN_LINES if multiline else _UNSAFE_IN_A_LINE).sub(_escape, text)
+    return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
 
 
 def shown(value: object, limit: int = 40) -> str:

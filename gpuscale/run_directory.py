@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -56,6 +56,15 @@ class RecordFile(Generic[R]):
             return None
 
 
+def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
+    """The way to the file of a rank, or of a host, with its number or name in place of `{}`."""
+    return lambda directory, of: directory.path / name.format(of)
+
+
+def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], RecordFile[R]]:
+    return lambda directory, of: RecordFile(directory.path / name.format(of), kind)
+
+
 class RunDirectory:
     """The names of the files; each has one writer and is complete as soon as it exists."""
 
@@ -74,7 +83,27 @@ class RunDirectory:
         self.port = path / "port"
         """Where the first rank waits for the others, on its host."""
         self.launcher_log = path / "launcher.log"
-        """What the command that starts the ranks on several nodes said."""
+        """The output of the command that starts the ranks on several nodes."""
+
+    samples = _path("samples-{}.jsonl")
+    """The readings of NVML's sampler on a host."""
+    environment = _record("environment-{}.json", Environment)
+    """A node's description of itself, by the launcher's name for it."""
+    host = _path("rank-{}.host")
+    """The name of the host that the rank was started on."""
+    output = _path("rank-{}.log")
+    """The rank's standard output and errors."""
+    pid = _path("rank-{}.pid")
+    stacks = _path("rank-{}.stacks")
+    """Where the rank was when its time was up."""
+    exit = _record("rank-{}.exit.json", RankExit)
+    """How the rank's process ended."""
+    outcome = _record("rank-{}.outcome.json", RankOutcome)
+    overhead = _record("rank-{}.overhead.json", OverheadOutcome)
+    probe = _record("rank-{}.probe.json", NodeProbe)
+    """The rank's view of its node."""
+    failure = _record("rank-{}.failure.json", RankFailure)
+    """The end of the rank, as it tells it itself."""
 
     def host_names(self) -> list[str]:
         """The hosts of the run by the launcher's names."""
@@ -87,50 +116,6 @@ class RunDirectory:
         except (OSError, ValueError):
             return None
         return stage, int(done), int(total)
-
-    def samples(self, host: str) -> Path:
-        """What NVML's sampler on a host saw."""
-        return self.path / f"samples-{host}.jsonl"
-
-    def environment(self, name: str) -> RecordFile[Environment]:
-        """What a node found out about itself, by the launcher's name for it."""
-        return RecordFile(self.path / f"environment-{name}.json", Environment)
-
-    def host(self, rank: int) -> Path:
-        """The name of the host that the rank was started on."""
-        return self.path / f"rank-{rank}.host"
-
-    def output(self, rank: int) -> Path:
-        """What the rank printed."""
-        return self.path / f"rank-{rank}.log"
-
-    def pid(self, rank: int) -> Path:
-        """The rank's process id."""
-        return self.path / f"rank-{rank}.pid"
-
-    def stacks(self, rank: int) -> Path:
-        """Where the rank was when its time was up."""
-        return self.path / f"rank-{rank}.stacks"
-
-    def exit(self, rank: int) -> RecordFile[RankExit]:
-        """How the rank's process ended."""
-        return RecordFile(self.path / f"rank-{rank}.exit.json", RankExit)
-
-    def outcome(self, rank: int) -> RecordFile[RankOutcome]:
-        """What the rank measured."""
-        return RecordFile(self.path / f"rank-{rank}.outcome.json", RankOutcome)
-
-    def overhead(self, rank: int) -> RecordFile[OverheadOutcome]:
-        """What the rank measured of the overhead."""
-        return RecordFile(self.path / f"rank-{rank}.overhead.json", OverheadOutcome)
-
-    def probe(self, rank: int) -> RecordFile[NodeProbe]:
-        """What the rank saw of its node."""
-        return RecordFile(self.path / f"rank-{rank}.probe.json", NodeProbe)
-
-    def failure(self, rank: int) -> RecordFile[RankFailure]:
-        """What ended the rank, as it says itself."""
-        return RecordFile(self.path / f"rank-{rank}.failure.json", RankFailure)
 
     def failures(self) -> list[RankFailure]:
         """Those of all ranks that left one, the first one first."""

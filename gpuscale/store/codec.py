@@ -72,17 +72,15 @@ def decode_results(text: str) -> Results:
     Raises:
         DecodeError: with line and place, such as `line 7: windows[0].time_s`.
     """
-    lines = text.split("\n")
-    ended = False
-    while lines and not lines[-1].strip():
-        lines.pop()
-        ended = True
-    if not lines:
+    written = text.rstrip()
+    if not written:
         raise DecodeError("", "the file is empty: nothing was recorded; measure again")
-    header = _decode_header(text, lines[0], cut_short=len(lines) == 1 and not ended)
+    lines = written.split("\n")
+    unended = None if "\n" in text[len(written) :] else len(lines)
+    header = _decode_header(text, lines[0], cut_short=unended == 1)
     runs = []
     for number, line in enumerate(lines[1:], start=2):
-        run = _decode_run(line, number, cut_short=number == len(lines) and not ended)
+        run = _decode_run(line, number, cut_short=number == unended)
         if run.configuration.device != header.environment.device:
             problem = (
                 f"measured on '{run.configuration.device}', but the header says "
@@ -103,12 +101,10 @@ def decode_baseline(text: str) -> Baseline:
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
     try:
         content = _open_envelope(text, BASELINE_FORMAT)
-        head, runs = text, bytes(content.get("runs", b"")).decode()
-        if runs:
-            # No hand writes them, and they are long.
-            head = text.replace(runs, "[]" + "\n" * runs.count("\n"), 1)
-        refuse_repeated_keys(head)
-        baseline = from_json(Baseline, _encoded(content))
+        runs = _text(content["runs"]) if "runs" in content else "[]"
+        # No hand writes them, and they are long.
+        refuse_repeated_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
+        baseline = from_json(Baseline, _text(content))
     except DecodeError as error:
         if error.line is not None or (not error.place and error.key is None):
             raise
@@ -128,11 +124,9 @@ def decode_any(text: str) -> Results | Baseline:
 
 def schema(format_name: str) -> dict[str, Any]:
     """The JSON Schema of a baseline, or of the header and of a run line of a results file."""
-    if format_name == BASELINE_FORMAT:
-        (reference,), definitions = msgspec.json.schema_components([Baseline])
-        return {"$ref": reference["$ref"], "$defs": definitions}
-    (header, run), definitions = msgspec.json.schema_components([Header, Run])
-    return {"anyOf": [header, run], "$defs": definitions}
+    records = [Baseline] if format_name == BASELINE_FORMAT else [Header, Run]
+    found, definitions = msgspec.json.schema_components(records)
+    return {**(found[0] if len(found) == 1 else {"anyOf": found}), "$defs": definitions}
 
 
 def _format_of(text: str) -> str | None:
@@ -145,7 +139,7 @@ def _format_of(text: str) -> str | None:
         with suppress(DecodeError):
             fields = _fields(candidate)
             if "format" in fields:
-                return bytes(fields["format"]).decode().strip('"')
+                return _text(fields["format"]).strip('"')
             if fields.keys() >= _RUN_FIELDS:
                 return RESULTS_FORMAT
     return next((name for name in _KIND if f'"{name}"' in text[:_HEAD]), None)
@@ -163,10 +157,10 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
         _refuse_other_format(text, wanted)
         raise error from None
     found = content.pop("format", None)
-    _refuse_format(None if found is None else _value(found), wanted, content)
+    _refuse_format(None if found is None else from_json(object, _text(found)), wanted, content)
     if "version" not in content:
         raise DecodeError("", f"missing field 'version'; this gpuscale reads version {VERSION}")
-    version = _value(content.pop("version"))
+    version = from_json(object, _text(content.pop("version")))
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise DecodeError("version", f"expected a whole number from 1, found {shown(version)}")
     if version > VERSION:
@@ -204,7 +198,7 @@ def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}
 
 def _decode_header(text: str, line: str, *, cut_short: bool) -> Header:
     try:
-        return from_json(Header, _encoded(_open_envelope(line, RESULTS_FORMAT)))
+        return from_json(Header, _text(_open_envelope(line, RESULTS_FORMAT)))
     except DecodeError as error:
         if not is_json(line):
             if cut_short and _format_of(text) == RESULTS_FORMAT:
@@ -247,9 +241,5 @@ def _fields(text: str) -> dict[str, msgspec.Raw]:
     return from_json(dict[str, msgspec.Raw], text)
 
 
-def _encoded(fields: Mapping[str, msgspec.Raw]) -> str:
+def _text(fields: Mapping[str, msgspec.Raw] | msgspec.Raw) -> str:
     return msgspec.json.encode(fields).decode()
-
-
-def _value(raw: msgspec.Raw) -> object:
-    return from_json(object, bytes(raw).decode())
