@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that carry what, where and the remedy."""
+"""Expected failures, as exceptions that carry what, where and the remedy."""
 
 from collections.abc import Sequence
 from enum import IntEnum

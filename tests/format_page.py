@@ -26,6 +26,13 @@ _WORDS: dict[Any, str] = {
 }
 
 
+def example(kind: str) -> str:
+    """The example of the page that is marked with `kind`: `results` or `baseline`."""
+    found = re.search(rf"```\w+ {kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
 def page_with_tables(page: str) -> str:
     """The page with every table between `<!-- NAME -->` and `<!-- end -->` made anew."""
     made = tables()

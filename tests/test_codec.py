@@ -1,14 +1,13 @@
 """Both formats: what is read back as it was written, and how a broken rule is named."""
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from builders import results_text
 from changing import replace
-from format_page import PAGE
+from format_page import example
 
 from gpuscale.errors import DecodeError
 from gpuscale.records import Baseline, Configuration, Failure, Results, Run, Tolerances
@@ -25,15 +24,9 @@ from gpuscale.store.codec import (
 Change = Callable[[Any], object]
 
 
-def example(block: str) -> str:
-    found = re.search(rf"```{block}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-LINES = example("jsonl results").splitlines()
+LINES = example("results").splitlines()
 RESULTS: Results = decode_results("\n".join(LINES))
-DOCUMENT: dict[str, Any] = json.loads(example("json baseline"))
+DOCUMENT: dict[str, Any] = json.loads(example("baseline"))
 BASELINE: Baseline = decode_baseline(json.dumps(DOCUMENT))
 
 

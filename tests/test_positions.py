@@ -1,17 +1,16 @@
 """A place inside a baseline is told by its line, as an editor counts it."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from format_page import example
 
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records.as_json import line_of, refuse_repeated_keys
 from gpuscale.store import read_any, read_baseline
 from gpuscale.store.codec import decode_baseline
 
-PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 TEXT = """{
   "a": [
     {"b": 1},
@@ -28,12 +27,6 @@ TEXT = """{
   }
 }
 """
-
-
-def example() -> str:
-    found = re.search(r"```json baseline\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +64,7 @@ def test_a_repeated_key_has_the_line_of_its_second_place() -> None:
 
 def edited(old: str, new: str) -> tuple[str, int]:
     """The example with one hand edit, and the line that it is on."""
-    text = example()
+    text = example("baseline")
     assert text.count(old) == 1
     return text.replace(old, new), text[: text.index(old)].count("\n") + 1
 
@@ -106,7 +99,7 @@ def test_a_hand_edit_that_breaks_a_baseline_is_named_by_line(
 
 
 def test_a_problem_of_the_whole_document_has_no_line() -> None:
-    document = json.loads(example())
+    document = json.loads(example("baseline"))
     del document["source"]
     with pytest.raises(DecodeError, match=r"^published figures need a 'source'") as caught:
         decode_baseline(json.dumps(document, indent=2))

@@ -1,42 +1,27 @@
 """Baselines from measured runs: what goes in, and what is refused."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from changing import replace
+from format_page import example
 
 from gpuscale.errors import UsageError
 from gpuscale.recording import baseline_from_results, entries_of
 from gpuscale.records import GpuDevice, Results, Run
 from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
 
-PAGE = Path(__file__).parent.parent / "docs" / "format.md"
-
-
-def example() -> Results:
-    found = re.search(r"```jsonl results\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return decode_results(found[1])
+EXAMPLE = decode_results(example("results"))
+FAILED = EXAMPLE.runs[1]
 
 
 def night(*runs: Run, created_at: str = "2026-11-21T03:30:15+00:00", **environment: Any) -> Results:
-    shown = example()
-    return replace(
-        shown,
-        created_at=created_at,
-        runs=runs,
-        environment=replace(shown.environment, **environment),
-    )
+    where = replace(EXAMPLE.environment, **environment)
+    return replace(EXAMPLE, created_at=created_at, runs=runs, environment=where)
 
 
 def valid(**changes: Any) -> Run:
-    return replace(example().runs[0], **changes)
-
-
-def failed() -> Run:
-    return example().runs[1]
+    return replace(EXAMPLE.runs[0], **changes)
 
 
 def of_size(size: str) -> Run:
@@ -53,7 +38,7 @@ def refusal(*nights: Results, minimum_runs: int = 6) -> str:
 
 def test_valid_runs_are_put_together_by_configuration_and_gpus() -> None:
     nights = [
-        night(*[valid()] * 4, failed(), *[of_size("full")] * 6, job_id="17"),
+        night(*[valid()] * 4, FAILED, *[of_size("full")] * 6, job_id="17"),
         night(*[valid()] * 2, job_id="18", created_at="2026-11-22T03:30:15+00:00"),
     ]
     baseline = baseline_from_results(nights, name="autumn", cluster="ARC4")
@@ -106,7 +91,7 @@ def test_the_hardware_is_that_of_the_results() -> None:
 
 def test_every_entry_that_is_short_is_named() -> None:
     runs = [*[valid()] * 5, *[of_size("full")] * 2, *[valid(gpus=4)] * 6]
-    only_failed = replace(failed(), gpus=8)
+    only_failed = replace(FAILED, gpus=8)
     message = refusal(night(*runs, only_failed))
     assert "needs 6 of each: mnist_cnn/ddp on 2 GPUs (size smoke) has 5; " in message
     assert "mnist_cnn/ddp on 2 GPUs (size full) has 2; " in message
@@ -116,7 +101,7 @@ def test_every_entry_that_is_short_is_named() -> None:
 
 
 def test_results_without_a_valid_run_make_no_baseline() -> None:
-    assert "no valid run" in refusal(night(failed()), minimum_runs=0)
+    assert "no valid run" in refusal(night(FAILED), minimum_runs=0)
     assert "no valid run" in refusal(minimum_runs=0)
 
 

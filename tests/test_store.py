@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from changing import replace
+from format_page import example
 
 from gpuscale.errors import FileError
 from gpuscale.records import Baseline, Results
@@ -32,14 +33,7 @@ from gpuscale.store import (
 from gpuscale.store.codec import decode_baseline, decode_results
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)
-
-
-def example(kind: str) -> str:
-    found = re.search(rf"```\w+ {kind}\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 def results() -> Results:

@@ -1,4 +1,4 @@
-"""Whether a baseline holds: expiry, and machines that only look alike."""
+"""The validity of a baseline: expiry, and machines that only look alike."""
 
 from argparse import Namespace
 from datetime import date

@@ -203,12 +203,10 @@ def _refusal(problem: str, value: object, wanted_type: Any) -> str:
     if problem.startswith("Number out"):
         return f"expected a smaller number, {found}"
     wanted = problem.removeprefix("Expected ").partition(", got")[0]
-    wanted = re.sub(r"`([^`]*)`", lambda types: _type_words(types[1]), wanted)
+    for types in re.findall(r"`([^`]*)`", wanted):
+        words = " or ".join(_TYPES.get(name, name) for name in types.split(" | "))
+        wanted = wanted.replace(f"`{types}`", words)
     return f"expected {wanted.replace('>=', 'from').replace('<=', 'up to')}, {found}"
-
-
-def _type_words(types: str) -> str:
-    return " or ".join(_TYPES.get(name, name) for name in types.split(" | "))
 
 
 def _unknown_field(holder: Any, name: str) -> str:

@@ -112,19 +112,11 @@ def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
 def read_descriptor(path: Path, descriptor: int) -> bytes:
     """All of an open file, from where it stands."""
     refuse_unreadable(path, os.fstat(descriptor))
-    content = read_at_most(descriptor, MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise _too_large(path, len(content))
-    return content
-
-
-def read_at_most(descriptor: int, count: int) -> bytes:
-    """So many bytes of an open file, or all that there are."""
-    chunks = []
-    while count > 0 and (chunk := os.read(descriptor, min(count, 1024 * 1024))):
-        chunks.append(chunk)
-        count -= len(chunk)
-    return b"".join(chunks)
+    content = bytearray()
+    while len(content) <= MOST_BYTES and (chunk := os.read(descriptor, 1024 * 1024)):
+        content += chunk
+    _refuse_large(path, len(content))
+    return bytes(content)
 
 
 def refuse_unreadable(path: Path, status: os.stat_result) -> None:
@@ -133,14 +125,13 @@ def refuse_unreadable(path: Path, status: os.stat_result) -> None:
         raise file_error(path, "is a folder; give one of the files in it")
     if not stat.S_ISREG(status.st_mode):
         raise file_error(path, "is not a regular file (a device, pipe or socket); save it first")
-    if status.st_size > MOST_BYTES:
-        raise _too_large(path, status.st_size)
+    _refuse_large(path, status.st_size)
 
 
-def _too_large(path: Path, size: int) -> FileError:
-    limit = f"{MOST_BYTES // (1024 * 1024)} MiB"
-    problem = f"has at least {size} bytes, more than the {limit} that are read"
-    return file_error(path, f"{problem}; give fewer runs in one file")
+def _refuse_large(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        problem = f"has at least {size} bytes, more than the {MOST_BYTES >> 20} MiB that are read"
+        raise file_error(path, f"{problem}; give fewer runs in one file")
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

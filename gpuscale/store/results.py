@@ -21,7 +21,6 @@ from gpuscale.store.files import (
     decoded,
     file_error,
     file_errors,
-    read_at_most,
     read_descriptor,
     refuse_unreadable,
     replace_file,
@@ -238,7 +237,7 @@ class ResumedResults(_RunAppender):
                 raise file_error(self.path, problem)
             if self.copy is not None:
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
-                replace_file(self.copy, read_at_most(self._descriptor, self._size))
+                replace_file(self.copy, read_descriptor(self.path, self._descriptor))
                 os.ftruncate(self._descriptor, self._kept)
             elif self._needs_break:
                 self._write_line("")

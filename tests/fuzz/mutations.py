@@ -44,21 +44,8 @@ def change_bytes(rng: random.Random, content: bytes) -> bytes:
 def insert_bytes(rng: random.Random, content: bytes) -> bytes:
     """Signs of JSON or other bytes where they do not belong."""
     at = rng.randint(0, len(content))
-    signs = (
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b",",
-        b":",
-        b'"',
-        b"\\",
-        b"\n",
-        b"\r\n",
-        b"\0",
-        b"\xef\xbb\xbf",
-    )
-    inserted = rng.choice((*signs, rng.randbytes(rng.randint(1, 8))))
+    signs = (*(b"{", b"}", b"[", b"]", b",", b":"), *(b'"', b"\\", b"\n", b"\r\n", b"\0"))
+    inserted = rng.choice((*signs, b"\xef\xbb\xbf", rng.randbytes(rng.randint(1, 8))))
     return content[:at] + inserted + content[at:]
 
 

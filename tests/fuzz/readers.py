@@ -43,7 +43,7 @@ TODAY = date(2026, 11, 21)
 
 @dataclass(slots=True)
 class Tally:
-    """What the readers made of the mutations."""
+    """The answers of the readers to the mutations."""
 
     values: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
