@@ -71,7 +71,7 @@ def baseline_from_results(
         results: Of one machine; several nights make a better baseline than one.
         name: Its own in every report.
         cluster: The machine, in words.
-        minimum_runs: Valid runs that each entry needs.
+        minimum_runs: Of each entry, valid ones.
         cases: Take only these, each as `mnist_cnn` or `mnist_cnn/ddp`; None is all.
         gpus: Take only these numbers of GPUs; None is all.
 
@@ -103,7 +103,7 @@ def baseline_from_results(
         cluster=cluster,
         hardware=hardware,
         runs=taken,
-        environments=_environments(results, _allocations(taken)),
+        environments=_environments(results, taken),
         recorded_at=measured_at(results),
         gpuscale_version=_versions(results),
     )
@@ -169,10 +169,8 @@ class Proposal:
 def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal, ...]:
     """The entries of the results that the baseline has not just like that.
 
-    The order is that of the baseline, with new entries behind.
-
-    Raises:
-        UsageError: faults made on purpose, or runs of one entry that differ in batch or shape.
+    The order is that of the baseline, with new entries behind. Faults made on purpose, or runs of
+    one entry that differ in batch or shape, are a `UsageError`.
     """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
@@ -224,8 +222,7 @@ def revised(
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
     replaced = tuple(run for change in changes for run in change.old)
-    used = _allocations(runs)
-    unused = _allocations(replaced) - used
+    unused = {run.allocation for run in replaced} - {run.allocation for run in runs}
     gone = {name: its for name, its in baseline.environments.items() if name in unused}
     change = BaselineChange(
         at=at,
@@ -243,7 +240,7 @@ def revised(
     return replace(
         baseline,
         runs=runs,
-        environments={**left, **_environments(results, used)},
+        environments={**left, **_environments(results, runs)},
         gpuscale_version=", ".join(filter(None, versions)),
         recorded_at=max(moments, key=datetime.fromisoformat),
         history=(*baseline.history, change),
@@ -310,12 +307,11 @@ def _valid_runs(results: Sequence[Results]) -> list[Run]:
 def _refuse_mixed_workloads(
     entry: EntryId, runs: Sequence[Run], entries: Collection[EntryId]
 ) -> None:
-    workloads = dict.fromkeys((run.batch_per_gpu, run.sample_shape) for run in runs)
+    workloads = {f"batch {run.batch_per_gpu} of shape {run.sample_shape}": run for run in runs}
     if len(workloads) > 1:
-        found = ", ".join(f"batch {batch} of shape {shape}" for batch, shape in workloads)
         raise UsageError(
-            f"{_entry_label(entry, entries)} was measured with different samples ({found}); "
-            "make one baseline for each"
+            f"{_entry_label(entry, entries)} was measured with different samples "
+            f"({', '.join(workloads)}); make one baseline for each"
         )
 
 
@@ -334,14 +330,9 @@ def _versions(results: Sequence[Results]) -> str:
     return ", ".join(dict.fromkeys(result.gpuscale_version for result in results))
 
 
-def _allocations(runs: Sequence[Run]) -> set[str | None]:
-    return {run.allocation for run in runs}
-
-
-def _environments(
-    results: Sequence[Results], used: Collection[str | None]
-) -> dict[str, Environment]:
-    """Of each allocation in use; a job that resumed a file found all in it but job and host."""
+def _environments(results: Sequence[Results], runs: Iterable[Run]) -> dict[str, Environment]:
+    """Of each allocation of these runs; a resumed file's later jobs found all but job and host."""
+    used = {run.allocation for run in runs}
     found = {result.allocation: result.environment for result in results}
     for result in results:
         for run in result.runs:

@@ -118,23 +118,19 @@ def _approved(
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
     chosen = accepted(found, arguments.accept or ())
-    sys.stdout.write(f"{_shown(baseline, found, results)}\n\n")
-    if not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
-        chosen = _asked(found)
-        reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
-    return chosen, reason
-
-
-def _shown(baseline: Baseline, found: Sequence[Proposal], results: Sequence[Results]) -> str:
     everything = revised(baseline, found, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
     changes = []
     for each in found:
-        remark = "" if each.old else "new"
-        if each.obstacle:
-            remark = f"cannot be accepted, it {each.obstacle}"
+        remark = f"cannot be accepted, it {each.obstacle}" if each.obstacle else ""
+        remark = remark or ("" if each.old else "new")
         changes.append(EntryChange(old=old.get(each.entry), new=new[each.entry], remark=remark))
-    return changes_text(changes, baseline, everything, compare(baseline, results))
+    text = changes_text(changes, baseline, everything, compare(baseline, results))
+    sys.stdout.write(f"{text}\n\n")
+    if not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
+        chosen = _asked(found)
+        reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
+    return chosen, reason
 
 
 def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:

@@ -36,8 +36,7 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 def to_json(record: msgspec.Struct) -> str:
     """The text of a record, on one line; unprintable characters in it are made visible.
 
-    Raises:
-        DecodeError: a value breaks the record's own bounds, so that nobody could read it back.
+    A value that breaks the record's own bounds, so that nobody could read it, is a `DecodeError`.
     """
     try:
         encoded = _ENCODER.encode(record)
@@ -50,11 +49,7 @@ def to_json(record: msgspec.Struct) -> str:
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """The value that a text stands for; whatever it holds, only `DecodeError` is raised.
-
-    Raises:
-        DecodeError: with a place such as `ranks[3].host`.
-    """
+    """The value that a text stands for; whatever it holds, only `DecodeError` is raised."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:

@@ -1,7 +1,8 @@
 """Both file formats, of results and of baselines: their text from records, and back.
 
-Everything here works on text and raises `DecodeError` with the place of the problem, in words;
-msgspec checks the records' own bounds. docs/format.md describes both formats.
+Everything here works on text and raises `DecodeError` with the place of the problem, such as
+`line 42: runs[2].measured`; msgspec checks the records' own bounds. docs/format.md describes both
+formats.
 
 Version 2: one record of a run in both formats. Version 1 was never released and is not read.
 """
@@ -67,11 +68,7 @@ def encode_baseline(baseline: Baseline) -> str:
 
 
 def decode_results(text: str) -> Results:
-    """The results that the text of a results file stands for.
-
-    Raises:
-        DecodeError: with line and place, such as `line 7: windows[0].time_s`.
-    """
+    """The results that the text of a results file stands for."""
     written = text.rstrip()
     if not written:
         raise DecodeError("", "the file is empty: nothing was recorded; measure again")
@@ -92,11 +89,7 @@ def decode_results(text: str) -> Results:
 
 
 def decode_baseline(text: str) -> Baseline:
-    """The baseline that the text of a baseline file stands for.
-
-    Raises:
-        DecodeError: with line and place, such as `line 42: runs[2].measured`.
-    """
+    """The baseline that the text of a baseline file stands for."""
     if not text.strip():
         raise DecodeError("", "the file is empty; docs/format.md describes a baseline")
     try:

@@ -153,10 +153,8 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 def write_report(path: Path, text: str) -> None:
     """Writes a report, in place of an earlier one; a reader never sees half of it.
 
-    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is.
-
-    Raises:
-        FileError: it could not be written; an earlier file is as it was.
+    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is. After a
+    `FileError` an earlier file is as it was.
     """
     content = text.encode("utf-8", errors="replace")
     with file_errors(path):

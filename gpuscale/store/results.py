@@ -44,8 +44,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 def newest_results(folder: Path) -> Path:
     """The newest of the results files that `default_results_path` named.
 
-    Raises:
-        FileError: the folder has none, or cannot be read; it says where else there are some.
+    A `FileError` where the folder has none says where else there are some.
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
@@ -74,10 +73,8 @@ def _remedy(folder: Path) -> str:
 def refuse_unwritable(folder: Path) -> None:
     """Checks that files can be made in a folder, or the folder itself where it is not there yet.
 
-    Nothing is made. A disk that is full is not noticed.
-
-    Raises:
-        FileError: they cannot; said before hours of measuring instead of after.
+    A `FileError` before hours of measuring instead of after. Nothing is made, and a disk that is
+    full is not noticed.
     """
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
     if not nearest.is_dir():
@@ -107,11 +104,7 @@ class _RunAppender:
         self.close()
 
     def append(self, run: Run) -> None:
-        """Writes one run and waits until it is on disk.
-
-        Raises:
-            FileError: the run is not in the file; the runs before it are.
-        """
+        """Writes one run and waits until it is on disk; after a `FileError` it is not there."""
         try:
             line = encode_run(run)
         except DecodeError as error:
