@@ -17,7 +17,7 @@ DEFAULTS = TableDefaults(case="resnet50", strategy="ddp", batch_per_gpu=256, tim
 def read(
     text: str, defaults: TableDefaults = DEFAULTS, hardware: Hardware = NODE
 ) -> tuple[PublishedFigure, ...]:
-    return figures_from_table(text, defaults, hardware).figures
+    return figures_from_table(text, defaults, hardware)[0]
 
 
 def refusal(text: str, defaults: TableDefaults = DEFAULTS) -> str:
@@ -111,9 +111,9 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
 
 def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
     table = "n,time,Speedup,E(n)\n1,145,1,1\n2,84.5,1.72,0.86\n"
-    found = figures_from_table(table, DEFAULTS, NODE)
-    assert len(found.figures) == 2
-    assert found.left_out == ("Speedup", "E(n)")
+    figures, left_out = figures_from_table(table, DEFAULTS, NODE)
+    assert len(figures) == 2
+    assert left_out == ("Speedup", "E(n)")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,10 @@ def of_size(size: str) -> Run:
     return valid(configuration=replace(valid().configuration, size=size))
 
 
+def on_gpu(name: str) -> dict[str, Any]:
+    return {"device": "cuda", "gpus": (GpuDevice(index=0, name=name),)}
+
+
 def refusal(*nights: Results, minimum_runs: int = 6) -> str:
     with pytest.raises(UsageError) as caught:
         baseline_from_results(nights, name="n", cluster="c", minimum_runs=minimum_runs)
@@ -106,23 +110,24 @@ def test_results_without_a_valid_run_make_no_baseline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("one", "other", "named"),
     [
-        ({"cpu_model": "POWER9"}, "AMD EPYC 7402, POWER9"),
-        ({"device": "cuda"}, "cpu, cuda"),
+        ({}, {"cpu_model": "POWER9"}, "AMD EPYC 7402, POWER9"),
+        ({}, {"device": "cuda"}, "cpu, cuda"),
+        (
+            *(
+                {"device": "cuda", "gpus": (GpuDevice(index=0, name=name),)}
+                for name in ("A100", "V100")
+            ),
+            "A100, V100",
+        ),
     ],
 )
-def test_results_of_different_hardware_make_no_baseline(other: dict[str, Any], named: str) -> None:
-    message = refusal(night(*[valid()] * 6), night(*[valid()] * 6, **other))
+def test_results_of_different_hardware_make_no_baseline(
+    one: dict[str, Any], other: dict[str, Any], named: str
+) -> None:
+    message = refusal(night(*[valid()] * 6, **one), night(*[valid()] * 6, **other))
     assert f"different hardware ({named}); make one baseline for each" in message
-
-
-def test_results_of_different_gpus_make_no_baseline() -> None:
-    nights = [
-        night(*[valid()] * 6, device="cuda", gpus=(GpuDevice(index=0, name=name),))
-        for name in ("A100", "V100")
-    ]
-    assert "different hardware (A100, V100)" in refusal(*nights)
 
 
 def test_runs_with_different_batches_make_no_entry() -> None:

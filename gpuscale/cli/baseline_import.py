@@ -58,21 +58,21 @@ def run(arguments: argparse.Namespace) -> int:
     output, name = new_baseline(arguments)
     hardware = _asked_for(Hardware, arguments)
     defaults = _asked_for(TableDefaults, arguments)
-    read = read_with(
+    figures, left_out = read_with(
         Path(arguments.table), lambda text: figures_from_table(text, defaults, hardware)
     )
     baseline = Baseline(
         name=name,
         cluster=arguments.cluster,
         hardware=hardware,
-        published=read.figures,
+        published=figures,
         source=_asked_for(Source, arguments),
     )
     write_baseline(output, baseline)
-    count = len(read.figures)
-    sys.stdout.write(f"{output}: {count} published figure{'' if count == 1 else 's'}\n")
-    if read.left_out:
-        names = ", ".join(f"'{header}'" for header in read.left_out)
+    count = "1 published figure" if len(figures) == 1 else f"{len(figures)} published figures"
+    sys.stdout.write(f"{output}: {count}\n")
+    if left_out:
+        names = ", ".join(f"'{header}'" for header in left_out)
         sys.stdout.write(f"note: left out, since it follows from the figures: {names}\n")
     return ExitCode.OK
 

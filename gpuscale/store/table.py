@@ -4,6 +4,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,14 +74,6 @@ class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The number of first times of each row that the source leaves out."""
 
 
-class TableFigures(NamedTuple):
-    """The figures of a table."""
-
-    figures: tuple[PublishedFigure, ...]
-    left_out: tuple[str, ...]
-    """Headers of columns that follow from the others."""
-
-
 class _Row(NamedTuple):
     line: int
     """Of the text, from 1."""
@@ -98,9 +91,12 @@ class Column(NamedTuple):
     """Those of one unit of a time."""
 
 
-def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -> TableFigures:
-    """The figures in the one table of a text that has a column of GPUs.
+def figures_from_table(
+    text: str, defaults: TableDefaults, hardware: Hardware
+) -> tuple[tuple[PublishedFigure, ...], tuple[str, ...]]:
+    """The figures in the one table of a text that has a column of GPUs, and the headers left out.
 
+    These are of columns that follow from the others.
     Tables are those in Markdown, else the text itself as CSV, separated by commas, semicolons or
     tabs, whichever its first line has most of; lines that are empty or begin with `#` are passed
     over. Rows of the same case, strategy and number of GPUs are repetitions of each other if they
@@ -121,9 +117,8 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
     with _on_line(head.line):
         if not figures:
             raise DecodeError("", "the table has no rows")
-        complete = tuple(_complete(figure, defaults) for figure in figures.values())
-    derived = tuple(column.header for column in columns if column.meaning == "derived")
-    return TableFigures(figures=complete, left_out=derived)
+        complete = tuple(_counted(each, defaults.discard_first) for each in figures.values())
+    return complete, tuple(column.header for column in columns if column.meaning == "derived")
 
 
 @contextmanager
@@ -157,9 +152,7 @@ def _markdown(lines: Sequence[str]) -> Iterator[list[_Row]]:
         head, rule = lines[at - 1], lines[at]
         if "|" not in head or "|" not in rule or _RULE.fullmatch(rule) is None:
             continue
-        below = lines[at + 1 :]
-        end = next((n for n, line in enumerate(below) if "|" not in line), len(below))
-        rows = enumerate(below[:end], start=at + 2)
+        rows = takewhile(lambda row: "|" in row[1], enumerate(lines[at + 1 :], start=at + 2))
         yield [_Row(number, _markdown_cells(line)) for number, line in ((at, head), *rows)]
 
 
@@ -303,9 +296,8 @@ def _figure(cells: dict[str, Any], defaults: TableDefaults, hardware: Hardware) 
     said["batch_per_gpu"] = cells.get("batch_per_gpu", share or defaults.batch_per_gpu)
     for name, value in said.items():
         if value is None:
-            option = f"--{name.replace('_', '-')}"
-            problem = f"no {name.partition('_')[0]}; fill its cell, or give {option}"
-            raise DecodeError("", problem)
+            remedy = f"fill its cell, or give --{name.replace('_', '-')}"
+            raise DecodeError("", f"no {name.partition('_')[0]}; {remedy}")
     # Several epochs are of one job; several whole jobs or loops are repetitions of it.
     repetitions = 1 if defaults.timed == "epoch" else max(1, len(times))
     return PublishedFigure(
@@ -349,12 +341,11 @@ def _joined(earlier: PublishedFigure, later: PublishedFigure) -> PublishedFigure
     )
 
 
-def _complete(figure: PublishedFigure, defaults: TableDefaults) -> PublishedFigure:
+def _counted(figure: PublishedFigure, discard_first: int) -> PublishedFigure:
     """The figure without the first times that the source leaves out."""
-    if not figure.times_s:
-        return figure
-    if defaults.discard_first >= len(figure.times_s):
-        times = f"{len(figure.times_s)} time{'' if len(figure.times_s) == 1 else 's'}"
-        problem = f"{figure.key.label} has {times}, and --discard-first takes"
-        raise DecodeError("", f"{problem} {defaults.discard_first}")
-    return replace(figure, discard_first=defaults.discard_first)
+    count = len(figure.times_s)
+    if 0 < count <= discard_first:
+        times = f"{count} time{'' if count == 1 else 's'}"
+        problem = f"{figure.key.label} has {times}, and --discard-first takes {discard_first}"
+        raise DecodeError("", problem)
+    return replace(figure, discard_first=discard_first) if count else figure
