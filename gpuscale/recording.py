@@ -65,15 +65,8 @@ def baseline_from_results(
     """The baseline that the valid runs of some results make, in the order they were measured.
 
     Runs are put together by configuration and number of GPUs. Those of one scheduler job (or
-    of one invocation, where there was no scheduler) count as one allocation.
-
-    Args:
-        results: Of one machine; several nights make a better baseline than one.
-        name: Its own in every report.
-        cluster: The machine, in words.
-        minimum_runs: Of each entry, valid ones.
-        cases: Take only these, each as `mnist_cnn` or `mnist_cnn/ddp`; None is all.
-        gpus: Take only these numbers of GPUs; None is all.
+    of one invocation, where there was no scheduler) count as one allocation. Only the `cases`, each
+    as `mnist_cnn` or `mnist_cnn/ddp`, and the numbers of `gpus` are taken; None is all.
 
     Raises:
         UsageError: faults made on purpose, no valid runs, too few for some entry, different
@@ -279,12 +272,12 @@ def _chosen(
     }
     where = "" if gpus is None else " on those GPUs"
     held = f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
+    names = {name for e in chosen for name in (e.configuration.case, e.configuration.label)}
     for case in cases or ():
-        if not any(case in (e.configuration.case, e.configuration.label) for e in chosen):
+        if case not in names:
             raise UsageError(f"the results hold no '{case}'{where}; {held}")
-    for count in sorted(gpus or ()):
-        if not any(entry.gpus == count for entry in chosen):
-            raise UsageError(f"the results hold nothing on {count} GPUs; {held}")
+    for count in sorted({*(gpus or ())} - {entry.gpus for entry in chosen}):
+        raise UsageError(f"the results hold nothing on {count} GPUs; {held}")
     return chosen
 
 
@@ -317,7 +310,8 @@ def _refuse_mixed_workloads(
 
 def _entry_label(entry: EntryId, entries: Iterable[EntryId]) -> str:
     """The entry's name; where other configurations share it, also what tells it apart."""
-    namesakes = [other.configuration for other in entries if other.key == entry.key]
+    alike = (other for other in entries if other.gpus == entry.gpus)
+    namesakes = [other.configuration for other in alike if other.key == entry.key]
     apart = [
         f"{name} {getattr(entry.configuration, name)}"
         for name in Configuration.__struct_fields__

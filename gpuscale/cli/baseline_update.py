@@ -81,8 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, reason = _approved(arguments, baseline, found, results)
     if not chosen or not reason:
         names = dict.fromkeys(each.selectors[0] for each in found if not each.obstacle)
-        how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
-        how = how if names else how_to_measure_more()
+        how = how_to_measure_more()
+        if names:
+            how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
         sys.stdout.write(f"{path}: nothing was written; {how}\n")
         return ExitCode.INCONCLUSIVE
     after = revised(
