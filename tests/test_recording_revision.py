@@ -133,9 +133,3 @@ def test_new_rows_are_named_in_history_and_versions_gathered() -> None:
     assert after.history[0].added == ("mnist_cnn/ddp on 4 GPUs",)
     assert after.history[0].replaced == ()
     assert after.gpuscale_version == "0, 9"
-
-
-def test_results_with_faults_made_on_purpose_propose_nothing() -> None:
-    injected = replace(night(THEN, "18"), injections=("data=5ms",))
-    with pytest.raises(UsageError, match=r"faults made on purpose \(data=5ms\)"):
-        proposals(recorded(night(THEN, "17")), [injected])
