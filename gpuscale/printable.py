@@ -1,5 +1,6 @@
 """Text that is safe to print: what strings of a file may hold, and how a bad value is shown."""
 
+import json
 import re
 
 LINE_LIMIT = 10_000
@@ -46,10 +47,8 @@ def visible(text: str, *, multiline: bool = False) -> str:
 
 def shown(value: object, limit: int = 40) -> str:
     """A JSON value in an error message: its kind, and its text cut to `limit` characters."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list | tuple):
