@@ -45,6 +45,12 @@ def visible(text: str, *, multiline: bool = False) -> str:
     return re.sub(f"[{UNPRINTABLE_IN_LINES if multiline else UNPRINTABLE}]", _escape, text)
 
 
+def escaped(text: str) -> str:
+    r"""The text with all that has no glyph as its escape, such as `\ufeff` within a word too."""
+    signs = (sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return "".join(signs)
+
+
 def shown(value: object, limit: int = 40) -> str:
     """A JSON value in an error message: its kind, and its text cut to `limit` characters."""
     if value is None or isinstance(value, bool):

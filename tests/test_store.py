@@ -204,6 +204,7 @@ def test_what_is_not_a_readable_file_is_refused(
         tmp_path / "nul\0": "check the path",
         tmp_path / "surrogate\ud800": "check the path",
         tmp_path / "two\nlines": "two\\nlines: there is no such file",
+        tmp_path / "no\ufeffglyph\n": "no\\ufeffglyph\\n: there is no such file",
     }
     for path, problem in expected.items():
         assert problem in refusal(read, path)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -43,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             only = arguments.after if then is None else arguments.before
             remark = "" if each in old and each in new else f"only in {only}"
             changes.append(EntryChange(old=then, new=now, remark=remark))
-    head = (change for name in _HEAD for change in _changes(name, *_both(before, after, name)))
-    parts = ["\n".join((*head, *_environments(before, after)))]
+    heads = (_changes(name, getattr(before, name), getattr(after, name)) for name in _HEAD)
+    parts = ["\n".join((*chain(*heads), *_environments(before, after)))]
     if changes:
         parts.append(changes_text(changes, before, after, compare(before, results_of(after))))
     text = "\n\n".join(part for part in parts if part) or "no difference"
@@ -57,17 +58,13 @@ def _entries(baseline: Baseline) -> dict[tuple[object, ...], Entry | PublishedFi
     return dict([*measured_entries(baseline).items(), *published])
 
 
-def _both(before: object, after: object, name: str) -> tuple[object, object]:
-    return getattr(before, name), getattr(after, name)
-
-
 def _changes(name: str, old: object, new: object) -> Iterator[str]:
     """The change of a field, or of each field of a record in it, in words."""
     if old == new:
         return
     if isinstance(old, msgspec.Struct) and type(old) is type(new):
         for field in old.__struct_fields__:
-            yield from _changes(f"{name}.{field}", *_both(old, new, field))
+            yield from _changes(f"{name}.{field}", getattr(old, field), getattr(new, field))
     else:
         yield f"{name}: {_shown(old)} → {_shown(new)}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuscale.errors import DecodeError, FileError
-from gpuscale.printable import visible
+from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 
@@ -63,10 +63,9 @@ def file_errors(path: Path, known: Mapping[int, str] = WRITE_PROBLEMS) -> Iterat
 def file_error(
     path: Path, problem: str, *, place: str | None = None, line: int | None = None
 ) -> FileError:
-    """The error that the user sees, safe to print whatever the path holds."""
-    return FileError(
-        visible(str(path)), visible(problem), place=place and visible(place), line=line
-    )
+    """The error that the user sees, safe to print whatever path and file hold."""
+    path_shown, problem, place_shown = map(escaped, (str(path), problem, place or ""))
+    return FileError(path_shown, problem, place=place_shown or None, line=line)
 
 
 def read_results(path: Path) -> Results:

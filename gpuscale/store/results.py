@@ -31,7 +31,6 @@ from gpuscale.version import __version__
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Where results are written and looked for, below the folder in which a command is given."""
 _DATED_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{3}Z-[0-9a-f]{6}\.jsonl")
-_MEASURE = "measure first, for example with: pytest bench_cases --gpus 1,2"
 
 
 def default_results_path(folder: Path, now: datetime) -> Path:
@@ -48,9 +47,14 @@ def newest_results(folder: Path) -> Path:
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
-    if not dated:
-        raise file_error(folder.absolute(), f"there are no results yet; {_remedy(folder)}")
-    return folder / max(dated)
+    if dated:
+        return folder / max(dated)
+    remedy = "measure first, for example with: pytest bench_cases --gpus 1,2"
+    for above in () if folder.is_absolute() else reversed(Path.cwd().parents):
+        with suppress(OSError):
+            if _dated_names(above / folder):
+                remedy = f"{above / folder} has some, so run this in {above}, or name a file"
+    raise file_error(folder.absolute(), f"there are no results yet; {remedy}")
 
 
 def _dated_names(folder: Path) -> list[str]:
@@ -59,15 +63,6 @@ def _dated_names(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     return [name for name in names if _DATED_NAME.fullmatch(name)]
-
-
-def _remedy(folder: Path) -> str:
-    """Where there are results after all, above a folder that has none, or how to make some."""
-    for above in () if folder.is_absolute() else Path.cwd().parents:
-        with suppress(OSError):
-            if _dated_names(above / folder):
-                return f"{above / folder} has some, so run this in {above}, or name a file"
-    return _MEASURE
 
 
 def refuse_unwritable(folder: Path) -> None:
