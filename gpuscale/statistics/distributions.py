@@ -54,8 +54,8 @@ def t_quantile(probability: float, df: float) -> float:
 def _t_quantile_of_tail(tail: float, df: float) -> float:
     """The value above which Student's t lies with this probability, below 0.5.
 
-    By Newton's method for the logarithm of the probability over that of the value. The one is
-    a concave function of the other, so from the second step on it is approached from above.
+    By Newton's method for the logarithm of the probability, a concave function of that of the
+    value: from the second step on it is approached from above.
     """
     z = -normal_quantile(tail)
     start = z + (z**3 + z) / (4 * df)
@@ -87,13 +87,7 @@ def _t_tail(size: float, df: float) -> float:
 
 
 def f_tail(ratio: float, df: float, other_df: float) -> float:
-    """The probability that the ratio of two estimates of one variance lies above this.
-
-    Args:
-        ratio: 0 or above.
-        df: degrees of freedom of the numerator.
-        other_df: those of the denominator.
-    """
+    """The probability that a ratio of two estimates of one variance is above this; `df` on top."""
     if ratio == 0 or math.isinf(ratio):
         return float(ratio == 0)
     total = other_df + df * ratio
@@ -101,10 +95,7 @@ def f_tail(ratio: float, df: float, other_df: float) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """The value that a beta variable with `a` and `b` above 0 stays below with this probability.
-
-    By bisection, so it is exact to what a float next to 1 can tell.
-    """
+    """The value that a beta variable stays below with this probability, to the last digit."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         if _beta_probability(a, b, middle, 1 - middle) < probability:

@@ -16,8 +16,8 @@ from typing import Literal
 
 UnsteadyKind = Literal["drift", "level", "two levels"]
 
-FEWEST_WINDOWS = 5
-SMALLEST_CHANGE = 0.05
+_FEWEST_WINDOWS = 5
+_SMALLEST_CHANGE = 0.05
 """Changes below this fraction are called steady, however clearly they are seen."""
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
@@ -27,8 +27,8 @@ _NEEDED: dict[UnsteadyKind, tuple[float, float, float]] = {
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""Fitted to the 99.95% quantiles of change over scatter in clean series of 5 to 30 windows with
-correlated noise (first order, 0.5), the worst of those tried."""
+"""Base, rise and origin of the multiple of the scatter that a change must be: fitted to the 99.95%
+quantiles in clean series of 5 to 30 windows with the worst noise tried (first order, 0.5)."""
 _SMALLEST_SCATTER = 1e-6
 """Relative; keeps a series without any scatter from dividing by 0."""
 
@@ -49,7 +49,7 @@ class Unsteadiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """One shape laid over the logarithms."""
+    """A shape laid over the logarithms."""
 
     kind: UnsteadyKind
     change: float
@@ -62,25 +62,24 @@ class _Shape:
     def is_clear(self, count: int) -> bool:
         """True where the change is large, and far larger than the scatter around the shape."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
+        base, rise, origin = _NEEDED[self.kind]
+        needed = base + rise / (count - origin)
         size = abs(math.expm1(self.change))
-        return size >= SMALLEST_CHANGE and abs(self.change) >= scatter * _needed(self.kind, count)
+        return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
 
 def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
     """The way in which a series of window times moves; None where it is steady.
 
-    A few outlying windows are no unsteadiness: a level must hold for a fifth of the windows
-    and one of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
-
-    Args:
-        step_times_s: positive times of equally long windows in the order in which they were
-            measured; fewer than 5 tell nothing and count as steady.
+    The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
+    outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
+    of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
     """
     count = len(step_times_s)
-    if count < FEWEST_WINDOWS:
+    if count < _FEWEST_WINDOWS:
         return None
     logs = [math.log(time_s) for time_s in step_times_s]
-    if max(logs) - min(logs) < math.log1p(SMALLEST_CHANGE):
+    if max(logs) - min(logs) < math.log1p(_SMALLEST_CHANGE):
         return None
     clear = {shape.kind: shape for shape in _shapes(logs) if shape.is_clear(count)}
     if not clear:
@@ -91,24 +90,17 @@ def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
     return _described(min(clear.values(), key=lambda shape: shape.left_over), count)
 
 
-def _needed(kind: UnsteadyKind, count: int) -> float:
-    """The multiple of the scatter that a change must be, for so many windows."""
-    base, rise, origin = _NEEDED[kind]
-    return base + rise / (count - origin)
-
-
 def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
     yield _drift(logs)
     in_turn = range(len(logs))
-    by_time = sorted(in_turn, key=logs.__getitem__)
-    if level := _levels(logs, "level", in_turn, _shortest_level(len(logs), 5)):
-        yield level
-    if levels := _levels(logs, "two levels", by_time, _shortest_level(len(logs), 4)):
-        yield levels
-
-
-def _shortest_level(count: int, parts: int) -> int:
-    return max(2 if count < 8 else 3, math.ceil(count / parts))
+    orders: tuple[tuple[UnsteadyKind, Sequence[int], int], ...] = (
+        ("level", in_turn, 5),
+        ("two levels", sorted(in_turn, key=logs.__getitem__), 4),
+    )
+    for kind, order, parts in orders:
+        shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
+        if levels := _levels(logs, kind, order, shortest):
+            yield levels
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
@@ -129,9 +121,8 @@ def _levels(
     None where fewer windows than the shortest level has really lie on one of them: then the
     others are outliers that share its side of the cut with windows of the other level.
     """
-    cuts = range(shortest, len(logs) - shortest + 1)
-    best = min(cuts, key=lambda cut: sum(_level(logs, part)[1] for part in _parts(order, cut)))
-    before, after = _parts(order, best)
+    cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
+    before, after = min(cuts, key=lambda parts: sum(_level(logs, part)[1] for part in parts))
     (first, left_before), (second, left_after) = _level(logs, before), _level(logs, after)
     at_home = [
         sum(abs(logs[i] - own) < abs(logs[i] - other) for i in part)
@@ -142,10 +133,6 @@ def _levels(
     return _Shape(
         kind=kind, change=second - first, left_over=left_before + left_after, second=tuple(after)
     )
-
-
-def _parts(order: Sequence[int], cut: int) -> tuple[Sequence[int], Sequence[int]]:
-    return order[:cut], order[cut:]
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
