@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale import environment_diff
+from gpuscale import __version__, environment_diff
 from gpuscale.errors import UsageError
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, Results, Run, RunRequest
@@ -15,7 +15,6 @@ from gpuscale.records.configuration import differences
 from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 from gpuscale.telemetry.summary import RunSampling, TelemetryReport
-from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")

@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TextIO
 
+from gpuscale import __version__
 from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
 from gpuscale.launch import Launcher
@@ -24,7 +25,6 @@ from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progr
 from gpuscale.report.tables import scaling_lines
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
-from gpuscale.version import __version__
 
 
 def own_stream() -> TextIO | None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from gpuscale import __version__
 from gpuscale.encoding import is_json
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Environment, Results, Run
@@ -27,7 +28,6 @@ from gpuscale.store.files import (
     replace_file,
     sync_folder,
 )
-from gpuscale.version import __version__
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Where results are written and looked for, below the folder in which a command is given."""
