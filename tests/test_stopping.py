@@ -248,18 +248,17 @@ def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
 
 
 @pytest.mark.parametrize(
-    ("given", "measured", "valid", "needless", "expected"),
+    ("given", "step_times_s", "needless", "expected"),
     [
-        (pytest.ExitCode.OK, True, True, False, 0),
-        (pytest.ExitCode.OK, True, False, False, 1),
-        (pytest.ExitCode.OK, False, False, False, 5),
-        (pytest.ExitCode.OK, False, False, True, 0),
-        (pytest.ExitCode.TESTS_FAILED, True, True, False, 1),
-        (pytest.ExitCode.INTERRUPTED, False, False, False, 2),
+        (pytest.ExitCode.OK, [None, 1.0], False, 0),
+        (pytest.ExitCode.OK, [None], False, 1),
+        (pytest.ExitCode.OK, [], False, 5),
+        (pytest.ExitCode.OK, [], True, 0),
+        (pytest.ExitCode.TESTS_FAILED, [1.0], False, 1),
+        (pytest.ExitCode.INTERRUPTED, [], False, 2),
     ],
 )
 def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
-    given: int, measured: bool, valid: bool, needless: bool, expected: int
+    given: int, step_times_s: list[float | None], needless: bool, expected: int
 ) -> None:
-    status = status_without_verdict(given, measured=measured, valid=valid, needless=needless)
-    assert status == expected
+    assert status_without_verdict(given, runs(1, *step_times_s), needless=needless) == expected

@@ -24,10 +24,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """Keeps the runs of a session: on disk the moment they end, and for the table.
-
-    The file is created with the first of them, or is the one that is resumed.
-    """
+    """Keeps the runs of a session, in a file that is made with the first or is resumed."""
 
     def __init__(
         self,
@@ -37,12 +34,11 @@ class Recorder:
         folder: Path,
         resumed: ResumedResults | None = None,
     ) -> None:
-        now = datetime.now(UTC)
+        self._created_at = now = datetime.now(UTC)
         self.environment = environment
         self.resumed = resumed
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
-        self._created_at = now
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -93,7 +89,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 def refuse_other_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Refuses, naming every difference, where runs measured now mean others than the file's."""
+    """Refuses an environment in which runs would mean others than the file's, and says why."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -119,8 +115,15 @@ def refuse_other_configurations(
 ) -> None:
     """Refuses what is asked for where it is not trained as the same case in the file was."""
     for request, run in product(requests, runs):
-        is_same = run.configuration.label == request.configuration.label
-        if is_same and (found := _other_training(run, request)):
+        if run.configuration.label != request.configuration.label:
+            continue
+        found = _changes(*differences(run.configuration, request.configuration))
+        if run.gpus == request.gpus:
+            found += _changes(
+                ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
+                ("sample_shape", run.sample_shape, request.sample_shape),
+            )
+        if found:
             raise UsageError(
                 f"--resume: {path} has {run.key.label} measured in another way "
                 f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
@@ -137,13 +140,3 @@ def _loaded_driver() -> str | None:
         return _LOADED_DRIVER.read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
-
-
-def _other_training(run: Run, request: RunRequest) -> list[str]:
-    found = _changes(*differences(run.configuration, request.configuration))
-    if run.gpus == request.gpus:
-        found += _changes(
-            ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
-            ("sample_shape", run.sample_shape, request.sample_shape),
-        )
-    return found

@@ -66,10 +66,13 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
     clusters = [(events, trials) for events, trials in counts if trials]
     if not clusters:
         raise ValueError("a rate of no trials is nothing")
-    events, trials = (sum(column) for column in zip(*clusters, strict=True))
-    rate = events / trials
-    low, high = _clopper_pearson(rate, _independent_trials(clusters, rate, trials))
-    return Rate(count=events, of=trials, rate=Estimate(value=rate, low=low, high=high))
+    count, of = (sum(column) for column in zip(*clusters, strict=True))
+    rate, tail = count / of, (1 - CONFIDENCE) / 2
+    trials = _independent_trials(clusters, rate, of)
+    events = rate * trials
+    low = beta_quantile(tail, events, trials - events + 1) if rate > 0 else 0.0
+    high = beta_quantile(1 - tail, events + 1, trials - events) if rate < 1 else 1.0
+    return Rate(count=count, of=of, rate=Estimate(value=rate, low=low, high=high))
 
 
 def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials: int) -> float:
@@ -81,14 +84,6 @@ def _independent_trials(clusters: Sequence[tuple[int, int]], rate: float, trials
     if variance == 0:
         return float(trials)
     return min(max(rate * (1 - rate) / variance, count), trials)
-
-
-def _clopper_pearson(rate: float, trials: float) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2
-    events = rate * trials
-    low = beta_quantile(tail, events, trials - events + 1) if rate > 0 else 0.0
-    high = beta_quantile(1 - tail, events + 1, trials - events) if rate < 1 else 1.0
-    return low, high
 
 
 @cache
