@@ -73,10 +73,10 @@ def test_at_most_two_clean_series_in_a_thousand_are_called_unsteady(
     assert alarms < 13
 
 
-SHAPES = {
-    "level": lambda count: jump(count, count // 2, 0.15),
-    "drift": lambda count: drift(count, 0.15),
-    "two levels": lambda count: alternating(count, 0.15),
+SHAPES: dict[str, Callable[[int, float], np.ndarray]] = {
+    "level": lambda count, size: jump(count, count // 2, size),
+    "drift": drift,
+    "two levels": alternating,
 }
 
 
@@ -90,7 +90,7 @@ def test_a_change_of_15_percent_is_found_and_called_by_its_name(
 ) -> None:
     rng = np.random.default_rng(2)
     trials = 200
-    found = [steadiness(times_s(rng, SHAPES[kind](count), deviation)) for _ in range(trials)]
+    found = [steadiness(times_s(rng, SHAPES[kind](count, 0.15), deviation)) for _ in range(trials)]
     assert sum(each is not None and each.kind == kind for each in found) >= at_least * trials
     sizes = [each.size for each in found if each is not None and each.kind == kind]
     assert np.median(sizes) == pytest.approx(0.15, abs=0.02)
@@ -114,13 +114,8 @@ def test_a_change_counts_from_so_many_times_the_scatter_on(
     kind: str, count: int, smallest: float
 ) -> None:
     scatter = np.resize([0.01, -0.01, -0.01, 0.005, 0.0], count)
-    shapes: dict[str, Callable[[int, float], np.ndarray]] = {
-        "level": lambda count, size: jump(count, count // 2, size),
-        "drift": drift,
-        "two levels": alternating,
-    }
     below, above = (
-        np.exp(shapes[kind](count, smallest * factor) + scatter).tolist() for factor in (0.99, 1.01)
+        np.exp(SHAPES[kind](count, smallest * factor) + scatter).tolist() for factor in (0.99, 1.01)
     )
     assert steadiness(below) is None
     assert one(above).kind == kind
@@ -132,33 +127,27 @@ def one(series: list[float]) -> Unsteadiness:
     return found
 
 
-def test_a_jump_says_how_much_slower_and_from_which_window() -> None:
-    rng = np.random.default_rng(3)
-    found = one(times_s(rng, jump(12, 6, 0.18), 0.002))
-    assert found.kind == "level"
-    assert found.window == 7
-    assert found.size == pytest.approx(0.18, abs=0.01)
-    assert found.text == "second level 18% slower from window 7"
-
-
-def test_a_run_that_gets_faster_has_not_settled_either() -> None:
-    rng = np.random.default_rng(4)
-    found = one(times_s(rng, jump(12, 4, -0.1), 0.002))
-    assert found.text == "second level 10% faster from window 5"
-
-
-def test_a_drift_says_how_far_it_went() -> None:
-    rng = np.random.default_rng(5)
-    found = one(times_s(rng, drift(15, 0.2), 0.002))
-    assert (found.kind, found.window) == ("drift", None)
-    assert found.text == "drifts, 20% slower by window 15 than at window 1"
-
-
-def test_two_levels_say_how_many_windows_are_slow() -> None:
-    rng = np.random.default_rng(6)
-    found = one(times_s(rng, alternating(20, 0.3), 0.001))
-    assert (found.kind, found.window) == ("two levels", None)
-    assert found.text == "two levels, 10 of 20 windows 30% slower than the others"
+@pytest.mark.parametrize(
+    ("shape", "kind", "size", "window", "text"),
+    [
+        (jump(12, 6, 0.18), "level", 0.18, 7, "second level 18% slower from window 7"),
+        (jump(12, 4, -0.1), "level", -0.1, 5, "second level 10% faster from window 5"),
+        (drift(15, 0.2), "drift", 0.2, None, "drifts, 20% slower by window 15 than at window 1"),
+        (
+            alternating(20, 0.3),
+            "two levels",
+            0.3,
+            None,
+            "two levels, 10 of 20 windows 30% slower than the others",
+        ),
+    ],
+)
+def test_a_change_says_how_large_it_is_and_where(
+    shape: np.ndarray, kind: str, size: float, window: int | None, text: str
+) -> None:
+    found = one(times_s(np.random.default_rng(3), shape, 0.001))
+    assert (found.kind, found.window, found.text) == (kind, window, text)
+    assert found.size == pytest.approx(size, abs=0.005)
 
 
 def test_a_slow_stretch_that_ends_again_is_two_levels() -> None:
