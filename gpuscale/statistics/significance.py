@@ -29,14 +29,14 @@ def benjamini_hochberg(
     count = len(probabilities)
     mean = math.fsum(weights) / count if count else 1.0
     weighted = [p * mean / weight for p, weight in zip(probabilities, weights, strict=True)]
-    adjusted = [0.0] * count
+    adjusted: dict[int, float] = {}
     smallest = 1.0
     descending = sorted(range(count), key=lambda i: weighted[i], reverse=True)
     for rank, index in zip(range(count, 0, -1), descending, strict=True):
         smallest = min(smallest, weighted[index] * count / rank)
         # A heavy test of a family that is mostly lost would come out below its own p.
         adjusted[index] = max(smallest, probabilities[index])
-    return tuple(adjusted)
+    return tuple(adjusted[index] for index in range(count))
 
 
 def detectable_loss(
