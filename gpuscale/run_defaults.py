@@ -1,4 +1,4 @@
-"""How a run is made where nobody asks for anything else, by the machine that it is made on."""
+"""The request for a run where nobody asks for anything else, by the machine it is made on."""
 
 import math
 import sys

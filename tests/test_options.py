@@ -1,4 +1,4 @@
-"""What is asked for on the command line is checked before anything starts."""
+"""The options of the command line are checked before anything starts."""
 
 from pathlib import Path
 from typing import get_args

@@ -217,7 +217,7 @@ def test_intervals_cover_the_truth_in_95_of_100(runs: int) -> None:
 
 
 def _finds_a_loss(moderate: bool, trials: int = 400) -> float:
-    """How often 2 runs against 2 show a 4% loss at 0.5% noise, with 5 other entries."""
+    """The rate at which 2 runs against 2 show a 4% loss at 0.5% noise, with 5 other entries."""
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(trials):

@@ -31,6 +31,8 @@ from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
+_IS_MEASURED = pytest.StashKey[bool]()
+
 
 def start_session(config: pytest.Config) -> None:
     """Check the options and the machine, and register what measures."""
@@ -89,7 +91,6 @@ class _MeasuringSession:
     _stopping: stopping.StoppingRule | None
     _terminal: TextIO | None
     _words: dict[str, str] = field(default_factory=dict)
-    _measured: set[str] = field(default_factory=set)
     _skips: Counter[str] = field(default_factory=Counter)
     _failed_tests: set[str] = field(default_factory=set)
     _failed_runs: set[str] = field(default_factory=set)
@@ -109,7 +110,6 @@ class _MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Give our items their clocks, order all items run by run, and refuse what cannot be."""
         prepare_and_order(items)
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
@@ -143,12 +143,12 @@ class _MeasuringSession:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
         """A test that passes without having measured would be a false green."""
         outcome = yield
-        if plan_of(pyfuncitem) is not None and pyfuncitem.nodeid not in self._measured:
+        if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_IS_MEASURED, False):
             pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
         return outcome
 
     def _request(self, plan: ItemPlan) -> RunRequest | str:
-        """The request for an item, or the reason why there is none."""
+        """The request for an item; a text says why there is none."""
         try:
             return run_request(plan, self._recorder.environment, self._options)
         except GpuscaleError as error:
@@ -171,9 +171,9 @@ class _MeasuringSession:
         return None
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
-        if item.nodeid in self._measured:
+        if item.stash.get(_IS_MEASURED, False):
             pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
-        self._measured.add(item.nodeid)
+        item.stash[_IS_MEASURED] = True
         # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
         benchmark.skipped = True
         request = self._request(plan)
@@ -220,7 +220,7 @@ class _MeasuringSession:
             pytest.exit(f"{error}; {kept}", returncode=code)
 
     def pytest_keyboard_interrupt(self) -> None:
-        # By Ctrl-C, or by the session itself.
+        # Also where the session itself ends pytest.
         self._interrupted = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

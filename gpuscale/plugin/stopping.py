@@ -1,4 +1,4 @@
-"""When enough runs of an item are made, by intervals or a verdict; and a session's exit code."""
+"""The rules by which an item has runs enough (intervals, a verdict), and a session's exit code."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
