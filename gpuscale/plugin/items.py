@@ -135,23 +135,32 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
     """The reason why this item cannot be measured here; None where it can."""
-    demands = STRATEGIES[plan.strategy]
+    demands, nodes = STRATEGIES[plan.strategy], environment.node_count
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
-        shared = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
-        return None if shared else _lack_of_gpus(plan, environment)
+        if options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment):
+            return None
+        here = environment.gpus_per_node
+        driven = plan.gpus // demands.processes(plan.gpus)
+        if driven > here and environment.nodes:
+            return f"{plan.strategy} drives its {driven} GPUs from one process; a node has {here}"
+        lack = f"needs {plan.gpus} GPUs; {_found(nodes, here)}"
+        return lack if plan.gpus > nodes * here else None
     if demands.not_on_cpu and plan.gpus > 1:
         return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
-    cores = environment.cores_per_node
-    slots = environment.node_count * (cores // options.threads_per_rank)
-    if plan.gpus <= slots or options.oversubscribe:
+    here, threads = environment.cores_per_node, options.threads_per_rank
+    if plan.gpus <= nodes * (here // threads) or options.oversubscribe:
         return None
-    threads = "" if options.threads_per_rank == 1 else f" of {options.threads_per_rank} threads"
+    each = "" if threads == 1 else f" of {threads} threads"
     return (
-        f"{plan.gpus} CPU ranks{threads} need as many cores; {_found(environment, cores)} "
+        f"{plan.gpus} CPU ranks{each} need as many cores; {_found(nodes, here)} "
         "(--oversubscribe measures all the same)"
     )
+
+
+def _found(nodes: int, each: int) -> str:
+    return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
@@ -211,19 +220,3 @@ def _case_of(test: pytest.Item) -> type[TrainingCase]:
     else:
         return case
     raise pytest.Collector.CollectError(problem)
-
-
-def _lack_of_gpus(plan: ItemPlan, environment: Environment) -> str | None:
-    on_each = environment.gpus_per_node
-    driven = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
-    if driven > on_each and environment.nodes:
-        return f"{plan.strategy} drives its {driven} GPUs from one process; a node has {on_each}"
-    if plan.gpus > environment.node_count * on_each:
-        return f"needs {plan.gpus} GPUs; {_found(environment, on_each)}"
-    return None
-
-
-def _found(environment: Environment, on_each: int) -> str:
-    if environment.node_count == 1:
-        return f"{on_each} found"
-    return f"{environment.node_count} nodes with {on_each} each found"

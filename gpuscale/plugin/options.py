@@ -155,7 +155,7 @@ class Option(NamedTuple):
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def value(self, given: Mapping[str, object]) -> object:
-        """The value that was asked for, by texts under the options' names with underscores."""
+        """The value that was asked for."""
         value = given.get(self.flag.removeprefix("--").replace("-", "_"))
         # pytest-timeout has 0 for no timeout, which here would be no defence.
         if value is None or (not value and not isinstance(value, str)):
@@ -313,9 +313,9 @@ class MeasureOptions:
         otherwise="none",
     )
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        """Takes the value of each option by its flag."""
-        self.values = values
+    def __init__(self, given: Mapping[str, object]) -> None:
+        """Takes texts under the options' names with underscores."""
+        self.values = {entry.flag: entry.value(given) for entry in OPTIONS}
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
@@ -327,10 +327,10 @@ OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(e
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """The options by their names on pytest's command line, with underscores."""
+    """The options that were given, once they are known to make sense together."""
     from gpuscale.injections import parse_injections
 
-    options = MeasureOptions({entry.flag: entry.value(given) for entry in OPTIONS})
+    options = MeasureOptions(given)
     parse_injections(options.injections)
     for problem in _contradictions(options):
         raise UsageError(problem)

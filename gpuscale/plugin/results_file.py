@@ -98,10 +98,9 @@ def refuse_other_environment(
         *environment_diff.differences(then, now, environment_diff.IN_SESSION),
         *environment_diff.variable_changes([then], [now]),
     )
-    faults, now_faults = (", ".join(i) or "none" for i in (recorded.injections, injections))
     found = _changes(
         ("gpuscale", recorded.gpuscale_version, __version__),
-        ("injections", faults, now_faults),
+        ("injections", ", ".join(recorded.injections) or "none", ", ".join(injections) or "none"),
         *((change.name, change.before[0], change.after[0]) for change in changes),
     )
     if found:
