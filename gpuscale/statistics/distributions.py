@@ -14,11 +14,6 @@ _EPSILON = 1e-14
 _LARGEST_QUANTILE = 1e140
 
 
-def normal_probability(quantile: float) -> float:
-    """The probability that a standard normal value stays below."""
-    return 0.5 * math.erfc(-quantile / math.sqrt(2))
-
-
 def normal_quantile(probability: float) -> float:
     """The value that a standard normal one stays below with this probability (in 0 to 1)."""
     if not 0 < probability < 1:
@@ -29,7 +24,7 @@ def normal_quantile(probability: float) -> float:
 def t_probability(quantile: float, df: float) -> float:
     """The probability that Student's t stays below; `df` above 0, infinite is normal."""
     if df >= _NORMAL_DF:
-        return normal_probability(quantile)
+        return 0.5 * math.erfc(-quantile / math.sqrt(2))
     if quantile == 0:
         return 0.5
     tail = _t_tail(min(abs(quantile), _LARGEST_QUANTILE), df)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-UnsteadyKind = Literal["drift", "level", "two levels"]
+_Kind = Literal["drift", "level", "two levels"]
 
 _FEWEST_WINDOWS = 5
 _SMALLEST_CHANGE = 0.05
@@ -22,7 +22,7 @@ _SMALLEST_CHANGE = 0.05
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
 """Standard over mean absolute deviation of normal noise."""
-_NEEDED: dict[UnsteadyKind, tuple[float, float, float]] = {
+_NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "drift": (3.0, 40.0, 3.0),
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
@@ -34,26 +34,12 @@ _SMALLEST_SCATTER = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsteadiness:
-    """The way in which a series of window times does not stay where it is."""
-
-    kind: UnsteadyKind
-    size: float
-    """Relative change, 0.18 is 18% slower: last against first window of a drift, second
-    against first level, slow against fast of two levels (never negative then)."""
-    window: int | None
-    """Number, from 1, of the first window on the second level; None for the other kinds."""
-    text: str
-    """In words: `second level 18% slower from window 7`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """A shape laid over the logarithms."""
 
-    kind: UnsteadyKind
+    kind: _Kind
     change: float
-    """On the log scale."""
+    """On the log scale: from the first window to the last, or level to level (to the slower)."""
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
@@ -68,8 +54,8 @@ class _Shape:
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
 
-def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
-    """The way in which a series of window times moves; None where it is steady.
+def steadiness(step_times_s: Sequence[float]) -> str | None:
+    """The way in which windows move, as `drifts, 20% slower by window 15`; None where they do not.
 
     The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
     outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
@@ -93,7 +79,7 @@ def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
 def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
     yield _drift(logs)
     in_turn = range(len(logs))
-    orders: tuple[tuple[UnsteadyKind, Sequence[int], int], ...] = (
+    orders: tuple[tuple[_Kind, Sequence[int], int], ...] = (
         ("level", in_turn, 5),
         ("two levels", sorted(in_turn, key=logs.__getitem__), 4),
     )
@@ -114,7 +100,7 @@ def _drift(logs: Sequence[float]) -> _Shape:
 
 
 def _levels(
-    logs: Sequence[float], kind: UnsteadyKind, order: Sequence[int], shortest: int
+    logs: Sequence[float], kind: _Kind, order: Sequence[int], shortest: int
 ) -> _Shape | None:
     """The two levels that leave the least over, when the windows in this order are cut once.
 
@@ -142,15 +128,11 @@ def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]
     return median, math.fsum(abs(log - median) for log in own)
 
 
-def _described(shape: _Shape, count: int) -> Unsteadiness:
+def _described(shape: _Shape, count: int) -> str:
     size = math.expm1(shape.change)
     amount = f"{abs(size):.0%} {'slower' if size > 0 else 'faster'}"
-    window = None
     if shape.kind == "drift":
-        text = f"drifts, {amount} by window {count} than at window 1"
-    elif shape.kind == "level":
-        window = shape.second[0] + 1
-        text = f"second level {amount} from window {window}"
-    else:
-        text = f"two levels, {len(shape.second)} of {count} windows {amount} than the others"
-    return Unsteadiness(kind=shape.kind, size=size, window=window, text=text)
+        return f"drifts, {amount} by window {count} than at window 1"
+    if shape.kind == "level":
+        return f"second level {amount} from window {shape.second[0] + 1}"
+    return f"two levels, {len(shape.second)} of {count} windows {amount} than the others"
