@@ -110,10 +110,9 @@ def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
 
 def test_a_run_that_is_not_needed_is_left_out_with_the_reason() -> None:
     settled_runs = results(*runs(1, *QUIET))
-    assert one_percent(1).reason_to_leave_out(request(index=4), settled_runs) == (
-        "settled after 3 runs"
-    )
-    assert one_percent(1).reason_to_leave_out(request(index=4), measured({1: NOISY})) is None
+    rule, fourth = one_percent(1), request(index=4)
+    assert rule.reason_to_leave_out(fourth, settled_runs) == "settled after 3 runs"
+    assert rule.reason_to_leave_out(fourth, measured({1: NOISY})) is None
 
 
 def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
