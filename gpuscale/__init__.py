@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from gpuscale.version import __version__
-
 if TYPE_CHECKING:
     from gpuscale.cases import Size, TrainingCase
 
+__version__ = "0.1.0"
 __all__ = ["Size", "TrainingCase", "__version__"]
 
 

@@ -1,4 +1,4 @@
-"""How a run is made where nobody asks for anything else, by the machine that it is made on."""
+"""The request for a run where nobody asks for anything else, by the machine it is made on."""
 
 import math
 import sys
@@ -10,14 +10,11 @@ from gpuscale.cases import TrainingCase
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.strategies import STRATEGIES
 
-_MOST_DATA_WORKERS = 8
-_TIMEOUT_S = 600.0
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
     "cuda": TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
     "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
 }
-SIZES: Mapping[str, str] = {"cuda": "full", "cpu": "smoke"}
 
 
 def default_request(
@@ -35,7 +32,7 @@ def default_request(
         case=case.name(),
         strategy=strategy,
         device=environment.device,
-        size=size or SIZES[environment.device],
+        size=size or ("full" if environment.device == "cuda" else "smoke"),
         precision="fp32",
         channels_last=False,
         compiled=False,
@@ -59,7 +56,7 @@ def default_request(
         data_root=None,
         download=False,
         timing=TIMING_PLANS[environment.device],
-        timeout_s=_TIMEOUT_S,
+        timeout_s=600.0,
     )
 
 
@@ -75,8 +72,9 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
     whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
     """
     plan = TIMING_PLANS[device]
-    if run_seconds is None or run_seconds <= plan.run_seconds:
-        return replace(plan, run_seconds=run_seconds or plan.run_seconds)
+    run_seconds = run_seconds or plan.run_seconds
+    if run_seconds <= plan.run_seconds:
+        return replace(plan, run_seconds=run_seconds)
     longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
     return replace(
         plan,
@@ -87,14 +85,11 @@ def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
 
 
 def data_workers(environment: Environment) -> int:
-    """Loader processes of each rank.
-
-    The same for every number of GPUs, or T(1) would have more help than T(n).
-    """
+    """Loader processes of a rank: the same on every number of GPUs, or T(1) had more help."""
     if environment.device == "cpu":
         return 0
     cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
-    return max(1, min(_MOST_DATA_WORKERS, cores_per_gpu - 1))
+    return max(1, min(8, cores_per_gpu - 1))
 
 
 def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
@@ -111,9 +106,8 @@ def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | N
 def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
     """The CUDA devices of a run by local rank, the same on each of its nodes; none on CPU.
 
-    Successive runs take the next block of devices, so that T(1) is not always that of GPU 0. A
-    block begins where another ends: pairs such as (1, 2) may have another link between them than
-    (0, 1), and T(2) would be of two kinds.
+    Successive runs take the next block of devices, so that T(1) is not always that of GPU 0; a
+    pair such as (1, 2), across two blocks, may have another link between them than (0, 1).
     """
     count = environment.gpus_per_node
     if environment.device == "cpu" or not count:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from gpuscale import __version__
 from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
@@ -45,7 +46,6 @@ from gpuscale.statistics.significance import rate_of
 from gpuscale.strategies import ranks_of
 from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
-from gpuscale.version import __version__
 
 RUNS_PER_BLOCK = 3
 """A block stands for one night: so many runs on each number of GPUs, in turn."""

@@ -29,6 +29,7 @@ from golden.inputs import (
 )
 from nvml.library import compile_driver
 
+from gpuscale import __version__
 from gpuscale.cli import main
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.stopping import StoppingRule
@@ -36,7 +37,6 @@ from gpuscale.plugin.terminal import summary_lines
 from gpuscale.recording import proposals, revised
 from gpuscale.records import Baseline, Failure, ToleranceOverride, Tolerances
 from gpuscale.store import read_baseline, write_baseline
-from gpuscale.version import __version__
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = Path(__file__).parent / "golden" / "expected"

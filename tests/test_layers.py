@@ -10,7 +10,6 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
 LAYERS = {
-    "version": 0,
     "errors": 0,
     "units": 0,
     "host": 0,

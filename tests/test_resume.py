@@ -9,6 +9,7 @@ from builders import CNN, environment, measured, request
 from builders import run as made
 from changing import replace
 
+from gpuscale import __version__
 from gpuscale.errors import FileError, UsageError
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
@@ -19,7 +20,6 @@ from gpuscale.plugin.results_file import (
 )
 from gpuscale.records import Environment, GpuDevice, Node, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
-from gpuscale.version import __version__
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)

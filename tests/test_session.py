@@ -134,13 +134,17 @@ def test_a_session_leaves_out_what_is_settled_and_names_what_is_not(
     assert re.findall(r"not settled to ±1 %: (\S+) on 1 GPU", session.output) == ["case/ddp"]
 
 
+def write_as_baseline(folder: Path, then: Results) -> None:
+    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
+    write_baseline(folder / "b.json", baseline)
+
+
 def judged(folder: Path, real: Results, *, factor: float, more: Sequence[str] = ()) -> Session:
     """A session that goes on from three runs, beside a baseline so many times as slow."""
     write_case(folder, "Case = Tiny")
     slower = [factor * step_s for step_s in STEADY]
     then = write_results(folder / "then.jsonl", real, {"tiny": slower, "elsewhere": slower})
-    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
-    write_baseline(folder / "b.json", baseline)
+    write_as_baseline(folder, then)
     write_results(folder / "now.jsonl", real, {"tiny": STEADY})
     options = ("--gpus", "1", "--baseline", "b.json", "--runs", "3:6", "--resume", "now.jsonl")
     return run_pytest(folder, *QUICK, *options, *more)
@@ -177,8 +181,7 @@ def test_a_regression_is_called_so_only_after_a_fresh_run(tmp_path: Path, real: 
 
 def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real: Results) -> None:
     then = write_results(tmp_path / "then.jsonl", real, {"elsewhere": STEADY})
-    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
-    write_baseline(tmp_path / "b.json", baseline)
+    write_as_baseline(tmp_path, then)
     write_case(tmp_path, "Case = Tiny")
     write_results(tmp_path / "now.jsonl", real, {"tiny": STEADY})
     options = ("--gpus", "1", "--baseline", "b.json", "--resume", "now.jsonl")
@@ -194,8 +197,7 @@ def test_an_interrupted_session_tells_the_exit_code_that_it_ends_with(
     path = write_case(tmp_path, "Case = Tiny")
     path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
     then = write_results(tmp_path / "then.jsonl", real, {"tiny": STEADY})
-    baseline = baseline_from_results([then], name="b", cluster="here", minimum_runs=3)
-    write_baseline(tmp_path / "b.json", baseline)
+    write_as_baseline(tmp_path, then)
     session = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--baseline", "b.json")
     assert session.exit_code == 2, session.output
     assert "too few runs to look at (1 so far)" in session.output

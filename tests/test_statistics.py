@@ -1,7 +1,6 @@
 """The statistics, against scipy.stats, by hand, and by simulation with known truth."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,19 +8,20 @@ from scipy import stats
 
 from gpuscale.statistics.estimates import (
     Difference,
+    Moderated,
     Sample,
     Term,
     difference,
     difference_of_levels,
     grouped_log_sample,
     log_sample,
+    moderated_term,
+    priors_of,
 )
-from gpuscale.statistics.shrinkage import Moderated, Prior, moderated_term, priors_of
-from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 
-def _prior_of(*others: Sample) -> Prior | None:
-    """What these samples say of one that tells nothing itself."""
+def _prior_of(*others: Sample) -> Term | None:
+    """The prior of a sample that tells nothing itself, beside these."""
     return priors_of([*others, log_sample([0.0])])[-1]
 
 
@@ -39,28 +39,18 @@ def test_welch_difference_agrees_with_scipy() -> None:
     assert welch.parts is not None
     assert welch.parts[0].df == pytest.approx(expected.df, rel=1e-9)
     assert welch.interval() == pytest.approx((interval.low, interval.high), rel=1e-9)
-
-
-def test_one_sided_bound_is_the_end_of_the_two_sided_90_percent_interval() -> None:
-    a, b = log_sample(ONE), log_sample(OTHER)
-    welch = difference(a.mean - b.mean, [a.term(), b.term()])
-    interval = welch.interval(0.90)
-    assert interval is not None
-    assert welch.lower_bound(0.95) == pytest.approx(interval[0])
+    assert welch.lower_bound(0.975) == pytest.approx(interval.low)
 
 
 def test_a_single_run_has_no_variance_and_no_interval() -> None:
     single = log_sample([0.5])
-    assert single.variance is None
-    assert single.df == 0
+    assert (single.variance, single.df) == (None, 0)
     unknown = difference(0.5, [single.term(), log_sample(ONE).term()])
     assert unknown.interval() is None
-    assert unknown.p_below_zero() is None
-    assert unknown.p_above_zero() is None
     assert unknown.lower_bound() is None
+    assert unknown.p_below_zero() is unknown.p_above_zero() is None
     assert not unknown.exponential().has_interval
     assert unknown.relative_change().value == pytest.approx(math.e**0.5 - 1)
-    assert detectable_loss(unknown) is None
 
 
 def test_a_declared_variance_counts_as_known_exactly() -> None:
@@ -104,6 +94,14 @@ def test_a_p_of_no_interest_is_an_upper_bound() -> None:
     assert half_width < 1.0
 
 
+@pytest.mark.parametrize(("distance", "is_bound"), [(10.0, False), (25.0, True), (300.0, True)])
+def test_a_p_far_below_all_that_matters_is_an_upper_bound(distance: float, is_bound: bool) -> None:
+    parts = (Term(variance=1.0, df=30), Term(variance=1.0, df=math.inf))
+    p = Difference(value=-distance, parts=parts).p_below_zero()
+    bound = stats.t.cdf(-distance / math.sqrt(2), 30)
+    assert bool(p == pytest.approx(bound, rel=1e-6, abs=0)) is is_bound
+
+
 @pytest.mark.parametrize("deviation", [0.001, 0.01, 0.05])
 def test_a_declared_deviation_does_not_hide_how_little_two_runs_tell(deviation: float) -> None:
     rng = np.random.default_rng(5)
@@ -122,14 +120,9 @@ def test_a_declared_deviation_does_not_hide_how_little_two_runs_tell(deviation: 
     assert alarms < 25
 
 
-def test_a_share_of_nothing_adds_nothing_even_where_the_variance_is_unknown() -> None:
-    assert difference(0.1, [log_sample([1.0]).term(0.0)]).variance == 0
-
-
 def test_no_spread_at_all_is_certain() -> None:
     certain = difference(-0.1, [log_sample([1.0, 1.0]).term()])
-    assert certain.p_below_zero() == 0
-    assert certain.p_above_zero() == 1
+    assert (certain.p_below_zero(), certain.p_above_zero()) == (0, 1)
     assert certain.interval() == (-0.1, -0.1)
     assert difference(0.0, [log_sample([1.0, 1.0]).term()]).p_below_zero() == 0.5
 
@@ -137,38 +130,32 @@ def test_no_spread_at_all_is_certain() -> None:
 def test_wildly_different_runs_give_a_wide_interval_and_no_overflow() -> None:
     sample = log_sample([math.log(1e-300), math.log(1e300)])
     estimate = difference(sample.mean, [sample.term()]).exponential()
-    assert estimate.low is not None
-    assert estimate.high is not None
-    assert 0 < estimate.low < 1 < estimate.high < math.inf
+    assert estimate.has_interval
+    assert 0 < (estimate.low or 0) < 1 < (estimate.high or 0) < math.inf
 
 
 def test_variance_within_groups_leaves_out_what_a_group_shares() -> None:
     grouped = grouped_log_sample([[1.0, 1.2], [5.0, 5.2], [9.0]])
-    assert grouped.variance == pytest.approx(0.02)
-    assert grouped.df == 2
-    assert grouped.count == 5
-    assert grouped.mean == pytest.approx(21.4 / 5)
+    assert (grouped.count, grouped.df) == (5, 2)
+    assert (grouped.mean, grouped.variance) == pytest.approx((21.4 / 5, 0.02))
 
 
 def test_moderated_variance_by_hand() -> None:
     own = Sample(mean=0.0, variance=4.0, count=3, df=2)
-    result = Moderated(sample=own, prior=Prior(variance=1.0, df=3.0))
-    assert result.own_part == pytest.approx(2 * 4 / 5)
-    assert result.prior_part == pytest.approx(3 * 1 / 5)
+    result = Moderated(sample=own, prior=Term(variance=1.0, df=3.0))
+    assert (result.own_part, result.prior_part) == pytest.approx((2 * 4 / 5, 3 * 1 / 5))
     assert result.variance == pytest.approx(2.2)
     assert Moderated(sample=own, prior=None).variance == own.variance
-
-
-def test_the_prior_gives_a_single_run_a_variance() -> None:
+    # To a single run only the prior gives a variance.
     alone = log_sample([0.5])
-    assert Moderated(sample=alone, prior=Prior(variance=1.0, df=3.0)).variance == 1.0
+    assert Moderated(sample=alone, prior=Term(variance=1.0, df=3.0)).variance == 1.0
     assert Moderated(sample=alone, prior=None).variance is None
     assert moderated_term([(Moderated(sample=alone, prior=None), 1.0)]) is None
 
 
 def test_the_priors_of_several_samples_count_as_one_contribution() -> None:
     own = Sample(mean=0.0, variance=1.0, count=2, df=1)
-    leaning = Moderated(sample=own, prior=Prior(variance=1.0, df=3.0))
+    leaning = Moderated(sample=own, prior=Term(variance=1.0, df=3.0))
     term = moderated_term([(leaning, 0.5), (leaning, 0.5)])
     assert term is not None
     assert term.variance == pytest.approx(1.0)
@@ -207,32 +194,6 @@ def test_prior_deviation_has_the_right_median_also_from_few_runs() -> None:
     assert math.sqrt(prior.variance) == pytest.approx(0.02, rel=0.03)
 
 
-def test_benjamini_hochberg_agrees_with_scipy() -> None:
-    rng = np.random.default_rng(2)
-    probabilities = [0.001, 0.03, 0.03, *rng.uniform(0, 1, 20).tolist()]
-    expected = stats.false_discovery_control(probabilities)
-    assert benjamini_hochberg(probabilities, [2.0] * 23) == pytest.approx(tuple(expected))
-    assert benjamini_hochberg([], []) == ()
-    assert benjamini_hochberg([0.2], [1.0]) == (0.2,)
-
-
-def test_weights_share_the_error_of_a_family_out() -> None:
-    # Of a mean weight of 1, the first test may spend 1.6 and the second 0.4.
-    assert benjamini_hochberg([0.004, 0.9], [4.0, 1.0]) == pytest.approx((0.005, 1.0))
-    assert benjamini_hochberg([0.9, 0.004], [4.0, 1.0]) == pytest.approx((0.9, 0.02))
-    # No p gets smaller for standing in a family.
-    assert benjamini_hochberg([0.004, 0.004], [4.0, 1.0]) == pytest.approx((0.005, 0.01))
-    assert benjamini_hochberg([0.004, 1e-9], [4.0, 1.0]) == pytest.approx((0.004, 5e-9))
-
-
-def test_a_weighted_family_of_nulls_errs_no_more_often_than_stated() -> None:
-    rng = np.random.default_rng(6)
-    weights = [1.0, 1.0, 0.25, 0.25]
-    families = rng.uniform(0, 1, (4000, 4)).tolist()
-    alarms = sum(min(benjamini_hochberg(family, weights)) < 0.05 for family in families)
-    assert alarms / 4000 == pytest.approx(0.05, abs=0.012)
-
-
 @pytest.mark.parametrize("runs", [2, 3, 6])
 def test_intervals_cover_the_truth_in_95_of_100(runs: int) -> None:
     rng = np.random.default_rng(runs)
@@ -247,7 +208,7 @@ def test_intervals_cover_the_truth_in_95_of_100(runs: int) -> None:
 
 
 def _finds_a_loss(moderate: bool, trials: int = 400) -> float:
-    """How often 2 runs against 2 show a 4% loss at 0.5% noise, with 5 other entries."""
+    """The rate at which 2 runs against 2 show a 4% loss at 0.5% noise, with 5 other entries."""
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(trials):
@@ -264,26 +225,3 @@ def _finds_a_loss(moderate: bool, trials: int = 400) -> float:
 def test_moderated_variance_makes_two_runs_usable() -> None:
     assert _finds_a_loss(moderate=False) < 0.5
     assert _finds_a_loss(moderate=True) > 0.9
-
-
-def test_a_detectable_loss_is_found_19_times_in_20() -> None:
-    rng = np.random.default_rng(4)
-    deviation, trials = 0.01, 4000
-    known = difference(0.0, [Term(variance=deviation**2, df=math.inf)])
-    loss = detectable_loss(known)
-    assert loss is not None
-    p = stats.norm.cdf(rng.normal(math.log1p(-loss), deviation, trials) / deviation)
-    assert np.mean(p < 0.01) == pytest.approx(0.95, abs=0.015)
-
-
-def test_no_loss_within_the_margin_is_detectable() -> None:
-    sharp = difference(0.0, [Term(variance=1e-12, df=math.inf)])
-    assert detectable_loss(sharp, margin=0.02) == pytest.approx(0.02, abs=1e-4)
-
-
-def test_fewer_degrees_of_freedom_detect_less() -> None:
-    losses = [
-        detectable_loss(difference(0.0, [Term(variance=1e-4, df=df)]))
-        for df in (2, 5, 50, math.inf)
-    ]
-    assert all(a is not None and b is not None and a > b for a, b in pairwise(losses))

@@ -1,12 +1,13 @@
 """Steady and unsteady series of window times, made with known truth."""
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from gpuscale.statistics.steadiness import Unsteadiness, steadiness
+from gpuscale.statistics.steadiness import steadiness
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -73,10 +74,16 @@ def test_at_most_two_clean_series_in_a_thousand_are_called_unsteady(
     assert alarms < 13
 
 
-SHAPES = {
-    "level": lambda count: jump(count, count // 2, 0.15),
-    "drift": lambda count: drift(count, 0.15),
-    "two levels": lambda count: alternating(count, 0.15),
+def kind_of(text: str | None) -> str | None:
+    """The shape that a text names: a drift, a level or two levels."""
+    words = {"drifts": "drift", "second": "level", "two": "two levels"}
+    return None if text is None else words[text.replace(",", "").split()[0]]
+
+
+SHAPES: dict[str, Callable[[int, float], np.ndarray]] = {
+    "level": lambda count, size: jump(count, count // 2, size),
+    "drift": drift,
+    "two levels": alternating,
 }
 
 
@@ -90,81 +97,49 @@ def test_a_change_of_15_percent_is_found_and_called_by_its_name(
 ) -> None:
     rng = np.random.default_rng(2)
     trials = 200
-    found = [steadiness(times_s(rng, SHAPES[kind](count), deviation)) for _ in range(trials)]
-    assert sum(each is not None and each.kind == kind for each in found) >= at_least * trials
-    sizes = [each.size for each in found if each is not None and each.kind == kind]
-    assert np.median(sizes) == pytest.approx(0.15, abs=0.02)
+    said = [steadiness(times_s(rng, SHAPES[kind](count, 0.15), deviation)) for _ in range(trials)]
+    percents = [
+        int(re.findall(r"(\d+)%", each)[0]) for each in said if each and kind_of(each) == kind
+    ]
+    assert len(percents) >= at_least * trials
+    assert np.median(percents) == pytest.approx(15, abs=2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "smallest"),
+    ("kind", "smallest"),
     [
-        ("level", 7, 0.1137),
-        ("level", 12, 0.0789),
-        ("level", 30, 0.0500),
-        ("drift", 7, 0.1963),
-        ("drift", 12, 0.0876),
-        ("drift", 30, 0.0500),
-        ("two levels", 7, 0.1848),
-        ("two levels", 12, 0.0810),
-        ("two levels", 30, 0.0553),
+        ("level", {7: 0.1137, 12: 0.0789, 30: 0.0500}),
+        ("drift", {7: 0.1963, 12: 0.0876, 30: 0.0500}),
+        ("two levels", {7: 0.1848, 12: 0.0810, 30: 0.0553}),
     ],
 )
 def test_a_change_counts_from_so_many_times_the_scatter_on(
-    kind: str, count: int, smallest: float
+    kind: str, smallest: dict[int, float]
 ) -> None:
-    scatter = np.resize([0.01, -0.01, -0.01, 0.005, 0.0], count)
-    shapes: dict[str, Callable[[int, float], np.ndarray]] = {
-        "level": lambda count, size: jump(count, count // 2, size),
-        "drift": drift,
-        "two levels": alternating,
-    }
-    below, above = (
-        np.exp(shapes[kind](count, smallest * factor) + scatter).tolist() for factor in (0.99, 1.01)
-    )
-    assert steadiness(below) is None
-    assert one(above).kind == kind
+    for count, size in smallest.items():
+        scatter = np.resize([0.01, -0.01, -0.01, 0.005, 0.0], count)
+        below, above = (SHAPES[kind](count, size * factor) + scatter for factor in (0.99, 1.01))
+        assert steadiness(np.exp(below).tolist()) is None
+        assert kind_of(steadiness(np.exp(above).tolist())) == kind
 
 
-def one(series: list[float]) -> Unsteadiness:
-    found = steadiness(series)
-    assert found is not None
-    return found
-
-
-def test_a_jump_says_how_much_slower_and_from_which_window() -> None:
-    rng = np.random.default_rng(3)
-    found = one(times_s(rng, jump(12, 6, 0.18), 0.002))
-    assert found.kind == "level"
-    assert found.window == 7
-    assert found.size == pytest.approx(0.18, abs=0.01)
-    assert found.text == "second level 18% slower from window 7"
-
-
-def test_a_run_that_gets_faster_has_not_settled_either() -> None:
-    rng = np.random.default_rng(4)
-    found = one(times_s(rng, jump(12, 4, -0.1), 0.002))
-    assert found.text == "second level 10% faster from window 5"
-
-
-def test_a_drift_says_how_far_it_went() -> None:
-    rng = np.random.default_rng(5)
-    found = one(times_s(rng, drift(15, 0.2), 0.002))
-    assert (found.kind, found.window) == ("drift", None)
-    assert found.text == "drifts, 20% slower by window 15 than at window 1"
-
-
-def test_two_levels_say_how_many_windows_are_slow() -> None:
-    rng = np.random.default_rng(6)
-    found = one(times_s(rng, alternating(20, 0.3), 0.001))
-    assert (found.kind, found.window) == ("two levels", None)
-    assert found.text == "two levels, 10 of 20 windows 30% slower than the others"
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (jump(12, 6, 0.18), "second level 18% slower from window 7"),
+        (jump(12, 4, -0.1), "second level 10% faster from window 5"),
+        (drift(15, 0.2), "drifts, 20% slower by window 15 than at window 1"),
+        (alternating(20, 0.3), "two levels, 10 of 20 windows 30% slower than the others"),
+    ],
+)
+def test_a_change_says_how_large_it_is_and_where(shape: np.ndarray, text: str) -> None:
+    assert steadiness(times_s(np.random.default_rng(3), shape, 0.001)) == text
 
 
 def test_a_slow_stretch_that_ends_again_is_two_levels() -> None:
     rng = np.random.default_rng(7)
     shape = jump(18, 6, 0.2) - jump(18, 12, 0.2)
-    assert one(times_s(rng, shape, 0.005)).kind == "two levels"
+    assert kind_of(steadiness(times_s(rng, shape, 0.005))) == "two levels"
 
 
 @pytest.mark.parametrize("outliers", [(3,), (11,), (0, 1), (2, 9)])
@@ -180,8 +155,7 @@ def test_a_jump_is_found_beside_an_outlier() -> None:
     rng = np.random.default_rng(9)
     series = times_s(rng, jump(15, 8, 0.3), 0.005)
     series[3] *= 1.4
-    found = one(series)
-    assert (found.kind, found.window) == ("level", 9)
+    assert re.fullmatch(r"second level \d+% slower from window 9", steadiness(series) or "")
 
 
 def test_changes_below_a_twentieth_are_steady_however_clear() -> None:
@@ -197,10 +171,11 @@ def test_too_few_windows_tell_nothing() -> None:
 
 def test_windows_without_any_scatter_are_judged_too() -> None:
     assert steadiness([1.0] * 10) is None
-    assert one([1.0] * 5 + [1.5] * 5).window == 6
+    assert steadiness([1.0] * 5 + [1.5] * 5) == "second level 50% slower from window 6"
 
 
 def test_the_answer_does_not_depend_on_the_unit_of_time() -> None:
     rng = np.random.default_rng(11)
-    series = times_s(rng, jump(12, 6, 0.18), 0.002)
-    assert one(series).text == one([1e-6 * time_s for time_s in series]).text
+    series_s = times_s(rng, jump(12, 6, 0.18), 0.002)
+    texts = {steadiness([unit * time_s for time_s in series_s]) for unit in (1.0, 1e-6)}
+    assert texts == {"second level 18% slower from window 7"}

@@ -18,6 +18,7 @@ from gpuscale.records import (
     Comparison,
     EntryKey,
     EntryVerdict,
+    Estimate,
     ReasonCode,
     Run,
     SpeedupPair,
@@ -40,57 +41,33 @@ def runs(gpus: int, *step_times_s: float | None) -> list[Run]:
     return [run(gpus, time_s, index=i) for i, time_s in enumerate(step_times_s, start=1)]
 
 
-def settled(made: list[Run], of_gpus: int, gpus: tuple[int, ...] = (1, 2, 4)) -> int | None:
-    key = next(PointKey.of(r) for r in made if r.gpus == of_gpus)
-    return one_percent(*gpus).settled_after(key, made)
+FAILED = (None, None, None)
 
 
-def test_quiet_runs_are_settled_after_the_minimum() -> None:
-    assert settled(runs(1, *QUIET) + runs(2, *QUIET), 1) == 3
-    assert settled(runs(1, *QUIET) + runs(2, *QUIET), 2) == 3
-
-
-def test_fewer_runs_than_the_minimum_are_never_settled() -> None:
-    assert settled(runs(1, 1.0, 1.0), 1) is None
-
-
-def test_failed_runs_do_not_count() -> None:
-    assert settled(runs(1, 1.0, None, 1.0), 1) is None
-    assert settled(runs(1, None, *QUIET), 1) == 3
-
-
-def test_a_point_that_only_failed_is_not_settled() -> None:
-    assert settled(runs(1, None, None, None), 1) is None
-
-
-def test_noisy_runs_go_on() -> None:
-    assert settled(runs(1, *NOISY), 1) is None
-
-
-def test_one_gpu_goes_on_while_a_speedup_needs_it() -> None:
-    measured = runs(1, *QUIET) + runs(2, *NOISY)
-    assert settled(measured, 1) is None
-    assert settled(measured, 2) is None
-
-
-def test_more_gpus_go_on_while_their_reference_is_noisy() -> None:
-    assert settled(runs(1, *NOISY) + runs(2, *QUIET), 2) is None
-
-
-def test_one_settled_speedup_does_not_wait_for_another() -> None:
-    measured = runs(1, *QUIET) + runs(2, *QUIET) + runs(4, *NOISY)
-    assert settled(measured, 2) == 3
-    assert settled(measured, 4) is None
-    assert settled(measured, 1) is None
-
-
-def test_numbers_of_gpus_that_are_not_measured_hold_up_nothing() -> None:
-    assert settled(runs(1, *QUIET) + runs(4, *NOISY), 1, gpus=(1, 2)) == 3
-
-
-def test_a_speedup_that_only_failed_is_not_waited_for() -> None:
-    assert settled(runs(1, *QUIET) + runs(2, None, None, None), 1) == 3
-    assert settled(runs(1, None, None, None) + runs(2, *QUIET), 2) == 3
+@pytest.mark.parametrize(
+    ("step_times_s", "settled"),
+    [
+        pytest.param({1: QUIET, 2: QUIET}, {1: 3, 2: 3}, id="quiet runs"),
+        pytest.param({1: (1.0, 1.0)}, {1: None}, id="fewer than the minimum"),
+        pytest.param({1: (1.0, None, 1.0)}, {1: None}, id="a failed run does not count"),
+        pytest.param({1: (None, *QUIET)}, {1: 3}, id="a failed run besides"),
+        pytest.param({1: FAILED}, {1: None}, id="only failed runs"),
+        pytest.param({1: NOISY}, {1: None}, id="noisy runs"),
+        pytest.param({1: QUIET, 2: NOISY}, {1: None, 2: None}, id="a speedup needs T(1)"),
+        pytest.param({1: NOISY, 2: QUIET}, {2: None}, id="a noisy reference"),
+        pytest.param({1: QUIET, 2: QUIET, 4: NOISY}, {1: None, 2: 3, 4: None}, id="each by itself"),
+        pytest.param({1: QUIET, 8: NOISY}, {1: 3}, id="numbers of GPUs that are not measured"),
+        pytest.param({1: QUIET, 2: FAILED}, {1: 3}, id="a speedup that only failed"),
+        pytest.param({1: FAILED, 2: QUIET}, {2: 3}, id="a reference that only failed"),
+    ],
+)
+def test_a_point_is_settled_when_its_time_and_the_speedups_that_need_it_are(
+    step_times_s: dict[int, tuple[float | None, ...]], settled: dict[int, int | None]
+) -> None:
+    made = [each for gpus, times_s in step_times_s.items() for each in runs(gpus, *times_s)]
+    keys = {each.gpus: PointKey.of(each) for each in made}
+    found = {gpus: one_percent(1, 2, 4).settled_after(keys[gpus], made) for gpus in settled}
+    assert found == settled
 
 
 def test_what_is_not_settled_at_the_end_is_named() -> None:
@@ -133,10 +110,9 @@ def test_an_interval_is_narrow_where_half_of_it_is_within_the_target() -> None:
 
 def test_a_run_that_is_not_needed_is_left_out_with_the_reason() -> None:
     settled_runs = results(*runs(1, *QUIET))
-    assert one_percent(1).reason_to_leave_out(request(index=4), settled_runs) == (
-        "settled after 3 runs"
-    )
-    assert one_percent(1).reason_to_leave_out(request(index=4), measured({1: NOISY})) is None
+    rule, fourth = one_percent(1), request(index=4)
+    assert rule.reason_to_leave_out(fourth, settled_runs) == "settled after 3 runs"
+    assert rule.reason_to_leave_out(fourth, measured({1: NOISY})) is None
 
 
 def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
@@ -153,6 +129,13 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     fine = measured({1: QUIET, 2: [0.5, 0.5005, 0.4995]})
     assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
     assert judge.comparison(fine).exit_code == 0
+
+
+def covers(estimate: Estimate | None, truth: float) -> bool:
+    assert estimate is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= truth <= estimate.high
 
 
 def sequential_session(
@@ -184,10 +167,7 @@ def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: f
             ("T(2)", two.step_time_s, 1.0),
             ("S(2)", two.speedup, 4.0),
         ):
-            assert estimate is not None
-            assert estimate.low is not None
-            assert estimate.high is not None
-            covered[name] += estimate.low <= truth <= estimate.high
+            covered[name] += covers(estimate, truth)
     # Three standard errors of the simulation below 93%.
     assert min(covered.values()) / sessions > 0.93 - 3 * math.sqrt(0.93 * 0.07 / sessions)
 
@@ -199,10 +179,7 @@ def test_an_item_alone_covers_the_truth_as_seldom_as_the_docs_say_and_no_seldome
     for _ in range(sessions):
         made = sequential_session(random, 0.015, gpus=(1,))
         (estimate,) = [point.step_time_s for point in scaling_points(made)]
-        assert estimate is not None
-        assert estimate.low is not None
-        assert estimate.high is not None
-        covered += estimate.low <= 2.0 <= estimate.high
+        covered += covers(estimate, 2.0)
     assert covered / sessions == pytest.approx(0.912, abs=3 * math.sqrt(0.09 * 0.91 / sessions))
 
 
@@ -248,18 +225,17 @@ def test_the_exit_code_is_the_verdicts_unless_pytest_has_more_to_say(
 
 
 @pytest.mark.parametrize(
-    ("given", "measured", "valid", "needless", "expected"),
+    ("given", "step_times_s", "needless", "expected"),
     [
-        (pytest.ExitCode.OK, True, True, False, 0),
-        (pytest.ExitCode.OK, True, False, False, 1),
-        (pytest.ExitCode.OK, False, False, False, 5),
-        (pytest.ExitCode.OK, False, False, True, 0),
-        (pytest.ExitCode.TESTS_FAILED, True, True, False, 1),
-        (pytest.ExitCode.INTERRUPTED, False, False, False, 2),
+        (pytest.ExitCode.OK, [None, 1.0], False, 0),
+        (pytest.ExitCode.OK, [None], False, 1),
+        (pytest.ExitCode.OK, [], False, 5),
+        (pytest.ExitCode.OK, [], True, 0),
+        (pytest.ExitCode.TESTS_FAILED, [1.0], False, 1),
+        (pytest.ExitCode.INTERRUPTED, [], False, 2),
     ],
 )
 def test_without_a_baseline_a_session_without_numbers_never_ends_with_0(
-    given: int, measured: bool, valid: bool, needless: bool, expected: int
+    given: int, step_times_s: list[float | None], needless: bool, expected: int
 ) -> None:
-    status = status_without_verdict(given, measured=measured, valid=valid, needless=needless)
-    assert status == expected
+    assert status_without_verdict(given, runs(1, *step_times_s), needless=needless) == expected

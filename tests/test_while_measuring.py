@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.statistics.significance import crossing_probability, nominal_error
 
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)
 NOW = (0.998, 1.003, 1.000, 0.999, 1.002, 0.997, 1.001, 1.000)
@@ -51,26 +49,6 @@ def _row(step: Step, gpus: int) -> RowProgress:
 
 def _key(gpus: int) -> EntryKey:
     return EntryKey("mnist_cnn", "ddp", gpus)
-
-
-@pytest.mark.parametrize(
-    ("looks", "two_sided", "published_bound"),
-    # Jennison and Turnbull, Group Sequential Methods (2000), table 2.1.
-    [(2, 0.05, 2.178), (5, 0.05, 2.413), (2, 0.01, 2.772), (5, 0.01, 2.986)],
-)
-def test_the_bounds_are_those_of_pocock(
-    looks: int, two_sided: float, published_bound: float
-) -> None:
-    bound = NormalDist().inv_cdf(1 - nominal_error(two_sided / 2, 1, looks))
-    assert bound == pytest.approx(published_bound, abs=2e-3)
-
-
-def test_the_chance_to_cross_a_bound_is_that_of_simulated_means() -> None:
-    rng = np.random.default_rng(1)
-    sums = rng.normal(size=(200_000, 8)).cumsum(axis=1)[:, 2:]
-    crossed = (sums / np.sqrt(np.arange(3, 9)) > 2.0).any(axis=1).mean()
-    shares = [runs / 8 for runs in range(3, 9)]
-    assert crossing_probability(shares, 2.0) == pytest.approx(crossed, abs=0.002)
 
 
 def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_share() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
+from gpuscale import __version__
 from gpuscale.errors import ExitCode, GpuscaleError
-from gpuscale.version import __version__
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (

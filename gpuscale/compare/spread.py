@@ -9,13 +9,16 @@ from typing import TypeVar
 from gpuscale.records import ReasonCode, Statement
 from gpuscale.statistics.estimates import (
     Difference,
+    Moderated,
     Term,
     difference_of_levels,
     exponential,
     grouped_log_sample,
     log_sample,
+    moderated_term,
+    not_below,
+    priors_of,
 )
-from gpuscale.statistics.shrinkage import Moderated, Prior, moderated_term, not_below, priors_of
 
 _Row = TypeVar("_Row")
 
@@ -217,7 +220,7 @@ def _gain_over_allocations(
     of_runs = math.fsum(
         (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.all
     )
-    between = Moderated(sample=means, prior=Prior(variance=deviation**2 + of_runs, df=DECLARED_DF))
+    between = Moderated(sample=means, prior=Term(variance=deviation**2 + of_runs, df=DECLARED_DF))
     of_allocations = Term(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
         df=means.df + DECLARED_DF,

@@ -124,7 +124,7 @@ def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
     """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
     times_s = [window.time_s for window in windows]
     found = None if statistics.median(times_s) < _SHORTEST_JUDGED_S else steadiness(times_s)
-    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found.text}")
+    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found}")
 
 
 def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:

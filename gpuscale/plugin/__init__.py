@@ -4,6 +4,7 @@ The machinery behind it is imported only when `--gpus` is given.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,9 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options; what they mean is checked when a session starts."""
     group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
     for option in OPTIONS:
-        settings = option.settings()
-        if settings is not None:
-            group.addoption(option.flag, **settings)
+        if not option.owner or find_spec(option.owner) is None:
+            group.addoption(option.flag, **option.settings())
 
 
 def pytest_configure(config: pytest.Config) -> None:

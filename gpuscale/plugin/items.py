@@ -1,7 +1,7 @@
 """From tests to items, one for each (case, strategy, gpus, run), and to what each asks for."""
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,14 +23,11 @@ from gpuscale.run_defaults import (
 )
 from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
 
-SCALING_MODES: tuple[ScalingMode, ...] = get_args(ScalingMode)
-
 
 class WindowClock:
     """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
 
-    def __init__(self) -> None:
-        self._now_s = 0.0
+    _now_s = 0.0
 
     def __call__(self) -> float:
         """The time on this clock, in seconds."""
@@ -73,39 +70,34 @@ class ItemPlan:
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     """Turn a test that uses `scaling` into its items."""
     case = _case_of(metafunc.definition)
-    asked = tuple(STRATEGIES) if options.strategies is None else options.strategies
-    strategies = [strategy for strategy in case.strategies if strategy in asked]
-    if not strategies:
-        reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
-        nothing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")
-        metafunc.parametrize("scaling", [nothing], indirect=True)
-        return
     plans = [
         ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run)
         for run in range(1, options.bounds_of_runs[1] + 1)
-        for strategy in strategies
+        for strategy in case.strategies
+        if options.strategies is None or strategy in options.strategies
         for gpus in options.gpus
     ]
-    metafunc.parametrize("scaling", plans, ids=[plan.label for plan in plans], indirect=True)
+    items = [pytest.param(plan, id=plan.label) for plan in plans]
+    if not plans:
+        reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
+        items = [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")]
+    metafunc.parametrize("scaling", items, indirect=True)
 
 
 def plan_of(item: pytest.Item) -> ItemPlan | None:
     """The plan of an item; None for other people's tests."""
-    callspec = getattr(item, "callspec", None)
-    plan = None if callspec is None else callspec.params.get("scaling")
+    plan = getattr(getattr(item, "callspec", None), "params", {}).get("scaling")
     return plan if isinstance(plan, ItemPlan) else None
 
 
 def prepare_and_order(items: list[pytest.Item]) -> None:
-    """Give our items their clocks, and order all items run by run.
-
-    T(1) and T(n) are so measured in turn, and a slow drift of the machine cancels.
-    """
+    """Give our items their clocks, and order all items run by run, so that slow drifts cancel."""
     for item in items:
         if (plan := plan_of(item)) is not None:
             item.stash[CLOCK] = clock = WindowClock()
-            group = f"{plan.key.case}/{plan.strategy}"
-            item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
+            item.add_marker(
+                pytest.mark.benchmark(timer=clock, group=f"{plan.key.case}/{plan.strategy}")
+            )
             if item.config.pluginmanager.hasplugin("timeout"):
                 # Runs have a timeout of their own; pytest-timeout's would end the session.
                 item.add_marker(pytest.mark.timeout(0))
@@ -113,11 +105,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 
 
 def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
-    """Checks the items together before anything is measured, or results are marked with a fault.
-
-    Two cases may not share a name, each must have the size that was asked for, and a fault a rank
-    to happen to.
-    """
+    """Refuses namesakes, a size that a case does not have, and a fault without its rank."""
     cases: dict[str, type[TrainingCase]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
@@ -126,7 +114,15 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
                 f"two cases are named {plan.case.name()}: {file_of_case(first)} and "
                 f"{file_of_case(plan.case)}; rename one, or choose one of the files"
             )
-    _refuse_unknown_size([case for _, case in sorted(cases.items())], options.size)
+    problems = []
+    for _, case in sorted(cases.items()):
+        try:
+            if options.size is not None and case.sizes:
+                case().named_size(options.size)
+        except CaseError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError(f"--size {options.size}: {'; '.join(problems)}")
     most = max((STRATEGIES[plan.strategy].processes(plan.gpus) for plan in plans), default=0)
     for text in options.injections:
         rank = parse_injection(text).rank
@@ -138,24 +134,33 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
-    """Why this item cannot be measured here; None where it can."""
-    demands = STRATEGIES[plan.strategy]
+    """The reason why this item cannot be measured here; None where it can."""
+    demands, nodes = STRATEGIES[plan.strategy], environment.node_count
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
-        shared = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
-        return None if shared else _lack_of_gpus(plan, environment)
+        if options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment):
+            return None
+        here = environment.gpus_per_node
+        driven = plan.gpus // demands.processes(plan.gpus)
+        if driven > here and environment.nodes:
+            return f"{plan.strategy} drives its {driven} GPUs from one process; a node has {here}"
+        lack = f"needs {plan.gpus} GPUs; {_found(nodes, here)}"
+        return lack if plan.gpus > nodes * here else None
     if demands.not_on_cpu and plan.gpus > 1:
         return f"{plan.strategy} on {plan.gpus} devices needs GPUs: {demands.not_on_cpu}"
-    cores = environment.cores_per_node
-    slots = environment.node_count * (cores // options.threads_per_rank)
-    if plan.gpus > slots and not options.oversubscribe:
-        threads = "" if options.threads_per_rank == 1 else f" of {options.threads_per_rank} threads"
-        return (
-            f"{plan.gpus} CPU ranks{threads} need as many cores; {_found(environment, cores)} "
-            "(--oversubscribe measures all the same)"
-        )
-    return None
+    here, threads = environment.cores_per_node, options.threads_per_rank
+    if plan.gpus <= nodes * (here // threads) or options.oversubscribe:
+        return None
+    each = "" if threads == 1 else f" of {threads} threads"
+    return (
+        f"{plan.gpus} CPU ranks{each} need as many cores; {_found(nodes, here)} "
+        "(--oversubscribe measures all the same)"
+    )
+
+
+def _found(nodes: int, each: int) -> str:
+    return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
@@ -193,54 +198,25 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
 
 def _case_of(test: pytest.Item) -> type[TrainingCase]:
     mark = test.get_closest_marker("gpuscale")
+    case: Any = None if mark is None else mark.kwargs.get("case")
+    # A case that says what gpuscale does not know would fail only after its first run.
     if mark is None:
-        raise pytest.Collector.CollectError(
+        problem = (
             f"{test.nodeid} uses 'scaling' but names no case; "
             "add @pytest.mark.gpuscale(case=YourCase)"
         )
-    case = mark.kwargs.get("case")
-    if not (inspect.isclass(case) and issubclass(case, TrainingCase)):
-        raise pytest.Collector.CollectError(
+    elif not (inspect.isclass(case) and issubclass(case, TrainingCase)):
+        problem = (
             f"{test.nodeid}: the gpuscale mark takes a TrainingCase class, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
-    # A case that says what gpuscale does not know would fail only after its first run.
-    strategies: object = case.strategies
-    if isinstance(strategies, str) or not set(case.strategies) <= set(STRATEGIES):
-        raise pytest.Collector.CollectError(
-            f"{case.__name__}.strategies is {strategies!r}; it takes a tuple of "
+    elif isinstance(case.strategies, str) or not set(case.strategies) <= set(STRATEGIES):
+        problem = (
+            f"{case.__name__}.strategies is {case.strategies!r}; it takes a tuple of "
             f"{', '.join(STRATEGIES)}, such as ('ddp',)"
         )
-    if case.scaling not in SCALING_MODES:
-        raise pytest.Collector.CollectError(
-            f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(SCALING_MODES)}"
-        )
-    return case
-
-
-def _refuse_unknown_size(cases: Collection[type[TrainingCase]], size: str | None) -> None:
-    problems = []
-    for case in cases:
-        try:
-            if size is not None and case.sizes:
-                case().named_size(size)
-        except CaseError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError(f"--size {size}: {'; '.join(problems)}")
-
-
-def _lack_of_gpus(plan: ItemPlan, environment: Environment) -> str | None:
-    on_each = environment.gpus_per_node
-    driven = plan.gpus // STRATEGIES[plan.strategy].processes(plan.gpus)
-    if driven > on_each and environment.nodes:
-        return f"{plan.strategy} drives its {driven} GPUs from one process; a node has {on_each}"
-    if plan.gpus > environment.node_count * on_each:
-        return f"needs {plan.gpus} GPUs; {_found(environment, on_each)}"
-    return None
-
-
-def _found(environment: Environment, on_each: int) -> str:
-    if environment.node_count == 1:
-        return f"{on_each} found"
-    return f"{environment.node_count} nodes with {on_each} each found"
+    elif case.scaling not in (modes := get_args(ScalingMode)):
+        problem = f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}"
+    else:
+        return case
+    raise pytest.Collector.CollectError(problem)

@@ -4,13 +4,12 @@ pytest's help, the checks, `MeasureOptions` and docs/options.md are made from th
 pytest run in the environment imports this file: what a check needs is imported when it is made.
 """
 
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuscale.errors import UsageError
 from gpuscale.launch import ACROSS_NODES, LAUNCHERS
@@ -24,28 +23,27 @@ FEWEST_RUNS = 3
 
 
 def _whole_number(
-    option: str, text: str, *, at_least: int = 1, at_most: int | None = None, example: str = "1"
+    option: str, text: str, *, at_least: int = 1, at_most: float = math.inf, example: str = "1"
 ) -> int:
     try:
         number = int(text.strip(), 10)
     except ValueError:
-        raise UsageError(
-            f"{option}: '{text}' is not a whole number; for example {option} {example}"
-        ) from None
-    if number < at_least or (at_most is not None and number > at_most):
+        problem = f"'{text}' is not a whole number"
+    else:
+        if at_least <= number <= at_most:
+            return number
         limit = f"at least {at_least}" if number < at_least else f"at most {at_most}"
-        raise UsageError(f"{option}: {number} is not {limit}; for example {option} {example}")
-    return number
+        problem = f"{number} is not {limit}"
+    raise UsageError(f"{option}: {problem}; for example {option} {example}")
 
 
 def _numbers_of_gpus(option: str, text: str) -> tuple[int, ...]:
     """Such as `1,2,4`, ascending."""
-    counts = [
-        _whole_number(option, part, at_most=100_000, example="1,2,4") for part in text.split(",")
-    ]
+    read = partial(_whole_number, option, at_most=100_000, example="1,2,4")
+    counts = sorted(map(read, text.split(",")))
     if len(set(counts)) != len(counts):
         raise UsageError(f"{option} {text}: a number is given twice; name each once, e.g. 1,2,4")
-    return tuple(sorted(counts))
+    return tuple(counts)
 
 
 def _fewest_and_most_runs(option: str, text: str) -> tuple[int | None, int]:
@@ -53,19 +51,22 @@ def _fewest_and_most_runs(option: str, text: str) -> tuple[int | None, int]:
     first, colon, last = text.partition(":")
     if not colon:
         return None, _whole_number(option, text)
-    # The whole of it is what a user can copy.
-    fewest, most = (
-        _whole_number(option, part, at_least=FEWEST_RUNS, example=f"{FEWEST_RUNS}:8")
-        for part in (first, last)
-    )
+    read = partial(_whole_number, option, at_least=FEWEST_RUNS, example=f"{FEWEST_RUNS}:8")
+    fewest, most = read(first), read(last)
     if most < fewest:
         raise UsageError(f"{option}: {text} has its maximum first; write {option} {most}:{fewest}")
     return fewest, most
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _seconds(option: str, text: str) -> float:
-    number = _number(text)
-    if not (math.isfinite(number) and number > 0):
+    if not 0 < (number := _number(text)) < math.inf:
         raise UsageError(f"{option}: '{text}' is not a number of seconds above 0; try {option} 60")
     return number
 
@@ -79,13 +80,6 @@ def _fraction(option: str, text: str) -> float:
             f"{option}: '{text}' is not a percentage above 0% and below 100%; try {option} 1%"
         )
     return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _one_of(option: str, text: str, known: tuple[str, ...]) -> str:
@@ -123,21 +117,19 @@ class Option(NamedTuple):
     read: Callable[[str, str], object] = lambda option, text: text
     """From the option and the text given with it to its value."""
     default: object = None
-    """The value where the option is not given; None is what depends on other things."""
+    """None is what depends on other things; a tuple is of what may be given several times."""
     otherwise: str = ""
     """The default in words, where the value does not say it."""
     see: str = ""
     """The page, in docs/options.md, that says more."""
     heading: str = ""
     """Of the part of docs/options.md that begins with it."""
-    several: bool = False
-    """It may be given several times."""
     owner: str = ""
     """A plugin whose option of this name is used where it is installed."""
 
     @property
     def flag(self) -> str:
-        """Such as `--run-seconds`."""
+        """The usage without the value's name: `--run-seconds`."""
         return self.usage.partition(" ")[0]
 
     @property
@@ -154,30 +146,23 @@ class Option(NamedTuple):
     def __get__(self, options: "MeasureOptions", _: type) -> object:
         return options.values[self.flag]
 
-    def __set__(self, options: object, value: object) -> NoReturn:
-        raise AttributeError(f"{self.flag}: what was asked for does not change")
-
-    def settings(self) -> dict[str, Any] | None:
-        """The arguments for argparse; None where another plugin has declared the option."""
-        if self.owner and importlib.util.find_spec(self.owner) is not None:
-            return None
+    def settings(self) -> dict[str, Any]:
+        """The arguments for argparse."""
         text = f"{self.meaning} (default: {self.default_text})".replace("`", "").replace("%", "%%")
         if not self.metavar:
             return {"action": "store_true", "help": text}
-        action = "append" if self.several else "store"
+        action = "append" if isinstance(self.default, tuple) else "store"
         return {"action": action, "metavar": self.metavar, "help": text}
 
     def value(self, given: Mapping[str, object]) -> object:
-        """The value that was asked for, by texts under the options' names with underscores."""
+        """The value that was asked for."""
         value = given.get(self.flag.removeprefix("--").replace("-", "_"))
         # pytest-timeout has 0 for no timeout, which here would be no defence.
         if value is None or (not value and not isinstance(value, str)):
             return self.default if self.metavar else False
-        if not self.metavar:
-            return True
-        if isinstance(value, list | tuple):
-            return tuple(self.read(self.flag, str(text)) for text in value)
-        return self.read(self.flag, str(value))
+        if isinstance(value, list):
+            return tuple(self.read(self.flag, text) for text in value)
+        return self.read(self.flag, str(value)) if self.metavar else True
 
 
 def option(usage: str, meaning: str, **settings: Any) -> Any:
@@ -187,6 +172,8 @@ def option(usage: str, meaning: str, **settings: Any) -> Any:
 
 class MeasureOptions:
     """The options of one invocation; None is what depends on the device found."""
+
+    __slots__ = ("values",)
 
     gpus: tuple[int, ...] = option(
         "--gpus N,N,…",
@@ -324,12 +311,11 @@ class MeasureOptions:
         read=lambda option, text: text.strip(),
         default=(),
         otherwise="none",
-        several=True,
     )
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        """Takes the value of each option by its flag."""
-        self.values = values
+    def __init__(self, given: Mapping[str, object]) -> None:
+        """Takes texts under the options' names with underscores."""
+        self.values = {entry.flag: entry.value(given) for entry in OPTIONS}
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
@@ -341,10 +327,10 @@ OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(e
 
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
-    """The options by their names on pytest's command line, with underscores."""
+    """The options that were given, once they are known to make sense together."""
     from gpuscale.injections import parse_injections
 
-    options = MeasureOptions({entry.flag: entry.value(given) for entry in OPTIONS})
+    options = MeasureOptions(given)
     parse_injections(options.injections)
     for problem in _contradictions(options):
         raise UsageError(problem)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale import environment_diff
+from gpuscale import __version__, environment_diff
 from gpuscale.errors import UsageError
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Environment, Results, Run, RunRequest
@@ -15,7 +15,6 @@ from gpuscale.records.configuration import differences
 from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 from gpuscale.telemetry.summary import RunSampling, TelemetryReport
-from gpuscale.version import __version__
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")
@@ -25,10 +24,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """Keeps the runs of a session: on disk the moment they end, and for the table.
-
-    The file is created with the first of them, or is the one that is resumed.
-    """
+    """Keeps the runs of a session, in a file that is made with the first or is resumed."""
 
     def __init__(
         self,
@@ -38,12 +34,11 @@ class Recorder:
         folder: Path,
         resumed: ResumedResults | None = None,
     ) -> None:
-        now = datetime.now(UTC)
+        self._created_at = now = datetime.now(UTC)
         self.environment = environment
         self.resumed = resumed
         self.path = options.resume or options.results or default_results_path(folder, now)
         self.new_runs: list[Run] = []
-        self._created_at = now
         self._before = Results(
             created_at=now.isoformat(timespec="milliseconds"),
             gpuscale_version=__version__,
@@ -94,7 +89,7 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
 def refuse_other_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Refuses, naming every difference, where runs measured now mean others than the file's."""
+    """Refuses an environment in which runs would mean others than the file's, and says why."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -103,10 +98,9 @@ def refuse_other_environment(
         *environment_diff.differences(then, now, environment_diff.IN_SESSION),
         *environment_diff.variable_changes([then], [now]),
     )
-    faults, now_faults = (", ".join(i) or "none" for i in (recorded.injections, injections))
     found = _changes(
         ("gpuscale", recorded.gpuscale_version, __version__),
-        ("injections", faults, now_faults),
+        ("injections", ", ".join(recorded.injections) or "none", ", ".join(injections) or "none"),
         *((change.name, change.before[0], change.after[0]) for change in changes),
     )
     if found:
@@ -120,8 +114,15 @@ def refuse_other_configurations(
 ) -> None:
     """Refuses what is asked for where it is not trained as the same case in the file was."""
     for request, run in product(requests, runs):
-        is_same = run.configuration.label == request.configuration.label
-        if is_same and (found := _other_training(run, request)):
+        if run.configuration.label != request.configuration.label:
+            continue
+        found = _changes(*differences(run.configuration, request.configuration))
+        if run.gpus == request.gpus:
+            found += _changes(
+                ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
+                ("sample_shape", run.sample_shape, request.sample_shape),
+            )
+        if found:
             raise UsageError(
                 f"--resume: {path} has {run.key.label} measured in another way "
                 f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
@@ -138,13 +139,3 @@ def _loaded_driver() -> str | None:
         return _LOADED_DRIVER.read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
-
-
-def _other_training(run: Run, request: RunRequest) -> list[str]:
-    found = _changes(*differences(run.configuration, request.configuration))
-    if run.gpus == request.gpus:
-        found += _changes(
-            ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
-            ("sample_shape", run.sample_shape, request.sample_shape),
-        )
-    return found

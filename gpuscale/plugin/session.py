@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import pytest
@@ -42,8 +43,7 @@ def start_session(config: pytest.Config) -> None:
     if not hasattr(config.option, "benchmark_columns"):
         raise pytest.UsageError("gpuscale needs pytest-benchmark; leave out -p no:benchmark")
     try:
-        options = parse_options(vars(config.option))
-        session = _session(config, options)
+        session = _session(config, parse_options(vars(config.option)))
     except GpuscaleError as error:
         tell_night(error, os.environ)
         raise pytest.UsageError(str(error)) from None
@@ -110,7 +110,6 @@ class _MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Give our items their clocks, order all items run by run, and refuse what cannot be."""
         prepare_and_order(items)
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
@@ -119,9 +118,8 @@ class _MeasuringSession:
         try:
             refuse_unmeasurable(plans, self._options)
             if (resumed := self._recorder.resumed) is not None:
-                results_file.refuse_other_configurations(
-                    resumed.path, resumed.results.runs, requests
-                )
+                runs = resumed.results.runs
+                results_file.refuse_other_configurations(resumed.path, runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
         if self._judge is not None:
@@ -139,15 +137,7 @@ class _MeasuringSession:
             self._skips[reason] += 1
             item.user_properties.append(left_out_property(why))
             pytest.skip(reason)
-        benchmark = request.getfixturevalue("benchmark")
-
-        def measure() -> Run:
-            if item.stash.get(_IS_MEASURED, False):
-                pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
-            item.stash[_IS_MEASURED] = True
-            return self._measure(item, plan, benchmark)
-
-        return measure
+        return partial(self._measure, item, plan, request.getfixturevalue("benchmark"))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -158,14 +148,14 @@ class _MeasuringSession:
         return outcome
 
     def _request(self, plan: ItemPlan) -> RunRequest | str:
-        """The request for an item, or why there is none."""
+        """The request for an item; a text says why there is none."""
         try:
             return run_request(plan, self._recorder.environment, self._options)
         except GpuscaleError as error:
             return str(error)
 
     def _left_out(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
-        """Why an item makes no run, in words and for a night; None where it must."""
+        """The reason why an item makes no run, in words and for a night; None where it must."""
         environment, resumed = self._recorder.environment, self._recorder.resumed
         if reason := skip_reason(plan, environment, self._options):
             there = environment.node_count * environment.gpus_per_node
@@ -181,6 +171,9 @@ class _MeasuringSession:
         return None
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
+        if item.stash.get(_IS_MEASURED, False):
+            pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
+        item.stash[_IS_MEASURED] = True
         # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
         benchmark.skipped = True
         request = self._request(plan)
@@ -217,21 +210,17 @@ class _MeasuringSession:
                 sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
                 return recorder.append(launcher.run(request), sampling)
-        except RunTerminated as terminated:
-            # A scheduler's way to say that time is up: what comes after would be killed.
-            pytest.exit(f"{terminated}; {self._kept()}", returncode=128 + terminated.number)
-        except FileError as error:
-            # The next run would be lost as this one is, after as long a time.
-            pytest.exit(f"{error}; {self._kept()}", returncode=CANNOT_WRITE)
-
-    def _kept(self) -> str:
-        if not self._recorder.measured.runs:
-            return "no run was recorded"
-        path = terminal.relative(self._recorder.path)
-        return f"earlier runs are kept; go on with pytest --resume {path}"
+        except (RunTerminated, FileError) as error:
+            # What comes after would be killed, or be lost as this run is, after as long a time.
+            path = terminal.relative(recorder.path)
+            kept = f"earlier runs are kept; go on with pytest --resume {path}"
+            if not recorder.measured.runs:
+                kept = "no run was recorded"
+            code = 128 + error.number if isinstance(error, RunTerminated) else CANNOT_WRITE
+            pytest.exit(f"{error}; {kept}", returncode=code)
 
     def pytest_keyboard_interrupt(self) -> None:
-        # By Ctrl-C, or by the session itself.
+        # Also where the session itself ends pytest.
         self._interrupted = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -276,16 +265,13 @@ class _MeasuringSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Never end with 0 where nothing gave a number; with a baseline, end with its verdict's."""
         if self._config.option.collectonly:
             return
         measured = self._recorder.measured
         if self._judge is None:
+            needless = not self._has_items or self._anything_passed
             session.exitstatus = stopping.status_without_verdict(
-                int(session.exitstatus),
-                measured=bool(measured.runs),
-                valid=any(run.is_valid for run in measured.runs),
-                needless=not self._has_items or self._anything_passed,
+                int(session.exitstatus), measured.runs, needless=needless
             )
             return
         session.exitstatus = self._exit_code = stopping.status_of_verdict(

@@ -1,4 +1,4 @@
-"""When enough runs of an item are made, by intervals or a verdict; and a session's exit code."""
+"""The rules by which an item has runs enough (intervals, a verdict), and a session's exit code."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,6 @@ from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Resu
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.store import read_baseline
 
-_DEFAULT_TARGET = 0.01
-_VERDICT_MAY_REPLACE = (
-    pytest.ExitCode.OK,
-    pytest.ExitCode.TESTS_FAILED,
-    pytest.ExitCode.NO_TESTS_COLLECTED,
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
@@ -30,7 +23,7 @@ class StoppingRule:
     target: float
     """Half of a 95% interval, relative to its value, that is narrow enough."""
     gpus: tuple[int, ...]
-    """The numbers of GPUs that are being measured: only their speedups hold up T(1)."""
+    """Of what is being measured: only their speedups hold up T(1)."""
 
     @classmethod
     def of(cls, options: MeasureOptions) -> "StoppingRule | None":
@@ -38,16 +31,15 @@ class StoppingRule:
         fewest, _ = options.bounds_of_runs
         if options.baseline is not None or fewest is None:
             return None
-        target = options.target_ci or _DEFAULT_TARGET
-        return cls(minimum_runs=fewest, target=target, gpus=options.gpus)
+        return cls(minimum_runs=fewest, target=options.target_ci or 0.01, gpus=options.gpus)
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
-        """Why a run would tell nothing more; None where it is needed."""
+        """The reason why a run would tell nothing more; None where it is needed."""
         count = self.settled_after(PointKey.of(request), results.runs)
         return None if count is None else f"settled after {count} runs"
 
     def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
-        """The valid runs after which a point is known well enough; None where runs must go on.
+        """The valid runs of a point that is known well enough; None where runs must go on.
 
         A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
         S(n) that is taken over it. A speedup without a value, because one of its ends has only
@@ -57,19 +49,16 @@ class StoppingRule:
         point = points.get(key)
         if point is None or not self._is_known(point):
             return None
-        if key.gpus == 1:
-            references = References(k for k, its in points.items() if its.step_time_s is not None)
-            speedups = [
-                its.speedup
-                for other, its in points.items()
-                if other.gpus in self.gpus and other.gpus > 1 and references.of(other) == key
-            ]
-            if not self._are_narrow(*speedups):
-                return None
-        return point.valid_runs
+        references = References(k for k, its in points.items() if its.step_time_s is not None)
+        speedups = [
+            its.speedup
+            for other, its in points.items()
+            if other.gpus in self.gpus and other.gpus > 1 and references.of(other) == key
+        ]
+        return point.valid_runs if self._are_narrow(*speedups) else None
 
     def unsettled_points(self, runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
-        """The points whose own T or S is not known well enough, but for those that only failed."""
+        """The points with a valid run whose own T or S is not known well enough."""
         return tuple(
             point
             for point in scaling_points(runs)
@@ -77,19 +66,17 @@ class StoppingRule:
         )
 
     def _is_known(self, point: ScalingPoint) -> bool:
-        speedup = None if point.key.gpus == 1 else point.speedup
-        return point.valid_runs >= self.minimum_runs and self._are_narrow(
-            point.step_time_s, speedup
-        )
+        estimates = (point.step_time_s, None if point.key.gpus == 1 else point.speedup)
+        return point.valid_runs >= self.minimum_runs and self._are_narrow(*estimates)
 
     def _are_narrow(self, *estimates: Estimate | None) -> bool:
         """True where the intervals of all that are known are within the target."""
         return all(
-            estimate.low is not None
-            and estimate.high is not None
-            and (estimate.high - estimate.low) / 2 / estimate.value <= self.target
-            for estimate in estimates
-            if estimate is not None
+            known.low is not None
+            and known.high is not None
+            and (known.high - known.low) / 2 / known.value <= self.target
+            for known in estimates
+            if known is not None
         )
 
 
@@ -106,7 +93,7 @@ class BaselineJudge:
     configurations: Collection[Configuration] | None = None
     """In which they are measured, as far as they can be."""
     _judged: tuple[int, Step] | None = None
-    """The number of runs, and what was said after them."""
+    """The number of runs, and the verdict after them."""
 
     @classmethod
     def of(cls, options: MeasureOptions) -> "BaselineJudge | None":
@@ -114,22 +101,24 @@ class BaselineJudge:
         fewest, most = options.bounds_of_runs
         if options.baseline is None or fewest is None:
             return None
-        plan = SequentialPlan(fewest_runs=fewest, most_runs=most)
-        baseline = read_baseline(options.baseline)
-        return cls(path=options.baseline, baseline=baseline, plan=plan, gpus=options.gpus)
+        return cls(
+            path=options.baseline,
+            baseline=read_baseline(options.baseline),
+            plan=SequentialPlan(fewest_runs=fewest, most_runs=most),
+            gpus=options.gpus,
+        )
 
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
-        """Why a run would tell nothing more; None where it is needed."""
+        """The reason why a run would tell nothing more; None where it is needed."""
         if request.index <= self.plan.fewest_runs:
             return None
         step = self._step_after(results)
         if request.key in step.needs_runs:
             return None
-        for progress in step.entries:
-            if progress.entry.key == request.key:
-                verdict = progress.entry.verdict.value
-                after = progress.analysed_after
-                return verdict if after is None else f"{verdict} after {after} runs"
+        for row in step.entries:
+            if row.entry.key == request.key:
+                after = "" if row.analysed_after is None else f" after {row.analysed_after} runs"
+                return f"{row.entry.verdict.value}{after}"
         return None
 
     def comparison(self, results: Results) -> Comparison:
@@ -158,7 +147,9 @@ def status_of_verdict(
 
     A test that failed without a failed run does; and beside a failed run nothing is a pass.
     """
-    if given not in _VERDICT_MAY_REPLACE or failed_tests:
+    codes = pytest.ExitCode
+    replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
+    if given not in replaced or failed_tests:
         return given
     if comparison is None:
         return ExitCode.NOTHING_COMPARABLE
@@ -167,10 +158,10 @@ def status_of_verdict(
     return comparison.exit_code
 
 
-def status_without_verdict(given: int, *, measured: bool, valid: bool, needless: bool) -> int:
+def status_without_verdict(given: int, runs: Sequence[Run], *, needless: bool) -> int:
     """Pytest's own exit code, but never 0 where runs were to be made and gave no number."""
-    if given != pytest.ExitCode.OK or valid:
+    if given != pytest.ExitCode.OK or any(run.is_valid for run in runs):
         return given
-    if measured:
+    if runs:
         return pytest.ExitCode.TESTS_FAILED
     return given if needless else pytest.ExitCode.NO_TESTS_COLLECTED

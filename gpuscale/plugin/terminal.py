@@ -1,17 +1,17 @@
 """The lines that a session adds to pytest's: on the machine, a run's progress, and the tables."""
 
-import io
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TextIO
 
+from gpuscale import __version__
 from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
 from gpuscale.launch import Launcher
@@ -19,45 +19,38 @@ from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
 from gpuscale.report import text
-from gpuscale.report.phrases import injection_warning, spread_text
+from gpuscale.report.phrases import counted, injection_warning, spread_text
 from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.report.tables import scaling_lines
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
-from gpuscale.version import __version__
 
 
 def own_stream() -> TextIO | None:
     """A stream of its own to the terminal that standard output is; None where it is none.
 
-    To be asked while pytest is being configured: later, output is captured at the level of file
-    descriptors, and what pytest itself writes to leads into the capture, too.
+    Later than while pytest is being configured, even its own output leads into the capture.
     """
-    try:
-        if not can_redraw(sys.stdout):
-            return None
-        return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
-    except (OSError, ValueError, io.UnsupportedOperation):
-        return None
+    with suppress(OSError, ValueError):
+        if can_redraw(sys.stdout):
+            return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
+    return None
 
 
 def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
     """Draws how far a run is behind the item's id, and erases it when the run has ended."""
-    room = 0 if stream is None else _room(columns_of(stream) or 0)
+    columns = 0 if stream is None else columns_of(stream) or 0
+    # pytest shows the id as seen from the folder it was started in, which is at most shorter.
+    item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+    used = (len(item) + 1) % columns if columns else 0
+    # But for the last column; none where the id fills its line.
+    room = columns - used - 1 if used else 0
 
     def drawn() -> str | None:
         stage = launcher.progress()
         return None if stage is None else progress_text(*stage, room)
 
     return redrawn(stream, drawn, behind=True)
-
-
-def _room(columns: int) -> int:
-    """The columns behind the item's id, but for the last; 0 where the id fills its line."""
-    # pytest shows the id as seen from the folder it was started in, which is at most shorter.
-    item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
-    used = (len(item) + 1) % columns if columns else 0
-    return columns - used - 1 if used else 0
 
 
 def header_lines(
@@ -70,10 +63,9 @@ def header_lines(
         yield f"gpuscale {__version__}: {environment.hardware_label}, NCCL (device: cuda)"
     else:
         why = "--device cpu" if options.device == "cpu" else "no GPU found"
-        threads = options.threads_per_rank
         yield (
             f"gpuscale {__version__}: {why}, measuring CPU ranks over gloo, "
-            f"{threads} thread{'s' if threads > 1 else ''} a rank, "
+            f"{counted(options.threads_per_rank, 'thread')} a rank, "
             f"on {environment.hardware_label} (device: cpu)"
         )
     if resumed is not None:
@@ -81,8 +73,8 @@ def header_lines(
 
 
 def _resumed_lines(resumed: ResumedResults, environment: Environment) -> Iterator[str]:
-    runs = len(resumed.results.runs)
-    yield f"resuming {relative(resumed.path)}: {runs} run{'' if runs == 1 else 's'} so far"
+    runs = counted(len(resumed.results.runs), "run")
+    yield f"resuming {relative(resumed.path)}: {runs} so far"
     if resumed.copy is not None:
         yield (
             "its last line is cut short (was the job killed?): the first new run takes its "
@@ -144,9 +136,8 @@ def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.key.label}, run {run.index}, gives no number: {failure.message}"
     if not any(run.is_valid for run in results.runs):
         yield "no run gave a number: there is nothing to compare"
-    failed = sum(failure.kind != "unsteady" for _, failure in failures)
-    if failed:
-        yield f"{failed} run{'s' if failed > 1 else ''} failed and left no number; see above"
+    if failed := sum(failure.kind != "unsteady" for _, failure in failures):
+        yield f"{counted(failed, 'run')} failed and left no number; see above"
 
 
 def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
@@ -159,16 +150,14 @@ def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
             if estimate is not None and estimate.has_interval
         ]
         found = f": {', '.join(widths)}" if widths else ""
-        runs = f"{point.valid_runs} run{'' if point.valid_runs == 1 else 's'}"
         yield (
-            f"not settled to ±{rule.target * 100:g} %: {point.key.label} after {runs}{found}; "
+            f"not settled to ±{rule.target * 100:g} %: {point.key.label} after "
+            f"{counted(point.valid_runs, 'run')}{found}; "
             "go on with --resume and a larger maximum of --runs"
         )
 
 
 def relative(path: Path) -> str:
     """The path as a user would type it here; whole where it lies elsewhere."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -14,11 +14,6 @@ _EPSILON = 1e-14
 _LARGEST_QUANTILE = 1e140
 
 
-def normal_probability(quantile: float) -> float:
-    """The probability that a standard normal value stays below."""
-    return 0.5 * math.erfc(-quantile / math.sqrt(2))
-
-
 def normal_quantile(probability: float) -> float:
     """The value that a standard normal one stays below with this probability (in 0 to 1)."""
     if not 0 < probability < 1:
@@ -29,7 +24,7 @@ def normal_quantile(probability: float) -> float:
 def t_probability(quantile: float, df: float) -> float:
     """The probability that Student's t stays below; `df` above 0, infinite is normal."""
     if df >= _NORMAL_DF:
-        return normal_probability(quantile)
+        return 0.5 * math.erfc(-quantile / math.sqrt(2))
     if quantile == 0:
         return 0.5
     tail = _t_tail(min(abs(quantile), _LARGEST_QUANTILE), df)
@@ -54,8 +49,8 @@ def t_quantile(probability: float, df: float) -> float:
 def _t_quantile_of_tail(tail: float, df: float) -> float:
     """The value above which Student's t lies with this probability, below 0.5.
 
-    By Newton's method for the logarithm of the probability over that of the value. The one is
-    a concave function of the other, so from the second step on it is approached from above.
+    By Newton's method for the logarithm of the probability, a concave function of that of the
+    value: from the second step on it is approached from above.
     """
     z = -normal_quantile(tail)
     start = z + (z**3 + z) / (4 * df)
@@ -87,13 +82,7 @@ def _t_tail(size: float, df: float) -> float:
 
 
 def f_tail(ratio: float, df: float, other_df: float) -> float:
-    """The probability that the ratio of two estimates of one variance lies above this.
-
-    Args:
-        ratio: 0 or above.
-        df: degrees of freedom of the numerator.
-        other_df: those of the denominator.
-    """
+    """The probability that a ratio of two estimates of one variance is above this; `df` on top."""
     if ratio == 0 or math.isinf(ratio):
         return float(ratio == 0)
     total = other_df + df * ratio
@@ -101,10 +90,7 @@ def f_tail(ratio: float, df: float, other_df: float) -> float:
 
 
 def beta_quantile(probability: float, a: float, b: float) -> float:
-    """The value that a beta variable with `a` and `b` above 0 stays below with this probability.
-
-    By bisection, so it is exact to what a float next to 1 can tell.
-    """
+    """The value that a beta variable stays below with this probability, to the last digit."""
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         if _beta_probability(a, b, middle, 1 - middle) < probability:

@@ -14,46 +14,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-UnsteadyKind = Literal["drift", "level", "two levels"]
+_Kind = Literal["drift", "level", "two levels"]
 
-FEWEST_WINDOWS = 5
-SMALLEST_CHANGE = 0.05
+_FEWEST_WINDOWS = 5
+_SMALLEST_CHANGE = 0.05
 """Changes below this fraction are called steady, however clearly they are seen."""
 
 _DEVIATION_OF_MEAN_ABSOLUTE = math.sqrt(math.pi / 2)
 """Standard over mean absolute deviation of normal noise."""
-_NEEDED: dict[UnsteadyKind, tuple[float, float, float]] = {
+_NEEDED: dict[_Kind, tuple[float, float, float]] = {
     "drift": (3.0, 40.0, 3.0),
     "level": (2.4, 33.0, 3.0),
     "two levels": (3.7, 30.0, 4.0),
 }
-"""Fitted to the 99.95% quantiles of change over scatter in clean series of 5 to 30 windows with
-correlated noise (first order, 0.5), the worst of those tried."""
+"""Base, rise and origin of the multiple of the scatter that a change must be: fitted to the 99.95%
+quantiles in clean series of 5 to 30 windows with the worst noise tried (first order, 0.5)."""
 _SMALLEST_SCATTER = 1e-6
 """Relative; keeps a series without any scatter from dividing by 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsteadiness:
-    """The way in which a series of window times does not stay where it is."""
-
-    kind: UnsteadyKind
-    size: float
-    """Relative change, 0.18 is 18% slower: last against first window of a drift, second
-    against first level, slow against fast of two levels (never negative then)."""
-    window: int | None
-    """Number, from 1, of the first window on the second level; None for the other kinds."""
-    text: str
-    """In words: `second level 18% slower from window 7`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """One shape laid over the logarithms."""
+    """A shape laid over the logarithms."""
 
-    kind: UnsteadyKind
+    kind: _Kind
     change: float
-    """On the log scale."""
+    """On the log scale: from the first window to the last, or level to level (to the slower)."""
     left_over: float
     """Sum of absolute deviations of the windows from the shape."""
     second: tuple[int, ...] = ()
@@ -62,25 +48,24 @@ class _Shape:
     def is_clear(self, count: int) -> bool:
         """True where the change is large, and far larger than the scatter around the shape."""
         scatter = _DEVIATION_OF_MEAN_ABSOLUTE * self.left_over / (count - 2) + _SMALLEST_SCATTER
+        base, rise, origin = _NEEDED[self.kind]
+        needed = base + rise / (count - origin)
         size = abs(math.expm1(self.change))
-        return size >= SMALLEST_CHANGE and abs(self.change) >= scatter * _needed(self.kind, count)
+        return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
 
-def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
-    """The way in which a series of window times moves; None where it is steady.
+def steadiness(step_times_s: Sequence[float]) -> str | None:
+    """The way in which windows move, as `drifts, 20% slower by window 15`; None where they do not.
 
-    A few outlying windows are no unsteadiness: a level must hold for a fifth of the windows
-    and one of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
-
-    Args:
-        step_times_s: positive times of equally long windows in the order in which they were
-            measured; fewer than 5 tell nothing and count as steady.
+    The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
+    outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
+    of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
     """
     count = len(step_times_s)
-    if count < FEWEST_WINDOWS:
+    if count < _FEWEST_WINDOWS:
         return None
     logs = [math.log(time_s) for time_s in step_times_s]
-    if max(logs) - min(logs) < math.log1p(SMALLEST_CHANGE):
+    if max(logs) - min(logs) < math.log1p(_SMALLEST_CHANGE):
         return None
     clear = {shape.kind: shape for shape in _shapes(logs) if shape.is_clear(count)}
     if not clear:
@@ -91,24 +76,17 @@ def steadiness(step_times_s: Sequence[float]) -> Unsteadiness | None:
     return _described(min(clear.values(), key=lambda shape: shape.left_over), count)
 
 
-def _needed(kind: UnsteadyKind, count: int) -> float:
-    """The multiple of the scatter that a change must be, for so many windows."""
-    base, rise, origin = _NEEDED[kind]
-    return base + rise / (count - origin)
-
-
 def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
     yield _drift(logs)
     in_turn = range(len(logs))
-    by_time = sorted(in_turn, key=logs.__getitem__)
-    if level := _levels(logs, "level", in_turn, _shortest_level(len(logs), 5)):
-        yield level
-    if levels := _levels(logs, "two levels", by_time, _shortest_level(len(logs), 4)):
-        yield levels
-
-
-def _shortest_level(count: int, parts: int) -> int:
-    return max(2 if count < 8 else 3, math.ceil(count / parts))
+    orders: tuple[tuple[_Kind, Sequence[int], int], ...] = (
+        ("level", in_turn, 5),
+        ("two levels", sorted(in_turn, key=logs.__getitem__), 4),
+    )
+    for kind, order, parts in orders:
+        shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
+        if levels := _levels(logs, kind, order, shortest):
+            yield levels
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
@@ -122,16 +100,15 @@ def _drift(logs: Sequence[float]) -> _Shape:
 
 
 def _levels(
-    logs: Sequence[float], kind: UnsteadyKind, order: Sequence[int], shortest: int
+    logs: Sequence[float], kind: _Kind, order: Sequence[int], shortest: int
 ) -> _Shape | None:
     """The two levels that leave the least over, when the windows in this order are cut once.
 
     None where fewer windows than the shortest level has really lie on one of them: then the
     others are outliers that share its side of the cut with windows of the other level.
     """
-    cuts = range(shortest, len(logs) - shortest + 1)
-    best = min(cuts, key=lambda cut: sum(_level(logs, part)[1] for part in _parts(order, cut)))
-    before, after = _parts(order, best)
+    cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
+    before, after = min(cuts, key=lambda parts: sum(_level(logs, part)[1] for part in parts))
     (first, left_before), (second, left_after) = _level(logs, before), _level(logs, after)
     at_home = [
         sum(abs(logs[i] - own) < abs(logs[i] - other) for i in part)
@@ -144,10 +121,6 @@ def _levels(
     )
 
 
-def _parts(order: Sequence[int], cut: int) -> tuple[Sequence[int], Sequence[int]]:
-    return order[:cut], order[cut:]
-
-
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
     """The median of these windows, and the sum of their absolute deviations from it."""
     own = [logs[i] for i in windows]
@@ -155,15 +128,11 @@ def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]
     return median, math.fsum(abs(log - median) for log in own)
 
 
-def _described(shape: _Shape, count: int) -> Unsteadiness:
+def _described(shape: _Shape, count: int) -> str:
     size = math.expm1(shape.change)
     amount = f"{abs(size):.0%} {'slower' if size > 0 else 'faster'}"
-    window = None
     if shape.kind == "drift":
-        text = f"drifts, {amount} by window {count} than at window 1"
-    elif shape.kind == "level":
-        window = shape.second[0] + 1
-        text = f"second level {amount} from window {window}"
-    else:
-        text = f"two levels, {len(shape.second)} of {count} windows {amount} than the others"
-    return Unsteadiness(kind=shape.kind, size=size, window=window, text=text)
+        return f"drifts, {amount} by window {count} than at window 1"
+    if shape.kind == "level":
+        return f"second level {amount} from window {shape.second[0] + 1}"
+    return f"two levels, {len(shape.second)} of {count} windows {amount} than the others"

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from gpuscale import __version__
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Environment, Results, Run
 from gpuscale.records.as_json import is_json
@@ -26,7 +27,6 @@ from gpuscale.store.files import (
     replace_file,
     sync_folder,
 )
-from gpuscale.version import __version__
 
 RESULTS_FOLDER = Path(".gpuscale") / "results"
 """Where results are written and looked for, below the folder in which a command is given."""

@@ -15,8 +15,8 @@ from string import Template
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from gpuscale import __version__
 from gpuscale.errors import ExitCode
-from gpuscale.version import __version__
 from validation.plot import validation_svg
 from validation.rule_comparison import Validation, validate
 from validation.simulated_machine import LossKind

@@ -267,6 +267,6 @@ def _run(case: str, gpus: int, index: int, step_times_s: Sequence[float]) -> Run
         warmup_s=1.0,
         startup_s=1.0,
         wall_s=10.0,
-        failure=None if unsteady is None else Failure(kind="unsteady", message=unsteady.text),
+        failure=None if unsteady is None else Failure(kind="unsteady", message=unsteady),
     )
     return with_measured(run) if unsteady is None else run
