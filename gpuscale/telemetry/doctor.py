@@ -3,11 +3,11 @@
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from gpuscale.host import cpu_model
 from gpuscale.telemetry.fields import Reading
@@ -78,13 +78,18 @@ class Machine:
 
 def examine() -> Machine:
     """This machine, in less than a second and without a CUDA context or torch."""
+    torch_version = shared_memory_bytes = None
+    with suppress(metadata.PackageNotFoundError):
+        torch_version = metadata.version("torch")
+    with suppress(OSError):
+        shared_memory_bytes = shutil.disk_usage("/dev/shm").total
     machine = Machine(
         host=platform.node(),
         python_version=platform.python_version(),
-        torch_version=_installed("torch"),
+        torch_version=torch_version,
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
-        shared_memory_bytes=_size_of(Path("/dev/shm")),
+        shared_memory_bytes=shared_memory_bytes,
     )
     try:
         with open_nvml() as driver_version:
@@ -102,20 +107,6 @@ def _examined(number: int, device: NvmlDevice | DeviceAbsentError) -> ExaminedGp
     return ExaminedGpu(number=number, name=device.name, uuid=device.uuid, reading=reading)
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _size_of(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).total
-    except OSError:
-        return None
-
-
 def find_problems(machine: Machine) -> tuple[str, ...]:
     """Everything that a machine to measure on should not have, GPU by GPU; empty where all is well.
 
@@ -128,28 +119,35 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
             "reload it, or reboot after an update"
         )
     # By model, since the number of links in use differs between healthy machines.
-    most_links: dict[str | None, int] = {}
+    most_links: Counter[str | None] = Counter()
     for gpu in machine.gpus:
-        links = sum(gpu.reading.answers.get("nvlink_active", ()))
-        most_links[gpu.name] = max(most_links.get(gpu.name, 0), links)
+        most_links |= Counter({gpu.name: sum(gpu.reading.answers.get("nvlink_active", ()))})
     for gpu in machine.gpus:
         found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
     return tuple(found)
 
 
 def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iterator[str]:
+    answers, absent = gpu.reading.answers, gpu.reading.absent.values()
     if gpu.unreachable is not None:
         yield (
             f"cannot be reached ({gpu.unreachable}): look for XID messages in the kernel's log, "
             "then reset it or reboot"
         )
-        return
     for lost in ("GPU is lost", "GPU requires restart"):
-        if lost in gpu.reading.absent.values():
+        if lost in absent:
             yield f"does not answer ({lost}): reset it or reboot"
-    answers = gpu.reading.answers
-    yield from _pcie_problems(answers, is_busy=gpu.is_busy)
-    active: Sequence[bool] = answers.get("nvlink_active", ())
+    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
+    if width is not None and most_lanes is not None and width < most_lanes:
+        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
+    # An idle GPU lowers the generation, not the width, to save power.
+    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
+    if gpu.is_busy and now is not None and most is not None and now < most:
+        yield (
+            f"runs PCIe at generation {now} of {most} while it is busy: "
+            "reseat it, check the riser and the slot's setting in the firmware"
+        )
+    active = answers.get("nvlink_active", ())
     if active and sum(active) < most_links[gpu.name]:
         down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
         yield (
@@ -167,16 +165,3 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
             heat = answers.get("temperature_c")
             yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
             break  # hw_slowdown stands beside the reason that it sums up
-
-
-def _pcie_problems(answers: Mapping[str, Any], *, is_busy: bool) -> Iterator[str]:
-    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
-    if width is not None and most_lanes is not None and width < most_lanes:
-        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
-    # An idle GPU lowers the generation, not the width, to save power.
-    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
-    if is_busy and now is not None and most is not None and now < most:
-        yield (
-            f"runs PCIe at generation {now} of {most} while it is busy: "
-            "reseat it, check the riser and the slot's setting in the firmware"
-        )

@@ -193,10 +193,6 @@ MOMENTS: Mapping[str, Field] = {
 }
 """By what is read at one moment: the first field made from it, which tells how to ask."""
 
-_BOUNDS = {
-    name: (field.quantity.low, field.quantity.high, field.quantity.whole)
-    for name, field in NUMBERS.items()
-}
 _FOLDS: Mapping[str, Callable[[list[float]], float]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
     "max": max,
@@ -229,12 +225,12 @@ def fold(name: str, numbers: Iterable[float | None]) -> float | None:
 def values_problem(values: Mapping[str, float]) -> str | None:
     """The first fault of numbers by counter, with its place in a record; None without one."""
     for name, value in values.items():
-        if name not in _BOUNDS:
+        if name not in NUMBERS:
             return f"values: unknown counter {name[:60]!r}; known are {', '.join(NUMBERS)}"
-        low, high, whole = _BOUNDS[name]
-        if not low <= value <= high or (whole and value % 1):
-            what = f"{NUMBERS[name].quantity.what} between {low:.12g} and {high:.12g}"
-            return f"values.{name}: expected {what}, found {value:.12g}"
+        its = NUMBERS[name].quantity
+        if not its.low <= value <= its.high or (its.whole and value % 1):
+            expected = f"{its.what} between {its.low:.12g} and {its.high:.12g}"
+            return f"values.{name}: expected {expected}, found {value:.12g}"
     return None
 
 

@@ -1,8 +1,7 @@
 """The sampling process: `python -m gpuscale.telemetry.sampler --output FILE --uuid U …`.
 
-It appends a line to FILE at each tick until SIGTERM or the end of its parent, however that
-comes about. It ends at once, with the reason in FILE, where there is nothing to sample. FILE is
-JSON Lines between two processes of one run, not one to keep: it has no version.
+It appends a line to FILE at each tick until SIGTERM or the end of its parent, or ends at once with
+the reason in FILE. FILE is JSON Lines between two processes of one run: it has no version.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
@@ -106,15 +105,13 @@ class Sampler:
         # gpuscale is to be found there even if it is not installed.
         folders = [os.environ.get("PYTHONPATH"), str(Path(gpuscale.__file__).parents[1].resolve())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        nothing = subprocess.DEVNULL
         with stderr_path(output).open("wb") as errors:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=environment,
+            return cls(
+                subprocess.Popen(
+                    command, stdin=nothing, stdout=nothing, stderr=errors, env=environment
+                )
             )
-        return cls(process)
 
     @property
     def pid(self) -> int:
@@ -128,11 +125,9 @@ class Sampler:
         """
         for end in (self._process.terminate, self._process.kill):
             end()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_PATIENCE_S)
                 return
-            except subprocess.TimeoutExpired:
-                continue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Blocked from the start and waited for between ticks: no handler runs in the midst of a
     # line, and no signal falls between a check and a sleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
-    from gpuscale.telemetry.nvml import DriverAbsentError, open_nvml
+    from gpuscale.telemetry.nvml import DeviceAbsentError, DriverAbsentError, find_device, open_nvml
 
     parser = argparse.ArgumentParser(prog="python -m gpuscale.telemetry.sampler")
     parser.add_argument("--output", type=Path, required=True)
@@ -148,30 +143,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval-s", type=float, default=0.1)
     parser.add_argument("--parent-pid", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
+    devices: dict[str, NvmlDevice] = {}
+    described: dict[str, SampledDevice] = {}
     with options.output.open("w", encoding="utf-8", buffering=1) as output:
         try:
             with open_nvml() as driver_version:
-                devices, described = _find(dict.fromkeys(options.uuid))
+                for uuid in dict.fromkeys(options.uuid):
+                    try:
+                        devices[uuid] = find_device(uuid)
+                        described[uuid] = SampledDevice(name=devices[uuid].name)
+                    except DeviceAbsentError as error:
+                        described[uuid] = SampledDevice(absent=str(error))
                 output.write(line_of(Header(driver_version=driver_version, devices=described)))
                 if devices:
                     _sample(devices, output, options.interval_s, parent=options.parent_pid)
         except DriverAbsentError as error:
             output.write(line_of(Header(absent=str(error))))
     return 0
-
-
-def _find(uuids: Iterable[str]) -> tuple[dict[str, "NvmlDevice"], dict[str, SampledDevice]]:
-    from gpuscale.telemetry.nvml import DeviceAbsentError, find_device
-
-    found: dict[str, NvmlDevice] = {}
-    described: dict[str, SampledDevice] = {}
-    for uuid in uuids:
-        try:
-            found[uuid] = find_device(uuid)
-            described[uuid] = SampledDevice(name=found[uuid].name)
-        except DeviceAbsentError as error:
-            described[uuid] = SampledDevice(absent=str(error))
-    return found, described
 
 
 def _sample(
@@ -184,29 +172,25 @@ def _sample(
     it does not take the end of the thread that started us for the end of the process.
     """
     started = inspection_due = time.monotonic()
-    tick = 0
-    while os.getppid() == parent:
-        inspects = time.monotonic() >= inspection_due
+    tick, is_last = 0, False
+    while is_last or os.getppid() == parent:
+        # At the end the counters then cover the run, and energy its last window.
+        inspects = is_last or time.monotonic() >= inspection_due
         if inspects:
             inspection_due = time.monotonic() + INSPECTION_S
-        output.write(line_of(_take(devices, inspects=inspects)))
+        now_s = time.time()
+        # A driver that hangs leaves no chance to look for signals or for the parent.
+        signal.alarm(HANG_S)
+        readings = {uuid: device.read() for uuid, device in devices.items()}
+        if inspects:
+            readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
+        signal.alarm(0)
+        output.write(line_of(Tick(time_s=now_s, readings=readings)))
+        if is_last:
+            return
         tick = next_tick(tick, time.monotonic() - started, interval_s)
         wait_s = started + tick * interval_s - time.monotonic()
-        if signal.sigtimedwait(_STOP, max(0.0, wait_s)) is not None:
-            # The counters then cover the end of the run, and energy the end of its last window.
-            output.write(line_of(_take(devices, inspects=True)))
-            return
-
-
-def _take(devices: Mapping[str, "NvmlDevice"], *, inspects: bool) -> Tick:
-    now_s = time.time()
-    # A driver that hangs leaves no chance to look for signals or for the parent.
-    signal.alarm(HANG_S)
-    readings = {uuid: device.read() for uuid, device in devices.items()}
-    if inspects:
-        readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
-    signal.alarm(0)
-    return Tick(time_s=now_s, readings=readings)
+        is_last = signal.sigtimedwait(_STOP, max(0.0, wait_s)) is not None
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:

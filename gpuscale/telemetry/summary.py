@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
 from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, Reading, fold, values_problem
-from gpuscale.telemetry.sampler import Header, SampledDevice, Sampler, Tick, read_samples
+from gpuscale.telemetry.sampler import SampledDevice, Sampler, read_samples
 
 Interval = tuple[float, float]
 
@@ -54,10 +54,11 @@ class RunSampling:
             left.host: summarize(left.path, uuids=left.uuids, intervals=windows)
             for left in self.samples()
         }
-        if self.sampler is not None:
-            (report,) = reports.values()
-            return report
-        absent = [f"{host}: {report.absent}" for host, report in reports.items() if report.absent]
+        absent = [
+            report.absent if self.sampler is not None else f"{host}: {report.absent}"
+            for host, report in reports.items()
+            if report.absent
+        ]
         versions = [report.driver_version for report in reports.values()]
         return TelemetryReport(
             gpu_summaries=tuple(s for report in reports.values() for s in report.gpu_summaries),
@@ -78,16 +79,11 @@ def sampling_beside(
     """
     gpus = [gpu for gpu in environment.gpus if gpu.index in request.devices]
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
-    if gpus and environment.nodes:
-        yield RunSampling(samples_on_nodes)
-        return
-    if not uuids:
-        yield None
+    if environment.nodes or not uuids:
+        yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
-        here = NodeSamples(
-            host=environment.host or "here", path=folder / "samples.jsonl", uuids=uuids
-        )
+        here = NodeSamples(host="here", path=folder / "samples.jsonl", uuids=uuids)
         sampler = Sampler.start(uuids=uuids, output=here.path)
         try:
             yield RunSampling(lambda: [here], sampler)
@@ -105,37 +101,33 @@ def summarize(
     the reason. Where no device has a sample, no summaries and one reason. Intervals are (begin,
     end) of each timed window in Unix time, both included, in order.
     """
-    header, taken = read_samples(samples)
+    header, ticks = read_samples(samples)
     if header is None:
         return TelemetryReport(absent=_sampler_ended(samples))
     if header.absent is not None:
         return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
-    seen_of = {uuid: _Seen.of(uuid, header, taken) for uuid in uuids}
-    absent = None
-    if not any(seen.within(intervals) for seen in seen_of.values()):
-        absent = _no_samples(samples, header, uuids, taken=len(taken), windows=len(intervals))
-        seen_of = {}
-    return TelemetryReport(
-        gpu_summaries=tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items()),
-        absent=absent,
-        driver_version=header.driver_version,
-    )
-
-
-def _no_samples(
-    samples: Path, header: Header, uuids: Sequence[str], *, taken: int, windows: int
-) -> str:
-    """The reason why no device has a sample, although there is a driver."""
+    seen_of = {}
+    for uuid in uuids:
+        mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
+        times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
+        seen_of[uuid] = _Seen(header.devices[uuid], times, readings)
+    if any(seen.within(intervals) for seen in seen_of.values()):
+        return TelemetryReport(
+            gpu_summaries=tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items()),
+            driver_version=header.driver_version,
+        )
+    reasons = dict.fromkeys(seen.device.absent for seen in seen_of.values())
     if not uuids:
-        return "the run used no GPU"
-    reasons = dict.fromkeys(header.devices[uuid].absent for uuid in uuids)
-    if None not in reasons:
-        return "; ".join(map(str, reasons))
-    if not taken:
-        return _sampler_ended(samples)
-    if not windows:
-        return "the run has no timed windows"
-    return f"none of the sampler's {taken} samples fell into the run's windows"
+        absent = "the run used no GPU"
+    elif None not in reasons:
+        absent = "; ".join(map(str, reasons))
+    elif not ticks:
+        absent = _sampler_ended(samples)
+    elif not intervals:
+        absent = "the run has no timed windows"
+    else:
+        absent = f"none of the sampler's {len(ticks)} samples fell into the run's windows"
+    return TelemetryReport(absent=absent, driver_version=header.driver_version)
 
 
 def _sampler_ended(samples: Path) -> str:
@@ -154,29 +146,17 @@ class _Seen:
     times: list[float]
     readings: list[Reading]
 
-    @classmethod
-    def of(cls, uuid: str, header: Header, ticks: Iterable[Tick]) -> "_Seen":
-        mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
-        times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
-        return cls(header.devices[uuid], times, readings)
-
     def within(self, intervals: Iterable[Interval]) -> list[Reading]:
         """The readings of these times, both ends included."""
-        return [
-            reading
-            for begin, end in intervals
-            for reading in self.readings[
-                bisect_left(self.times, begin) : bisect_right(self.times, end)
-            ]
-        ]
+        places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
+        return [reading for first, end in places for reading in self.readings[first:end]]
 
     def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
         """The readings that count for it over these windows."""
         if counter.when == "run":
             return self.readings
-        if counter.when == "load":
-            return self.within([(intervals[0][0], intervals[-1][1])])
-        return self.within(intervals)
+        is_load = counter.when == "load"
+        return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
 
     def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
         """The counter's number for these windows; None where it was not offered."""
@@ -190,9 +170,9 @@ class _Seen:
         # The driver's own samples are more even than ours, and have times of their own.
         buffered = [
             number
-            for buffer in [query.buffer for query in counter.queries if query.buffer]
+            for query in counter.queries
             for reading in (self.readings if readings else ())
-            for time_s, number in reading.buffered.get(buffer, ())
+            for time_s, number in reading.buffered.get(query.buffer or "", ())
             if any(begin <= time_s <= end for begin, end in intervals)
         ]
         return fold(counter.name, buffered or numbers)
