@@ -21,19 +21,19 @@ from gpuscale.night.attempt import (
     Attempt,
     Fault,
     Items,
+    NightExit,
+    job_exit,
+    night_exit,
+    night_meaning,
     read_machine_faults,
     suspects,
     tell_night,
 )
 from gpuscale.night.night import (
     FIRST_ATTEMPT,
-    NightExit,
     has_regressed,
-    job_exit,
     new_night,
     next_job,
-    night_exit,
-    night_meaning,
     nights_folder,
     record_text,
 )

@@ -15,7 +15,7 @@ from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
 from gpuscale.clusters.profile import ClusterProfile, Node, find_profile
 from gpuscale.clusters.schedulers import SCHEDULERS, scheduler_of_job
 from gpuscale.errors import SchedulerError, UsageError
-from gpuscale.night.night import exit_of_both, job_exit
+from gpuscale.night.attempt import exit_of_both, job_exit
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",

@@ -28,7 +28,8 @@ from gpuscale.clusters.profile import (
 from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.clusters.schedulers.base import TIME_LIMIT, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
-from gpuscale.night.night import exit_of_both, job_exit, next_job, nights_folder
+from gpuscale.night.attempt import exit_of_both, job_exit
+from gpuscale.night.night import next_job, nights_folder
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import write_report
 from gpuscale.units import format_seconds

@@ -1,22 +1,19 @@
-"""An attempt to measure: pytest as a child, what it leaves as values, and whose its faults are."""
+"""An attempt to measure: what pytest left, whose its faults are, and how a night ends by it."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from pathlib import Path
-from types import FrameType
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
-from gpuscale.errors import CANNOT_WRITE, GpuscaleError, MachineError, UsageError
+from gpuscale.clusters.schedulers.base import Ending, JobState
+from gpuscale.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
 from gpuscale.records import Results
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
@@ -31,9 +28,6 @@ _OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that are no exception of the training's own code."""
 _OF_PYTEST_ITSELF = (3, 4)
 """Pytest's exit codes for an internal error and for a wrong use."""
-_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
-_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +102,8 @@ class Attempt:
         # Those that failed and were made again well are no faults.
         done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
         for run in runs:
-            failure = run.failure
-            if failure is None or (run.key, run.configuration, run.index) in done:
-                continue
-            if failure.kind in _OF_THE_INFRASTRUCTURE:
+            failure, made = run.failure, (run.key, run.configuration, run.index)
+            if failure and failure.kind in _OF_THE_INFRASTRUCTURE and made not in done:
                 text = f"{run.key.label}, run {run.index}: {failure.message}"
                 yield Fault(text=text, host=failure.host, rank=failure.rank)
         for reason in self.items.gpus_missing:
@@ -129,7 +121,6 @@ class Attempt:
         runs = () if self.results is None else self.results.runs
         ranks = [rank for run in runs for rank in run.ranks]
         environment = None if self.results is None else self.results.environment
-        places = [] if environment is None else [*(environment.nodes or (environment,))]
         document = {
             "format": "gpuscale-evidence",
             "version": 1,
@@ -137,7 +128,7 @@ class Attempt:
             "hosts": sorted({rank.host for rank in ranks}),
             "gpus": [
                 {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
-                for place in places
+                for place in (() if environment is None else environment.nodes or (environment,))
                 for gpu in place.gpus
             ],
             "gpu_uuids_used": sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
@@ -219,70 +210,94 @@ def read_machine_faults(path: Path) -> tuple[Fault, ...]:
         return ()
 
 
-class StopRequest:
-    """Notes the first signal that asks for the end, and passes it on to the pytest that runs."""
+class NightExit(IntEnum):
+    """The exit codes of a night; the first five are those of `gpuscale compare`."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self._running: subprocess.Popen[bytes] | None = None
-        for number in _ASKED_TO_END:
-            signal.signal(number, self._asked)
-
-    def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
-        """The exit code of a program, negative for the signal that ended it.
-
-        Its output is copied to a log and to standard output. It is ended when this process is
-        asked to end.
-        """
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"{command[0]} cannot be started ({error.strerror}); run 'make setup', or put the "
-                "environment that has it first on PATH"
-            ) from None
-        self._running = process
-        if self.number is not None:
-            _end(process)
-        assert process.stdout is not None
-        _copy(process.stdout, log)
-        self._running = None
-        return process.wait()
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            return
-        self.number = number
-        if self._running is not None:
-            # Schedulers and terminals signal all processes of a job; a second signal would
-            # disturb one that is ending in order.
-            later = threading.Timer(_PATIENCE_S, _end, [self._running])
-            later.daemon = True
-            later.start()
+    OK = 0
+    REGRESSED = 1
+    FAILED = 2
+    INCONCLUSIVE = 3
+    NOTHING_COMPARABLE = 4
+    INCOMPLETE = 5
+    INFRASTRUCTURE = 6
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(OSError):
-        process.terminate()
+_MEANINGS: Mapping[int, str] = {
+    NightExit.OK: "ok",
+    NightExit.REGRESSED: "regressed",
+    NightExit.FAILED: "it could not be run or judged",
+    NightExit.INCONCLUSIVE: "not shown to be fine",
+    NightExit.NOTHING_COMPARABLE: "nothing comparable was measured",
+    NightExit.INCOMPLETE: "not everything was measured",
+    NightExit.INFRASTRUCTURE: "infrastructure failed",
+}
+_VERDICTS = frozenset(ExitCode) - {ExitCode.USAGE}
 
 
-def _copy(source: IO[bytes], log: Path) -> None:
-    """Copy to standard output and to a file, also where one of them takes nothing more."""
-    try:
-        log.touch()
-    except OSError:
-        log = Path(os.devnull)
-    with log.open("ab", buffering=0) as file:
-        while chunk := source.read(65536):
-            with suppress(OSError):
-                file.write(chunk)
-            with suppress(OSError):
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
+def night_exit(
+    attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
+) -> NightExit:
+    """The exit code of a night.
+
+    A regression wins, also beside a failed item; then a comparison that broke, then the
+    infrastructure, and then what is missing: a verdict on half of the numbers is not the one that
+    was asked for. That a first attempt, with runs of its own, regressed stands unless the last one
+    judged all that was asked for. `compare_exit` is None where there was nothing to compare with.
+    """
+    is_broken = compare_exit is not None and compare_exit not in _VERDICTS
+    is_whole = not is_broken and attempt.is_complete and attempt.has_measured
+    if compare_exit == NightExit.REGRESSED or (first_regressed and not is_whole):
+        return NightExit.REGRESSED
+    if is_broken:
+        return NightExit.FAILED
+    if attempt.faults:
+        return NightExit.INFRASTRUCTURE
+    if not attempt.has_measured:
+        return NightExit.NOTHING_COMPARABLE if attempt.could_run else NightExit.FAILED
+    if not attempt.is_complete:
+        return NightExit.INCOMPLETE
+    return NightExit.NOTHING_COMPARABLE if compare_exit is None else NightExit(compare_exit)
+
+
+def night_meaning(
+    code: NightExit, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
+) -> str:
+    """The end of a night, in words."""
+    meaning = _MEANINGS[code]
+    if code == NightExit.NOTHING_COMPARABLE and not attempt.has_measured:
+        meaning = "nothing was measured"
+    elif code == NightExit.NOTHING_COMPARABLE and not has_baseline:
+        meaning = "measured, and judged by nothing: no baseline was named"
+    elif code == NightExit.REGRESSED and compare_exit != NightExit.REGRESSED:
+        meaning += ", by what the first attempt measured: see attempt-1"
+    if attempt.stopped_by is not None:
+        meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
+    return meaning
+
+
+def job_exit(state: JobState) -> tuple[NightExit, str]:
+    """The night's exit code and what it means, never 0 for a job that did not end well.
+
+    A signal, or a code that no night ends with, comes from outside of it.
+    """
+    code = state.exit_code
+    if state.ending is Ending.RESOURCES_LOST:
+        return NightExit.INFRASTRUCTURE, _MEANINGS[NightExit.INFRASTRUCTURE]
+    if state.ending is Ending.TIME_UP:
+        return NightExit.INCOMPLETE, "its time was up; what had been measured by then is kept"
+    if state.remark is not None:
+        return NightExit.FAILED, state.remark
+    if code == NightExit.OK and state.ending is not Ending.COMPLETED:
+        return NightExit.FAILED, "somebody or something ended it; see its log"
+    if code in _MEANINGS:
+        return NightExit(code), _MEANINGS[code]
+    told = "no exit code" if code is None else f"exit code {code}"
+    return NightExit.FAILED, f"{told}, which is none of a night's; see its log"
+
+
+def exit_of_both(first: int, last: int) -> int:
+    """The exit code of a night that two jobs had a part in.
+
+    A regression that the first has seen stands, unless the second could judge for itself.
+    """
+    return first if first == NightExit.REGRESSED and last not in _VERDICTS else last

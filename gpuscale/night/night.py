@@ -1,118 +1,308 @@
-"""A night's folder, its record, and its exit code."""
+"""What a night does: measure, once more after a fault, compare, and keep it in a folder."""
 
-from collections.abc import Iterable, Mapping
-from datetime import date
-from enum import IntEnum
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime
 from pathlib import Path
+from types import FrameType
 
-from gpuscale.clusters.schedulers.base import Ending, JobState
-from gpuscale.errors import ExitCode, FileError, UsageError
-from gpuscale.night.attempt import Attempt, signal_name
+from gpuscale.clusters.schedulers import scheduler_of_job
+from gpuscale.clusters.schedulers.base import answer_of
+from gpuscale.errors import ExitCode, FileError, GpuscaleError, UsageError
+from gpuscale.launch.mpirun import job_hosts
+from gpuscale.launch.placement import EXCLUDED_HOSTS
+from gpuscale.night.attempt import (
+    FAULT_FILE,
+    Attempt,
+    NightExit,
+    night_exit,
+    night_meaning,
+    read_items,
+    read_machine_faults,
+    suspects,
+)
 from gpuscale.printable import clean, visible
+from gpuscale.store import read_results
 
-RESULTS, PYTEST_LOG, ITEMS = "results.jsonl", "pytest.log", "junit.xml"
-BASELINE, RECORD, EVIDENCE = "baseline.json", "night.txt", "evidence.json"
-MACHINE_FAULT = "fault.json"
-FIRST_ATTEMPT = "attempt-1"
-"""Names in a night's folder; what an attempt left that was made again has a folder of its own."""
 RETRY_OF = "GPUSCALE_RETRY_OF"
 """The variable that tells a job in whose night's folder it takes the place of another."""
 RETRIED_AS = "retried as"
 """The fact that another job took the place of this one."""
+FIRST_ATTEMPT, RECORD = "attempt-1", "night.txt"
+"""Names in a night's folder; what an attempt left that was made again has a folder of its own."""
+
+_RESULTS, _LOG, _ITEMS, _FAULT = "results.jsonl", "pytest.log", "junit.xml", "fault.json"
 _EXIT = "exit"
+_FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
+_PATIENCE_S = 2.0
 
 
-class NightExit(IntEnum):
-    """The exit codes of a night; the first five are those of `gpuscale compare`."""
+class Night:
+    """One night on one machine, in a job or in none."""
 
-    OK = 0
-    REGRESSED = 1
-    FAILED = 2
-    INCONCLUSIVE = 3
-    NOTHING_COMPARABLE = 4
-    INCOMPLETE = 5
-    INFRASTRUCTURE = 6
+    def __init__(
+        self,
+        job: str,
+        measure: Sequence[str],
+        compare: Sequence[str],
+        command: Callable[..., tuple[int, str]],
+    ) -> None:
+        """Takes the words for pytest and those for the comparison, which may be none.
+
+        `command` runs another command of gpuscale in this process: its exit code, and what it said.
+        """
+        self._job, self._measure, self._compare, self._command = job, measure, compare, command
+        self._started = datetime.now().astimezone()
+        self._stop = StopRequest()
+        self._scheduler = scheduler_of_job(os.environ)
+        self._retry_of = os.environ.get(RETRY_OF)
+        self._first_regressed = False
+
+    def run(self, name: str) -> NightExit:
+        """Measure, once more where the infrastructure failed, judge, and keep the record."""
+        self._nodes = self._nodes_of_the_job()
+        self._folder = self._open(name)
+        attempt = self._try("--results")
+        if attempt.faults and self._retry_of is None:
+            first_exit = self._keep_first(attempt)
+            lost = self._scheduler.lost_nodes(self._nodes) if self._scheduler else ()
+            bad = suspects(attempt.faults, self._nodes, lost=lost)
+            job = self._submit_again(bad)
+            if job is not None:
+                return self._hand_over(attempt, job, first_exit)
+            attempt = self._try_here(attempt, bad)
+        compare_exit = self._judge(self._folder)
+        code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
+        meaning = night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
+        self._record(self._folder, attempt, code, meaning, compare_exit)
+        _say(f"{meaning} (exit {int(code)}); kept in {self._folder}")
+        return code
+
+    def _nodes_of_the_job(self) -> tuple[str, ...]:
+        """The nodes that the scheduler gave, by its names; empty where it does not tell."""
+        nodes = self._scheduler.nodes(os.environ) if self._scheduler else None
+        if nodes is None:
+            with suppress(OSError):
+                nodes = job_hosts(os.environ)
+        return nodes or ()
+
+    def _open(self, name: str) -> Path:
+        """The night's folder, new unless this job takes the place of another."""
+        if self._compare:
+            # A wrong baseline is found here, before the GPUs have worked for an hour.
+            _say(f"judged against {self._compare[0]}")
+            if self._command("show", self._compare[0])[0] != ExitCode.OK:
+                problem = "cannot be shown (see above); name another one"
+                raise UsageError(f"{self._compare[0]} {problem}")
+        if self._retry_of is None:
+            nights, day = nights_folder(os.environ), self._started.date()
+            folder = new_night(nights, name=name, job=self._job, day=day)
+        else:
+            folder = Path(self._retry_of)
+            if not folder.is_dir():
+                raise UsageError(f"{RETRY_OF}: {folder} is not a night's folder; unset it")
+            self._first_regressed = has_regressed(folder / FIRST_ATTEMPT)
+        if self._compare:
+            _copy_or_say(Path(self._compare[0]), folder / "baseline.json")
+        return folder
+
+    def _try(self, option: str, *, without: Sequence[str] = ()) -> Attempt:
+        results, items = self._folder / _RESULTS, self._folder / _ITEMS
+        fault = self._folder / _FAULT
+        environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
+        if without:
+            environment[EXCLUDED_HOSTS] = ",".join(without)
+        command = ["pytest", *self._measure, option, str(results), "--junitxml", str(items)]
+        exit_code = self._stop.run(command, self._folder / _LOG, environment)
+        found = None
+        # What is broken the comparison will say.
+        with suppress(FileError):
+            found = read_results(results) if results.exists() else None
+        attempt = Attempt(
+            exit_code=exit_code,
+            stopped_by=self._stop.number,
+            items=read_items(items),
+            results=found,
+            machine=read_machine_faults(fault),
+        )
+        for seen in attempt.faults:
+            _say(f"infrastructure: {seen}")
+        return attempt
+
+    def _judge(self, folder: Path) -> int | None:
+        """The comparison's exit code; None where there is nothing to compare, or to compare with.
+
+        Its text and its other formats are kept in the folder.
+        """
+        results = folder / _RESULTS
+        if not self._compare or not results.exists() or not results.stat().st_size:
+            return None
+        baseline, *options = self._compare
+        for name, ending in _FORMATS.items():
+            options += ["--format", f"{name}={folder / f'comparison.{ending}'}"]
+        code, said = self._command("compare", baseline, str(results), *options)
+        _write_or_say(folder / "comparison.txt", said)
+        return code
+
+    def _keep_first(self, attempt: Attempt) -> int | None:
+        """Set aside what the first attempt left, with what tells which hardware failed.
+
+        It is judged here: nobody knows whether another attempt will measure anything.
+        """
+        first, host = self._folder / FIRST_ATTEMPT, socket.gethostname()
+        evidence = attempt.evidence(job=self._job, host=host, nodes=list(self._nodes))
+        with suppress(OSError):
+            first.mkdir(exist_ok=True)
+            for name in (_RESULTS, _LOG, _ITEMS, _FAULT):
+                if (self._folder / name).exists():
+                    (self._folder / name).replace(first / name)
+        _write_or_say(first / "evidence.json", evidence)
+        doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
+        if doctor is not None:
+            _write_or_say(first / "doctor.json", doctor + "\n")
+        code = self._judge(first)
+        self._first_regressed = code == NightExit.REGRESSED
+        return code
+
+    def _submit_again(self, bad: Sequence[str]) -> str | None:
+        """Submit this job once more, for other nodes; its number, None where that cannot be."""
+        found = self._scheduler.submit_again(os.environ, avoid=bad) if self._scheduler else None
+        if self._scheduler is None or found is None:
+            return None
+        command, environment = found
+        answer = answer_of(command, {**environment, RETRY_OF: str(self._folder.absolute())})
+        problem = f"{self._scheduler.title} does not take the job once more without these nodes"
+        if answer is not None:
+            try:
+                return self._scheduler.number_in(answer)
+            except GpuscaleError as error:
+                problem = str(error)
+        _say(f"{problem}; trying again here")
+        return None
+
+    def _hand_over(self, attempt: Attempt, job: str, compare_exit: int | None) -> NightExit:
+        code = NightExit.REGRESSED if self._first_regressed else NightExit.INFRASTRUCTURE
+        meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
+        if self._first_regressed:
+            meaning = f"regressed, and {meaning}"
+        first = self._folder / FIRST_ATTEMPT
+        self._record(first, attempt, code, meaning, compare_exit, retried_as=job)
+        _say(f"{meaning}; kept in {first}")
+        return code
+
+    def _try_here(self, first: Attempt, bad: Sequence[str]) -> Attempt:
+        """Once more in this job: without the bad node where it has others, else going on."""
+        kept, results = self._folder / FIRST_ATTEMPT / _RESULTS, self._folder / _RESULTS
+        has_others = len(bad) < len(self._nodes)
+        where = f"without {', '.join(bad)}" if has_others else "on the same node"
+        _say(f"trying once more, {where}")
+        if has_others or first.results is None:
+            again = self._try("--results", without=bad if has_others else ())
+        else:
+            _copy_or_say(kept, results)
+            # Its runs are compared together with those that follow.
+            self._first_regressed = False
+            again = self._try("--resume")
+        if not again.has_measured and first.has_measured:
+            # What had been measured before is still something to judge.
+            _copy_or_say(kept, results)
+        return again
+
+    def _record(
+        self,
+        folder: Path,
+        attempt: Attempt,
+        code: NightExit,
+        meaning: str,
+        compare_exit: int | None,
+        *,
+        retried_as: str | None = None,
+    ) -> None:
+        again = self._retry_of is not None or (self._folder / FIRST_ATTEMPT).exists()
+        facts: list[tuple[str, object]] = [
+            ("pytest exit", attempt.exit_code),
+            ("compare exit", compare_exit),
+            ("all measured", "yes" if attempt.is_complete else "no"),
+            *(("infrastructure", fault) for fault in attempt.faults),
+            *(("left out", reason) for reason in attempt.items.left_out),
+            *(("not collected", name) for name in attempt.items.uncollected),
+            ("attempts", "2, see attempt-1" if again and folder == self._folder else 1),
+            (RETRIED_AS, retried_as),
+            ("started", self._started.isoformat(timespec="seconds")),
+            ("finished", datetime.now().astimezone().isoformat(timespec="seconds")),
+            ("host", socket.gethostname()),
+            ("nodes", " ".join(self._nodes) or None),
+            ("job", self._job),
+            ("revision", answer_of(["git", "describe", "--always", "--dirty"]) or "unknown"),
+            ("baseline", self._compare[0] if self._compare else None),
+        ]
+        _write_or_say(folder / RECORD, record_text(meaning, code, facts))
 
 
-_MEANINGS = {
-    NightExit.OK: "ok",
-    NightExit.REGRESSED: "regressed",
-    NightExit.FAILED: "it could not be run or judged",
-    NightExit.INCONCLUSIVE: "not shown to be fine",
-    NightExit.NOTHING_COMPARABLE: "nothing comparable was measured",
-    NightExit.INCOMPLETE: "not everything was measured",
-    NightExit.INFRASTRUCTURE: "infrastructure failed",
-}
-_VERDICTS = frozenset(ExitCode) - {ExitCode.USAGE}
+class StopRequest:
+    """Notes the first signal that asks for the end, and passes it on to the pytest that runs."""
 
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._running: subprocess.Popen[bytes] | None = None
+        for number in _ASKED_TO_END:
+            signal.signal(number, self._asked)
 
-def night_exit(
-    attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
-) -> NightExit:
-    """The exit code of a night.
+    def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
+        """The exit code of a program, negative for the signal that ended it.
 
-    A regression wins, also beside a failed item; then a comparison that broke, then the
-    infrastructure, and then what is missing: a verdict on half of the numbers is not the one that
-    was asked for. That a first attempt, with runs of its own, regressed stands unless the last one
-    judged all that was asked for. `compare_exit` is None where there was nothing to compare with.
-    """
-    is_broken = compare_exit is not None and compare_exit not in _VERDICTS
-    if first_regressed and (is_broken or not attempt.is_complete or not attempt.has_measured):
-        return NightExit.REGRESSED
-    if is_broken:
-        return NightExit.FAILED
-    if compare_exit == NightExit.REGRESSED:
-        return NightExit.REGRESSED
-    if attempt.faults:
-        return NightExit.INFRASTRUCTURE
-    if not attempt.has_measured:
-        return NightExit.NOTHING_COMPARABLE if attempt.could_run else NightExit.FAILED
-    if not attempt.is_complete:
-        return NightExit.INCOMPLETE
-    return NightExit.NOTHING_COMPARABLE if compare_exit is None else NightExit(compare_exit)
+        Its output is copied to a log and to standard output, also where one of them takes nothing
+        more. It is ended when this process is asked to end.
+        """
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"{command[0]} cannot be started ({error.strerror}); run 'make setup', or put the "
+                "environment that has it first on PATH"
+            ) from None
+        self._running = process
+        if self.number is not None:
+            process.terminate()
+        assert process.stdout is not None
+        try:
+            log.touch()
+        except OSError:
+            log = Path(os.devnull)
+        with log.open("ab", buffering=0) as file:
+            while chunk := process.stdout.read(65536):
+                with suppress(OSError):
+                    file.write(chunk)
+                with suppress(OSError):
+                    sys.stdout.buffer.write(chunk)
+                    sys.stdout.buffer.flush()
+        self._running = None
+        return process.wait()
 
-
-def night_meaning(
-    code: NightExit, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
-) -> str:
-    """The end of a night, in words."""
-    meaning = _MEANINGS[code]
-    if code == NightExit.NOTHING_COMPARABLE and not attempt.has_measured:
-        meaning = "nothing was measured"
-    elif code == NightExit.NOTHING_COMPARABLE and not has_baseline:
-        meaning = "measured, and judged by nothing: no baseline was named"
-    elif code == NightExit.REGRESSED and compare_exit != NightExit.REGRESSED:
-        meaning += ", by what the first attempt measured: see attempt-1"
-    if attempt.stopped_by is not None:
-        meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
-    return meaning
-
-
-def job_exit(state: JobState) -> tuple[NightExit, str]:
-    """The night's exit code and what it means, never 0 for a job that did not end well.
-
-    A signal, or a code that no night ends with, comes from outside of it.
-    """
-    if state.ending is Ending.RESOURCES_LOST:
-        return NightExit.INFRASTRUCTURE, _MEANINGS[NightExit.INFRASTRUCTURE]
-    if state.ending is Ending.TIME_UP:
-        return NightExit.INCOMPLETE, "its time was up; what had been measured by then is kept"
-    if state.remark is not None:
-        return NightExit.FAILED, state.remark
-    if state.exit_code == NightExit.OK and state.ending is not Ending.COMPLETED:
-        return NightExit.FAILED, "somebody or something ended it; see its log"
-    if state.exit_code in _MEANINGS:
-        return NightExit(state.exit_code), _MEANINGS[NightExit(state.exit_code)]
-    code = "no exit code" if state.exit_code is None else f"exit code {state.exit_code}"
-    return NightExit.FAILED, f"{code}, which is none of a night's; see its log"
-
-
-def exit_of_both(first: int, last: int) -> int:
-    """The exit code of a night that two jobs had a part in.
-
-    A regression that the first has seen stands, unless the second could judge for itself.
-    """
-    return first if first == NightExit.REGRESSED and last not in _VERDICTS else last
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if self.number is None and self._running is not None:
+            # Schedulers and terminals signal all processes of a job; a second signal would
+            # disturb one that is ending in order.
+            later = threading.Timer(_PATIENCE_S, self._running.terminate)
+            later.daemon = True
+            later.start()
+        self.number = self.number or number
 
 
 def nights_folder(environment: Mapping[str, str]) -> Path:
@@ -164,3 +354,29 @@ def record_text(meaning: str, code: NightExit, facts: Iterable[tuple[str, object
     known = [("night", meaning), (_EXIT, int(code)), *facts]
     lines = [f"{name}: {clean(str(value))}" for name, value in known if value is not None]
     return "\n".join(lines) + "\n"
+
+
+def _write_or_say(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _say(f"{path} cannot be written ({error.strerror}); its text was:\n{text}")
+
+
+def _copy_or_say(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except OSError as error:
+        _say(f"{target} cannot be written ({error.strerror})")
+
+
+def _say(text: str) -> None:
+    """Print a line of the night's own."""
+    print_on(f"gpuscale night: {text}\n")
+
+
+def print_on(text: str) -> None:
+    """Print, if anybody still listens."""
+    with suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()
