@@ -20,10 +20,9 @@ from gpuscale.printable import shown, visible
 from gpuscale.records.as_json import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
 
-MOST_BYTES = 256 * 1024
+_MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
 """Signs that a word of a shell script may have besides letters and digits."""
-_ENDING = ".toml"
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _SHELL_WORD = re.compile(rf"[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+")
@@ -40,11 +39,11 @@ def _refuse(place: str, wanted: str, value: str) -> None:
 
 
 def _check_shell_words(**values: str | tuple[str, ...] | None) -> None:
+    signs = f"letters, digits and {SHELL_WORD_SIGNS}"
     for name, value in values.items():
-        words = {f"{name}[{number}]": word for number, word in enumerate(value or ())}
-        for place, word in ({name: value} if isinstance(value, str) else words).items():
+        listed = {f"{name}[{number}]": word for number, word in enumerate(value or ())}
+        for place, word in ({name: value} if isinstance(value, str) else listed).items():
             if not is_shell_word(word):
-                signs = f"letters, digits and {SHELL_WORD_SIGNS}"
                 _refuse(place, f"a word of {signs} (it goes into a shell script)", word)
 
 
@@ -175,7 +174,7 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
     """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`."""
-    if wanted.endswith(_ENDING) or os.sep in wanted:
+    if wanted.endswith(".toml") or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = _files(environment)
     if wanted not in known:
@@ -191,10 +190,18 @@ def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(_files(environment))
 
 
+def _files(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The profiles by name, in order; the user's own go before shipped ones of the same name."""
+    base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    folders = (Path(__file__).parent, Path(base) / "gpuscale" / "clusters")
+    found = {path.stem: path for folder in folders for path in folder.glob("*.toml")}
+    return dict(sorted(found.items()))
+
+
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
     """The only profile that recognises this machine, by its variables and its name."""
-    known = known_profiles(environment)
-    profiles = (find_profile(name, environment) for name in known)
+    known = _files(environment)
+    profiles = map(read_profile, known.values())
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
     if len(found) == 1:
         return found[0]
@@ -212,18 +219,17 @@ def read_profile(path: Path) -> ClusterProfile:
     try:
         # Bounded: somebody may name a results file, or a device.
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8") if len(content) <= _MOST_BYTES else None
+    except UnicodeDecodeError as error:
+        problem = "is not UTF-8 text; save it as UTF-8"
+        raise FileError(named, problem, place=f"byte {error.start + 1}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = f"cannot be read ({reason}); name a TOML file, or a profile that is shipped"
         raise FileError(named, problem) from None
-    if len(content) > MOST_BYTES:
-        raise FileError(named, f"has more than {MOST_BYTES} bytes; is it a cluster profile?")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        problem = "is not UTF-8 text; save it as UTF-8"
-        raise FileError(named, problem, place=f"byte {error.start + 1}") from None
+    if text is None:
+        raise FileError(named, f"has more than {_MOST_BYTES} bytes; is it a cluster profile?")
     return parse_profile(text, name=path.stem, shown_as=named)
 
 
@@ -267,14 +273,6 @@ def _line_of(text: str, wanted: str) -> int | None:
             if wanted and (full == wanted or wanted.startswith(f"{full}.")):
                 return number
     return table_line
-
-
-def _files(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The profiles by name, in order; the user's own go before shipped ones of the same name."""
-    base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    folders = (Path(__file__).parent, Path(base) / "gpuscale" / "clusters")
-    found = {path.stem: path for folder in folders for path in folder.glob(f"*{_ENDING}")}
-    return dict(sorted(found.items()))
 
 
 def _holds(path: Path, text: str) -> bool:
