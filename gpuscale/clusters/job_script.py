@@ -1,7 +1,7 @@
 """From a cluster profile to the text of a job: directives, and a shell that calls ci/nightly.sh."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,15 +82,6 @@ def job_demand(
     )
 
 
-def job_script(request: JobRequest) -> str:
-    """The script, complete; the same request gives the same text."""
-    scheduler = request.scheduler
-    options = [*scheduler.options_of(request.demand), *request.profile.job.options]
-    directives = [f"{scheduler.directive} {option}" for option in options]
-    lines = [*_head(request), *directives, "", *_body(request), "", *_night(request)]
-    return "\n".join(lines) + "\n"
-
-
 def numbers_text(gpus: tuple[int, ...]) -> str:
     """Numbers of GPUs as `--gpus` takes them."""
     return ",".join(str(number) for number in gpus)
@@ -101,75 +92,35 @@ def nodes_text(demand: Demand) -> str:
     return f"{demand.nodes} node{'' if demand.nodes == 1 else 's'}"
 
 
-def _head(request: JobRequest) -> list[str]:
-    scheduler = request.scheduler
-    given = {"--gpus": numbers_text(request.gpus), **request.options}
-    words = [request.named, *(word for option in given.items() for word in option), "--print"]
-    by_stdin = "< " if scheduler.takes_stdin else ""
-    return [
-        "#!/bin/bash",
-        f"# The scaling job of {request.profile.description} ({scheduler.title}):",
-        f"# on {numbers_text(request.gpus)} GPUs, {nodes_text(request.demand)} with "
-        f"{request.demand.gpus_per_node} each.",
-        "#",
-        f"#     gpuscale submit {visible(shlex.join(words))}",
-        "#",
-        "# wrote it. Submit it from the root of a checkout in which `make setup` has run:",
-        "#",
-        f"#     {scheduler.submit_command[0]} {by_stdin}FILE",
-        "#",
-        "# docs/nightly.md says what the exit codes mean and where the results go.",
-        "#",
-    ]
+def job_script(request: JobRequest) -> str:
+    """The script, complete; the same request gives the same text."""
+    profile, scheduler, demand = request.profile, request.scheduler, request.demand
+    job, program, gpus = profile.job, scheduler.submit_command[0], numbers_text(request.gpus)
+    only = f"submit this file with {program}"
 
+    def setting(option: str, variable: str, value: str) -> str:
+        # Fixed where the option was given, else a default.
+        given = option in request.options
+        return shlex.quote(value) if given else f"${{{variable}{value}}}"
 
-def _body(request: JobRequest) -> Iterator[str]:
-    job, scheduler = request.profile.job, request.scheduler
-    yield "# Whatever goes wrong before the night starts ends with 2; 1 is kept for a regression."
-    yield "trap 'exit 2' EXIT"
-    yield ""
-    yield "# Settings: what was asked for, else what the environment of the job says."
-    if request.modules is None:
-        yield f"modules=${{GPUSCALE_MODULES?{job.modules_remedy}}}"
-    else:
-        modules = " ".join(request.modules)
-        yield f"modules={_setting(request, '--modules', 'GPUSCALE_MODULES-', modules)}"
-    runs = _setting(request, "--runs", "GPUSCALE_RUNS:-", str(request.runs))
-    yield f"runs={runs}  # fresh starts of each number of GPUs"
-    baseline = request.baseline or ""
-    yield f"baseline={_setting(request, '--baseline', 'GPUSCALE_BASELINE:-', baseline)}"
+    options = {"--gpus": gpus, **request.options}
+    words = [request.named, *(word for option in options.items() for word in option), "--print"]
+    asked = [*scheduler.options_of(demand), *job.options]
+    directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
+    modules = f"${{GPUSCALE_MODULES?{job.modules_remedy}}}"
+    if request.modules is not None:
+        modules = setting("--modules", "GPUSCALE_MODULES-", " ".join(request.modules))
+    runs = setting("--runs", "GPUSCALE_RUNS:-", str(request.runs))
     judged = "" if request.baseline is None else numbers_text(request.judged_gpus)
-    yield f"judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}"
-    yield ""
-    yield f"cd {_told_by(scheduler, scheduler.folder_variable)} || exit"
-    yield 'if [ -n "$modules" ]; then'
-    yield "    # shellcheck disable=SC2086  # a list of names"
-    yield "    module load $modules || exit"
-    yield "fi"
-    if job.unset:
-        yield f"unset {' '.join(job.unset)}"
-    for name, value in job.variables.items():
-        yield f"export {name}={shlex.quote(value)}"
-    yield from scheduler.preparation(request.demand)
-
-
-def _setting(request: JobRequest, option: str, variable: str, value: str) -> str:
-    """The value as the shell takes it: fixed where the option was given, else a default."""
-    return shlex.quote(value) if option in request.options else f"${{{variable}{value}}}"
-
-
-def _told_by(scheduler: Scheduler, variable: str) -> str:
-    """A variable that only a job of the scheduler has."""
-    return f'"${{{variable}:?submit this file with {scheduler.submit_command[0]}}}"'
-
-
-def _night(request: JobRequest) -> Iterator[str]:
-    profile, measured, scheduler = request.profile, request.profile.measure, request.scheduler
-    words = [
+    lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+    preparation = "".join(f"{line}\n" for line in [*lines, *scheduler.preparation(demand)])
+    measured = profile.measure
+    measure = [
         *measured.cases,
         f"--strategy {','.join(measured.strategies)}",
-        f"--gpus {numbers_text(request.gpus)}",
-        *([f"--launcher {request.launcher}"] if request.demand.nodes > 1 else []),
+        f"--gpus {gpus}",
+        *([f"--launcher {request.launcher}"] if demand.nodes > 1 else []),
         f"--device {measured.device}",
         f"--size {measured.size}",
         *([] if measured.run_seconds is None else [f"--run-seconds {measured.run_seconds:g}"]),
@@ -177,23 +128,52 @@ def _night(request: JobRequest) -> Iterator[str]:
         '--runs "$runs"',
         '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
     ]
-    yield f"exec ci/nightly.sh {profile.name} {_told_by(scheduler, scheduler.job_variable)} \\"
-    yield from _wrapped("measure", words, end=" \\")
-    cases = [f"--case {case}" for case in profile.judge.cases]
-    judged = ['"$baseline"', *cases]
+    cases = ['"$baseline"', *(f"--case {case}" for case in profile.judge.cases)]
+    compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
     if request.baseline is None:
-        judged.append('${judged_gpus:+--gpus "$judged_gpus"}')
-        yield f"    ${{baseline:+compare {' '.join(judged)}}}"
-    else:
-        yield from _wrapped("compare", [*judged, '--gpus "$judged_gpus"'], end="")
+        cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
+        compare = f"    ${{baseline:+compare {' '.join(cases)}}}"
+    return f"""\
+#!/bin/bash
+# The scaling job of {profile.description} ({scheduler.title}):
+# on {gpus} GPUs, {nodes_text(demand)} with {demand.gpus_per_node} each.
+#
+#     gpuscale submit {visible(shlex.join(words))}
+#
+# wrote it. Submit it from the root of a checkout in which `make setup` has run:
+#
+#     {program} {"< " if scheduler.takes_stdin else ""}FILE
+#
+# docs/nightly.md says what the exit codes mean and where the results go.
+#
+{directives}
+
+# Whatever goes wrong before the night starts ends with 2; 1 is kept for a regression.
+trap 'exit 2' EXIT
+
+# Settings: what was asked for, else what the environment of the job says.
+modules={modules}
+runs={runs}  # fresh starts of each number of GPUs
+baseline={setting("--baseline", "GPUSCALE_BASELINE:-", request.baseline or "")}
+judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
+
+cd "${{{scheduler.folder_variable}:?{only}}}" || exit
+if [ -n "$modules" ]; then
+    # shellcheck disable=SC2086  # a list of names
+    module load $modules || exit
+fi
+{preparation}
+exec ci/nightly.sh {profile.name} "${{{scheduler.job_variable}:?{only}}}" \\
+{_wrapped("measure", measure)} \\
+{compare}
+"""
 
 
-def _wrapped(first: str, words: list[str], *, end: str) -> Iterator[str]:
-    """Lines of a shell command that goes on from line to line."""
-    line = f"    {first}"
+def _wrapped(first: str, words: Sequence[str]) -> str:
+    """A shell command, on as many lines as it needs."""
+    lines = [f"    {first}"]
     for word in words:
-        if len(line) + 1 + len(word) > _LINE_WIDTH:
-            yield f"{line} \\"
-            line = "   "
-        line = f"{line} {word}"
-    yield f"{line}{end}"
+        if len(lines[-1]) + 1 + len(word) > _LINE_WIDTH:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)
