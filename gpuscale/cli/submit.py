@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from gpuscale.clusters.profile import (
     recognised_profile,
 )
 from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.clusters.schedulers.base import TIME_LIMIT, JobState, Scheduler
+from gpuscale.clusters.schedulers.base import TIME_LIMIT, UNKNOWN, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.night.night import next_job, nights_folder
@@ -60,13 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "submitted or printed, 2 not submitted."
     )
     add = parser.add_argument
-    add(
-        "profile",
-        metavar="PROFILE",
-        nargs="?",
-        help="such as juwels-booster, or a file such as ./mysite.toml (default: the one that "
-        "recognises this machine)",
-    )
+    text = "such as juwels-booster, or a file such as ./mysite.toml"
+    text += " (default: the one that recognises this machine)"
+    add("profile", metavar="PROFILE", nargs="?", help=text)
     for option, metavar, text in (
         ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
         ("--runs", "R", "fresh starts of each (default: the profile's)"),
@@ -101,10 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
             "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
             "checkout of gpuscale"
         )
-    for line in tuple(_announcement(request)):
-        print(line)  # noqa: T201 - a command line prints
+    _say("\n".join(_announcement(request)))
     if not arguments.yes and not _go_on():
-        print("nothing was submitted")  # noqa: T201
+        _say("nothing was submitted")
         return ExitCode.USAGE
     path = _write(request, script)
     try:
@@ -113,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         path.unlink(missing_ok=True)
         raise
     log = request.scheduler.log_of(request.demand.job_name, job)
-    print(f"submitted {path} as job {job}; its log is {log}", flush=True)  # noqa: T201
+    _say(f"submitted {path} as job {job}; its log is {log}")
     return _wait(request, job) if arguments.wait else ExitCode.OK
 
 
@@ -134,7 +130,6 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
             f"the profile {profile.name} does not say on how many GPUs to measure; "
             "add, for example, --gpus 1,2,4"
         )
-    judged = gpus if "--baseline" in given else _judged(profile, gpus)
     modules = None if profile.job.modules_remedy is not None else profile.job.modules
     if "--modules" in given:
         modules = tuple(given["--modules"].split())
@@ -146,26 +141,25 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
         gpus=gpus,
         runs=int(given.get("--runs", profile.measure.runs)),
         baseline=given.get("--baseline", profile.judge.baseline),
-        judged_gpus=judged,
+        judged_gpus=gpus if "--baseline" in given else _judged(profile, gpus),
         modules=modules,
     )
 
 
 def _check_options(given: Mapping[str, str]) -> None:
     for option, value in given.items():
-        if option in _WHOLE_NUMBERS:
-            if int(value) < 1:
-                raise UsageError(f"{option}: {value} is not at least 1")
-        elif option == "--time":
-            if not re.match(TIME_LIMIT, value):
-                raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
-        elif option != "--gpus":
-            for word in value.split() if option == "--modules" else [value]:
-                if not is_shell_word(word):
-                    raise UsageError(
-                        f"{option}: '{word}' goes into a shell script, so it may have letters, "
-                        f"digits and {SHELL_WORD_SIGNS} only"
-                    )
+        if option in _WHOLE_NUMBERS and int(value) < 1:
+            raise UsageError(f"{option}: {value} is not at least 1")
+        if option == "--time" and not re.match(TIME_LIMIT, value):
+            raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
+        if option in (*_WHOLE_NUMBERS, "--time", "--gpus"):
+            continue
+        for word in value.split() if option == "--modules" else [value]:
+            if not is_shell_word(word):
+                raise UsageError(
+                    f"{option}: '{word}' goes into a shell script, so it may have letters, "
+                    f"digits and {SHELL_WORD_SIGNS} only"
+                )
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -205,11 +199,11 @@ def _announcement(request: JobRequest) -> Iterator[str]:
     item_s += _BESIDE_RUN_S[measured.device] + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
     items = _count_cases(request) * len(measured.strategies) * len(request.gpus) * runs
     seconds = items * item_s + _BESIDE_MEASURING_S
+    hours, most_hours = (s * demand.nodes / 3600 for s in (seconds, demand.limit_s))
     yield (
         f"estimate: {items} fresh starts of about {format_seconds(item_s)} and "
         f"{format_seconds(_BESIDE_MEASURING_S)} around them are {format_seconds(seconds)} on "
-        f"{nodes}: {seconds * demand.nodes / 3600:.2g} node-hours of the "
-        f"{demand.limit_s * demand.nodes / 3600:.2g} that the time limit allows "
+        f"{nodes}: {hours:.2g} node-hours of the {most_hours:.2g} that the time limit allows "
         "(start-up is guessed)"
     )
     if seconds > demand.limit_s:
@@ -257,26 +251,24 @@ def _write(request: JobRequest, script: str) -> Path:
 def _wait(request: JobRequest, job: str) -> int:
     """Follow the job, and the one that took its place where a node failed; the night's code."""
     nights = nights_folder(os.environ) / request.profile.name
-    scheduler = request.scheduler
-    first: int = ExitCode.OK
+    scheduler, first = request.scheduler, int(ExitCode.OK)
     try:
         while True:
-            log = scheduler.log_of(request.demand.job_name, job)
-            state = _followed(scheduler, job, log)
-            again = next_job(nights, job)
+            state = _followed(scheduler, job, scheduler.log_of(request.demand.job_name, job))
             code, meaning = job_exit(state)
+            again = next_job(nights, job)
             if again is None:
                 break
-            print(f"gpuscale: job {job} was submitted once more as job {again}")  # noqa: T201
+            _say(f"gpuscale: job {job} was submitted once more as job {again}")
             first, job = code, again
     except KeyboardInterrupt:
         command = f"{scheduler.cancel_program} {job}"
-        print(f"\ngpuscale: job {job} goes on; '{command}' ends it", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"\ngpuscale: job {job} goes on; '{command}' ends it\n")
         raise
-    print(f"gpuscale: job {job} ended as {state.word}: {meaning}")  # noqa: T201
+    _say(f"gpuscale: job {job} ended as {state.word}: {meaning}")
     both = exit_of_both(first, code)
     if both != code:
-        print("gpuscale: what the first job measured had regressed")  # noqa: T201
+        _say("gpuscale: what the first job measured had regressed")
     return both
 
 
@@ -288,16 +280,20 @@ def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
     Grid Engine deletes the job.
     """
     written = unknown = 0
-    before: JobState | None = None
-    pause_s = _SHORTEST_PAUSE_S
+    before, pause_s = UNKNOWN, _SHORTEST_PAUSE_S
     while unknown <= _MOST_UNKNOWN:
         state = scheduler.state_of(job)
-        written += _pass_on(log, written)
+        new = b""
+        with suppress(OSError), log.open("rb") as file:
+            file.seek(written)
+            new = file.read()
+        written += len(new)
+        _say(new.decode("utf-8", errors="replace"), end="")
         if state.stage == "ended":
             return state
         unknown = unknown + 1 if state.stage == "unknown" else 0
-        if state != before and state.stage != "unknown":
-            print(f"gpuscale: job {job} is {state.stage} ({state.word})", flush=True)  # noqa: T201
+        if state not in (before, UNKNOWN):
+            _say(f"gpuscale: job {job} is {state.stage} ({state.word})")
             pause_s = _SHORTEST_PAUSE_S
         before = state
         time.sleep(pause_s)
@@ -308,14 +304,6 @@ def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
     )
 
 
-def _pass_on(log: Path, start: int) -> int:
-    """Print what a log holds from some byte on; the number of these bytes."""
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            new = file.read()
-    except OSError:
-        return 0
-    sys.stdout.write(new.decode("utf-8", errors="replace"))
+def _say(text: str, end: str = "\n") -> None:
+    sys.stdout.write(f"{text}{end}")
     sys.stdout.flush()
-    return len(new)

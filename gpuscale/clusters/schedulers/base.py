@@ -15,7 +15,6 @@ from gpuscale.errors import SchedulerError
 from gpuscale.printable import visible
 
 _ANSWER_S = 60.0
-_OUR_VARIABLES = "GPUSCALE_"
 TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
 """A time limit, `HH:MM:SS`, that is not 0."""
 
@@ -117,9 +116,10 @@ class Scheduler(ABC):
 
     def options_of(self, demand: Demand) -> Iterator[str]:
         """The options of a job, in order, without what its profile adds."""
-        own = demand.gpu_option
-        request = (self.default_gpu_option if own is None else own) or ""
-        gpus = request.replace("{gpus}", str(demand.gpus_per_node))
+        own, default = demand.gpu_option, self.default_gpu_option
+        gpus = ((default if own is None else own) or "").replace(
+            "{gpus}", str(demand.gpus_per_node)
+        )
         known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
         for option in self.options:
             named = (name for _, name, _, _ in Formatter().parse(option) if name)
@@ -159,8 +159,7 @@ class Scheduler(ABC):
         """Where a job is now."""
         answers: list[str] = []
         for question in self.questions:
-            command = [*question, job]
-            answers.append(answer_of(command, also_failed=self.tells_by_failing) or "")
+            answers.append(answer_of([*question, job], also_failed=self.tells_by_failing) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -172,14 +171,13 @@ class Scheduler(ABC):
         A `SchedulerError` says why the scheduler did not take it.
         """
         program = self.submit_command[0]
-        ours = sorted(name for name in environment if name.startswith(_OUR_VARIABLES))
+        ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command]
         if self.variables_option is not None and ours:
             command += [self.variables_option, ",".join(ours)]
-        if not self.takes_stdin:
-            command.append(str(script))
+        told = script.read_text("utf-8") if self.takes_stdin else ""
         try:
-            answer = _run(command, told=script.read_text("utf-8") if self.takes_stdin else "")
+            answer = _run(command if self.takes_stdin else [*command, str(script)], told=told)
         except FileNotFoundError:
             raise SchedulerError(
                 f"{program} is not here; submit from a login node of the cluster, or keep the "
