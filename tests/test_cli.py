@@ -172,7 +172,7 @@ def test_a_full_disk_under_the_output_is_no_regression() -> None:
 
 def test_a_command_that_cannot_be_imported_is_no_regression() -> None:
     code = (
-        "import sys; sys.modules['gpuscale.clusters.schedulers'] = None\n"
+        "import sys; sys.modules['gpuscale.clusters'] = None\n"
         "from gpuscale.cli import main; sys.exit(main(['night', 'a', 'b']))"
     )
     answer = subprocess.run(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
+from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.profile import (
     ClusterProfile,
     JobSettings,
@@ -19,7 +20,6 @@ from gpuscale.clusters.profile import (
     read_profile,
     recognised_profile,
 )
-from gpuscale.clusters.schedulers import SCHEDULERS
 from gpuscale.errors import FileError, UsageError
 
 SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")

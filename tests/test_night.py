@@ -11,8 +11,8 @@ from ci_checkout import (
     write_program,
 )
 
-from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.clusters.schedulers.base import Ending, JobState
+from gpuscale.clusters import SCHEDULERS
+from gpuscale.clusters.scheduler import Ending, JobState
 from gpuscale.errors import FileError, MachineError, UsageError
 from gpuscale.launch.collect import joined
 from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded

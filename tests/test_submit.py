@@ -11,9 +11,9 @@ import pytest
 from changing import replace
 from ci_checkout import REPOSITORY, write_program
 
+from gpuscale.clusters import SCHEDULERS, scheduler_of_job
 from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
 from gpuscale.clusters.profile import ClusterProfile, Node, find_profile
-from gpuscale.clusters.schedulers import SCHEDULERS, scheduler_of_job
 from gpuscale.errors import SchedulerError, UsageError
 from gpuscale.night.attempt import exit_of_both, job_exit
 

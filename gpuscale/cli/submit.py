@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpuscale.cli.inputs import gpu_counts
+from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.job_script import (
     JobRequest,
     job_demand,
@@ -26,8 +27,7 @@ from gpuscale.clusters.profile import (
     is_shell_word,
     recognised_profile,
 )
-from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.clusters.schedulers.base import TIME_LIMIT, UNKNOWN, JobState, Scheduler
+from gpuscale.clusters.scheduler import TIME_LIMIT, UNKNOWN, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.night.night import next_job, nights_folder

@@ -1,1 +1,19 @@
-"""Clusters as profiles, the shipped ones beside this module, and the jobs that are made of them."""
+"""Clusters as profiles beside this module, the jobs made of them, and the schedulers' registry."""
+
+from collections.abc import Mapping
+
+from gpuscale.clusters.lsf import Lsf
+from gpuscale.clusters.pbs import Pbs
+from gpuscale.clusters.scheduler import Scheduler
+from gpuscale.clusters.sge import Sge
+from gpuscale.clusters.slurm import Slurm
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
+}
+"""By the names that profiles have for them."""
+
+
+def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:
+    """The scheduler in one of whose jobs a process with these variables is; None for none."""
+    return next((one for one in SCHEDULERS.values() if one.is_here(environment)), None)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.profile import ClusterProfile
-from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.clusters.schedulers.base import Demand, Scheduler
+from gpuscale.clusters.scheduler import Demand, Scheduler
 from gpuscale.errors import UsageError
 from gpuscale.printable import visible
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec import field
 
-from gpuscale.clusters.schedulers import SCHEDULERS
-from gpuscale.clusters.schedulers.base import TIME_LIMIT
+from gpuscale.clusters import SCHEDULERS
+from gpuscale.clusters.scheduler import TIME_LIMIT
 from gpuscale.errors import DecodeError, FileError, UsageError
 from gpuscale.printable import shown, visible
 from gpuscale.records.as_json import converted

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuscale.clusters.schedulers.base import Ending, JobState
+from gpuscale.clusters.scheduler import Ending, JobState
 from gpuscale.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
 from gpuscale.records import Results
 

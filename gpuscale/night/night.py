@@ -13,8 +13,8 @@ from datetime import date, datetime
 from pathlib import Path
 from types import FrameType
 
-from gpuscale.clusters.schedulers import scheduler_of_job
-from gpuscale.clusters.schedulers.base import answer_of
+from gpuscale.clusters import scheduler_of_job
+from gpuscale.clusters.scheduler import answer_of
 from gpuscale.errors import ExitCode, FileError, GpuscaleError, UsageError
 from gpuscale.launch.mpirun import job_hosts
 from gpuscale.launch.placement import EXCLUDED_HOSTS

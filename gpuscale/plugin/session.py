@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.clusters.schedulers.base import answer_of
+from gpuscale.clusters.scheduler import answer_of
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LeftOut, left_out_property, tell_night

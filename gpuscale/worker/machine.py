@@ -16,7 +16,7 @@ import pynvml  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 
-from gpuscale.clusters.schedulers import scheduler_of_job
+from gpuscale.clusters import scheduler_of_job
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
 from gpuscale.records import Environment, GpuDevice, NodeProbe, NodeProbeRequest, SendTime

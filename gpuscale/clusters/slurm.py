@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpuscale.clusters.schedulers.base import (
+from gpuscale.clusters.scheduler import (
     UNKNOWN,
     Demand,
     Ending,

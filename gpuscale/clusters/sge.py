@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuscale.clusters.schedulers.base import UNKNOWN, Ending, JobState, Scheduler
+from gpuscale.clusters.scheduler import UNKNOWN, Ending, JobState, Scheduler
 
 _TIME_UP = "37"
 _RAN = frozenset({"15", _TIME_UP, "100"})

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
+from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler
 
 _WAITS = ("PEND", "PSUSP", "WAIT", "PROV")
 _RUNS = ("RUN", "USUSP", "SSUSP")

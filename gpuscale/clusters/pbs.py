@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from gpuscale.clusters.schedulers.base import UNKNOWN, Demand, Ending, JobState, Scheduler
+from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler
 
 _ENDINGS = {
     -29: Ending.TIME_UP,
