@@ -35,7 +35,6 @@ from gpuscale.night.night import (
     new_night,
     next_job,
     nights_folder,
-    record_text,
 )
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind
@@ -252,14 +251,12 @@ def test_every_night_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
     night = tmp_path / f"2026-11-21_{JOB}"
     (night / FIRST_ATTEMPT).mkdir(parents=True)
-    text = record_text("ok", NightExit.OK, [("retried as", "4712"), ("reason", None)])
-    assert text == "night: ok\nexit: 0\nretried as: 4712\n"
-    (night / FIRST_ATTEMPT / "night.txt").write_text(text)
+    (night / FIRST_ATTEMPT / "night.txt").write_text("night: ok\nexit: 0\nretried as: 4712\n")
     assert next_job(tmp_path, JOB) == "4712"
     assert next_job(tmp_path, "1") is None
     assert not has_regressed(night / FIRST_ATTEMPT)
     assert not has_regressed(night)
-    (night / "night.txt").write_text(record_text("regressed", NightExit.REGRESSED, []))
+    (night / "night.txt").write_text("night: regressed\nexit: 1\n")
     assert has_regressed(night)
     assert nights_folder({}) == Path(".gpuscale/nightly")
     assert nights_folder({"GPUSCALE_NIGHTLY_DIR": "/nights"}) == Path("/nights")

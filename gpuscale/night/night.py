@@ -4,13 +4,13 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from types import FrameType
 
 from gpuscale.clusters import scheduler_of_job
@@ -31,6 +31,8 @@ from gpuscale.night.attempt import (
 from gpuscale.printable import clean, visible
 from gpuscale.store import read_results
 
+Command = Callable[..., tuple[int, str]]
+"""Runs another command of gpuscale in this process: its exit code, and what it said."""
 RETRY_OF = "GPUSCALE_RETRY_OF"
 """The variable that tells a job in whose night's folder it takes the place of another."""
 RETRIED_AS = "retried as"
@@ -38,7 +40,8 @@ RETRIED_AS = "retried as"
 FIRST_ATTEMPT, RECORD = "attempt-1", "night.txt"
 """Names in a night's folder; what an attempt left that was made again has a folder of its own."""
 
-_RESULTS, _LOG, _ITEMS, _FAULT = "results.jsonl", "pytest.log", "junit.xml", "fault.json"
+_RESULTS = "results.jsonl"
+_LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.json")
 _EXIT = "exit"
 _FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -50,26 +53,24 @@ class Night:
     """One night on one machine, in a job or in none."""
 
     def __init__(
-        self,
-        job: str,
-        measure: Sequence[str],
-        compare: Sequence[str],
-        command: Callable[..., tuple[int, str]],
+        self, job: str, measure: Sequence[str], compare: Sequence[str], command: Command
     ) -> None:
-        """Takes the words for pytest and those for the comparison, which may be none.
-
-        `command` runs another command of gpuscale in this process: its exit code, and what it said.
-        """
+        """Takes the words for pytest and those for the comparison, which may be none."""
         self._job, self._measure, self._compare, self._command = job, measure, compare, command
         self._started = datetime.now().astimezone()
         self._stop = StopRequest()
         self._scheduler = scheduler_of_job(os.environ)
+        nodes = self._scheduler.nodes(os.environ) if self._scheduler else None
+        if nodes is None:
+            with suppress(OSError):
+                nodes = job_hosts(os.environ)
+        # By the scheduler's names; empty where it does not tell.
+        self._nodes = nodes or ()
         self._retry_of = os.environ.get(RETRY_OF)
         self._first_regressed = False
 
     def run(self, name: str) -> NightExit:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
-        self._nodes = self._nodes_of_the_job()
         self._folder = self._open(name)
         attempt = self._try("--results")
         if attempt.faults and self._retry_of is None:
@@ -83,17 +84,9 @@ class Night:
         compare_exit = self._judge(self._folder)
         code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
         meaning = night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
-        self._record(self._folder, attempt, code, meaning, compare_exit)
+        self._record(attempt, code, meaning, compare_exit)
         _say(f"{meaning} (exit {int(code)}); kept in {self._folder}")
         return code
-
-    def _nodes_of_the_job(self) -> tuple[str, ...]:
-        """The nodes that the scheduler gave, by its names; empty where it does not tell."""
-        nodes = self._scheduler.nodes(os.environ) if self._scheduler else None
-        if nodes is None:
-            with suppress(OSError):
-                nodes = job_hosts(os.environ)
-        return nodes or ()
 
     def _open(self, name: str) -> Path:
         """The night's folder, new unless this job takes the place of another."""
@@ -101,11 +94,12 @@ class Night:
             # A wrong baseline is found here, before the GPUs have worked for an hour.
             _say(f"judged against {self._compare[0]}")
             if self._command("show", self._compare[0])[0] != ExitCode.OK:
-                problem = "cannot be shown (see above); name another one"
-                raise UsageError(f"{self._compare[0]} {problem}")
+                raise UsageError(
+                    f"{self._compare[0]} cannot be shown (see above); name another one"
+                )
         if self._retry_of is None:
-            nights, day = nights_folder(os.environ), self._started.date()
-            folder = new_night(nights, name=name, job=self._job, day=day)
+            nights = nights_folder(os.environ)
+            folder = new_night(nights, name=name, job=self._job, day=self._started.date())
         else:
             folder = Path(self._retry_of)
             if not folder.is_dir():
@@ -116,14 +110,12 @@ class Night:
         return folder
 
     def _try(self, option: str, *, without: Sequence[str] = ()) -> Attempt:
-        results, items = self._folder / _RESULTS, self._folder / _ITEMS
-        fault = self._folder / _FAULT
+        results, log, items, fault = (self._folder / name for name in _LEFT_BY_PYTEST)
         environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
         if without:
             environment[EXCLUDED_HOSTS] = ",".join(without)
         command = ["pytest", *self._measure, option, str(results), "--junitxml", str(items)]
-        exit_code = self._stop.run(command, self._folder / _LOG, environment)
-        found = None
+        exit_code, found = self._stop.run(command, log, environment), None
         # What is broken the comparison will say.
         with suppress(FileError):
             found = read_results(results) if results.exists() else None
@@ -162,7 +154,7 @@ class Night:
         evidence = attempt.evidence(job=self._job, host=host, nodes=list(self._nodes))
         with suppress(OSError):
             first.mkdir(exist_ok=True)
-            for name in (_RESULTS, _LOG, _ITEMS, _FAULT):
+            for name in _LEFT_BY_PYTEST:
                 if (self._folder / name).exists():
                     (self._folder / name).replace(first / name)
         _write_or_say(first / "evidence.json", evidence)
@@ -194,9 +186,8 @@ class Night:
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
         if self._first_regressed:
             meaning = f"regressed, and {meaning}"
-        first = self._folder / FIRST_ATTEMPT
-        self._record(first, attempt, code, meaning, compare_exit, retried_as=job)
-        _say(f"{meaning}; kept in {first}")
+        self._record(attempt, code, meaning, compare_exit, retried_as=job)
+        _say(f"{meaning}; kept in {self._folder / FIRST_ATTEMPT}")
         return code
 
     def _try_here(self, first: Attempt, bad: Sequence[str]) -> Attempt:
@@ -218,25 +209,21 @@ class Night:
         return again
 
     def _record(
-        self,
-        folder: Path,
-        attempt: Attempt,
-        code: NightExit,
-        meaning: str,
-        compare_exit: int | None,
-        *,
-        retried_as: str | None = None,
+        self, attempt: Attempt, code: int, meaning: str, compared: int | None, retried_as: str = ""
     ) -> None:
-        again = self._retry_of is not None or (self._folder / FIRST_ATTEMPT).exists()
+        first = self._folder / FIRST_ATTEMPT
+        again = (self._retry_of is not None or first.exists()) and not retried_as
         facts: list[tuple[str, object]] = [
+            ("night", meaning),
+            (_EXIT, int(code)),
             ("pytest exit", attempt.exit_code),
-            ("compare exit", compare_exit),
+            ("compare exit", compared),
             ("all measured", "yes" if attempt.is_complete else "no"),
             *(("infrastructure", fault) for fault in attempt.faults),
             *(("left out", reason) for reason in attempt.items.left_out),
             *(("not collected", name) for name in attempt.items.uncollected),
-            ("attempts", "2, see attempt-1" if again and folder == self._folder else 1),
-            (RETRIED_AS, retried_as),
+            ("attempts", "2, see attempt-1" if again else 1),
+            (RETRIED_AS, retried_as or None),
             ("started", self._started.isoformat(timespec="seconds")),
             ("finished", datetime.now().astimezone().isoformat(timespec="seconds")),
             ("host", socket.gethostname()),
@@ -245,7 +232,8 @@ class Night:
             ("revision", answer_of(["git", "describe", "--always", "--dirty"]) or "unknown"),
             ("baseline", self._compare[0] if self._compare else None),
         ]
-        _write_or_say(folder / RECORD, record_text(meaning, code, facts))
+        lines = [f"{name}: {clean(str(fact))}\n" for name, fact in facts if fact is not None]
+        _write_or_say((first if retried_as else self._folder) / RECORD, "".join(lines))
 
 
 class StopRequest:
@@ -253,7 +241,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._running: subprocess.Popen[bytes] | None = None
+        self._running: Popen[bytes] | None = None
         for number in _ASKED_TO_END:
             signal.signal(number, self._asked)
 
@@ -264,13 +252,8 @@ class StopRequest:
         more. It is ended when this process is asked to end.
         """
         try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
+            process = Popen(
+                command, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, bufsize=0
             )
         except OSError as error:
             raise UsageError(
@@ -347,13 +330,6 @@ def _facts(folder: Path) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
-
-
-def record_text(meaning: str, code: NightExit, facts: Iterable[tuple[str, object]]) -> str:
-    """`night.txt`: a line for each fact, `name: value`, but for those whose value is None."""
-    known = [("night", meaning), (_EXIT, int(code)), *facts]
-    lines = [f"{name}: {clean(str(value))}" for name, value in known if value is not None]
-    return "\n".join(lines) + "\n"
 
 
 def _write_or_say(path: Path, text: str) -> None:
