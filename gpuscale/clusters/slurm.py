@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from gpuscale.clusters.scheduler import (
     UNKNOWN,
@@ -89,24 +88,18 @@ class Slurm(Scheduler):
 
     def read_state(self, answers: Sequence[str]) -> JobState:
         """See `Scheduler`."""
-        told = re.search(r"\bJobState=(\w+)", answers[0])
-        code = re.search(r"\bExitCode=(\d+):(\d+)", answers[0])
+        told = re.search(r"\bJobState=(\w+)(?:.*?\bExitCode=(\d+):(\d+))?", answers[0])
         if told is None and len(answers) > 1:
             told = re.match(r"\s*(\w+)[^|]*\|(\d+):(\d+)", answers[1])
-            code = re.search(r"\|(\d+):(\d+)", answers[1])
         if told is None:
             return UNKNOWN
-        word = told[1]
+        word, code, signal = told.groups()
         if word not in _ENDINGS:
             return JobState("running" if word in _RUNS else "waiting", word)
-        ended = JobState("ended", word, ending=_ENDINGS[word])
-        if word == "REVOKED":
-            remark = "another cluster of the federation has started it; see there"
-            return replace(ended, remark=remark)
-        if code is None:
-            return ended
-        signal = int(code[2])
-        return replace(ended, exit_code=128 + signal if signal else int(code[1]))
+        exit_code = None if code is None else 128 + int(signal) if int(signal) else int(code)
+        elsewhere = "another cluster of the federation has started it; see there"
+        remark = elsewhere if word == "REVOKED" else None
+        return JobState("ended", word, exit_code, _ENDINGS[word], remark)
 
     def submit_again(
         self, environment: Mapping[str, str], *, avoid: Sequence[str]
@@ -115,22 +108,18 @@ class Slurm(Scheduler):
         script = environment.get("GPUSCALE_JOB_SCRIPT")
         if not script or not avoid:
             return None
-        job = environment[self.job_variable]
-        shown = answer_of(["scontrol", "--oneliner", "show", "job", job]) or ""
+        question = ["scontrol", "--oneliner", "show", "job", environment[self.job_variable]]
+        found = re.findall(r"(?:^|\s)(\w+)=(\S+)", answer_of(question) or "")
+        shown = {name: value for name, value in reversed(found) if value != _NOTHING}
         # What was given on the command line of the first job is not in its script.
         words = ("partition", "account", "qos", "reservation")
         kept = {f"--{word}": environment.get(f"SLURM_JOB_{word.upper()}") for word in words}
-        kept |= {
-            "--time": _told(shown, "TimeLimit"),
-            "--mail-type": _told(shown, "MailType"),
-            "--mail-user": _told(shown, "MailUser"),
-        }
+        names = {"--time": "TimeLimit", "--mail-type": "MailType", "--mail-user": "MailUser"}
+        kept |= {option: shown.get(name) for option, name in names.items()}
         # The option takes the place of what the script, or the first command line, excludes.
-        excluded = [name for name in (_told(shown, "ExcNodeList"), *avoid) if name]
+        excluded = [name for name in (shown.get("ExcNodeList"), *avoid) if name]
         command = [*self.submit_command, f"--exclude={','.join(excluded)}", "--export=ALL"]
-        command += [
-            f"{option}={value}" for option, value in kept.items() if value and value != _NOTHING
-        ]
+        command += [f"{name}={it}" for name, it in kept.items() if it and it != _NOTHING]
         # The variables of this job are not to be taken for those of the next.
         fresh = {
             name: value
@@ -153,8 +142,3 @@ class Slurm(Scheduler):
         question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]
         lost = answer_of([*question, "--states=down,fail,no_respond"]) or ""
         return tuple(dict.fromkeys(lost.split()))
-
-
-def _told(shown: str, name: str) -> str | None:
-    found = re.search(rf"(?:^|\s){name}=(\S+)", shown)
-    return found[1] if found is not None and found[1] != _NOTHING else None

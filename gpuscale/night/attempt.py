@@ -14,16 +14,15 @@ import msgspec
 
 from gpuscale.clusters.scheduler import Ending, JobState
 from gpuscale.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
-from gpuscale.records import Results
+from gpuscale.records import Results, Run
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """The variable that names the file in which a session of a night says what the machine lacks."""
+LEFT_OUT = "gpuscale left out"
+"""The property of an item without a run, which says why."""
 LeftOut = Literal["needless", "GPUs missing", "cannot be measured"]
 """Why an item made no run: it needed none, the node has lost GPUs, or the case is not for it."""
 
-_LEFT_OUT = "gpuscale left out"
-_NOT_COLLECTED = "collection failure"
-"""Pytest's mark of a file or a test that it could not make items of."""
 _OF_THE_INFRASTRUCTURE = frozenset({"killed", "timeout", "launch", "system"})
 """Kinds of failures that are no exception of the training's own code."""
 _OF_PYTEST_ITSELF = (3, 4)
@@ -72,9 +71,14 @@ class Attempt:
     """Why the session could not start, where that is the machine's fault."""
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        """All that were made, failed ones among them."""
+        return () if self.results is None else self.results.runs
+
+    @property
     def has_measured(self) -> bool:
         """True where at least one run gave a number."""
-        return self.results is not None and any(run.is_valid for run in self.results.runs)
+        return any(run.is_valid for run in self.runs)
 
     @property
     def could_run(self) -> bool:
@@ -98,10 +102,9 @@ class Attempt:
         return () if self.stopped_by is not None or self.is_complete else tuple(self._faults())
 
     def _faults(self) -> Iterator[Fault]:
-        runs = () if self.results is None else self.results.runs
         # Those that failed and were made again well are no faults.
-        done = {(run.key, run.configuration, run.index) for run in runs if run.is_valid}
-        for run in runs:
+        done = {(run.key, run.configuration, run.index) for run in self.runs if run.is_valid}
+        for run in self.runs:
             failure, made = run.failure, (run.key, run.configuration, run.index)
             if failure and failure.kind in _OF_THE_INFRASTRUCTURE and made not in done:
                 text = f"{run.key.label}, run {run.index}: {failure.message}"
@@ -118,9 +121,8 @@ class Attempt:
 
     def evidence(self, **facts: object) -> str:
         """The text of `evidence.json`: where it ran, on which devices, and what went wrong."""
-        runs = () if self.results is None else self.results.runs
-        ranks = [rank for run in runs for rank in run.ranks]
-        environment = None if self.results is None else self.results.environment
+        where = None if self.results is None else self.results.environment
+        ranks = [rank for run in self.runs for rank in run.ranks]
         document = {
             "format": "gpuscale-evidence",
             "version": 1,
@@ -128,13 +130,13 @@ class Attempt:
             "hosts": sorted({rank.host for rank in ranks}),
             "gpus": [
                 {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
-                for place in (() if environment is None else environment.nodes or (environment,))
+                for place in (() if where is None else where.nodes or (where,))
                 for gpu in place.gpus
             ],
             "gpu_uuids_used": sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
             "pytest_exit": self.exit_code,
-            "valid_runs": sum(run.is_valid for run in runs),
-            "failed_runs": sum(run.failure is not None for run in runs),
+            "valid_runs": sum(run.is_valid for run in self.runs),
+            "failed_runs": sum(run.failure is not None for run in self.runs),
             "faults": [asdict(fault) for fault in self.faults],
         }
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -163,11 +165,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def left_out_property(why: LeftOut) -> tuple[str, str]:
-    """The mark of an item without a run, for `read_items`."""
-    return _LEFT_OUT, why
-
-
 def read_items(path: Path) -> Items:
     """The items in pytest's XML file; none where it is missing or broken, as after a crash."""
     try:
@@ -178,17 +175,16 @@ def read_items(path: Path) -> Items:
     for case in cases:
         skipped = case.find("skipped")
         marks = {mark.get("name"): mark.get("value", "") for mark in case.iter("property")}
-        if skipped is not None and marks.get(_LEFT_OUT) != "needless":
-            reasons[skipped.get("message", "")] = marks.get(_LEFT_OUT, "")
+        if skipped is not None and marks.get(LEFT_OUT) != "needless":
+            reasons[skipped.get("message", "")] = marks.get(LEFT_OUT, "")
+    failed = [
+        case for case in cases if case.find("error[@message='collection failure']") is not None
+    ]
     return Items(
         count=len(cases),
         left_out=tuple(reasons),
         gpus_missing=tuple(text for text, why in reasons.items() if why == "GPUs missing"),
-        uncollected=tuple(
-            case.get("name", "")
-            for case in cases
-            if any(error.get("message") == _NOT_COLLECTED for error in case.iter("error"))
-        ),
+        uncollected=tuple(case.get("name", "") for case in failed),
     )
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuscale.clusters.scheduler import answer_of
 from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
-from gpuscale.night.attempt import LeftOut, left_out_property, tell_night
+from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.plugin import results_file, stopping, terminal
 from gpuscale.plugin.items import (
     CLOCK,
@@ -135,7 +135,7 @@ class _MeasuringSession:
         if (left_out := self._left_out(plan)) is not None:
             reason, why = left_out
             self._skips[reason] += 1
-            item.user_properties.append(left_out_property(why))
+            item.user_properties.append((LEFT_OUT, why))
             pytest.skip(reason)
         return partial(self._measure, item, plan, request.getfixturevalue("benchmark"))
 
