@@ -15,8 +15,8 @@ from gpuscale.clusters.profile import (
     Node,
     Recognition,
     find_profile,
-    known_profiles,
     parse_profile,
+    profile_files,
     read_profile,
     recognised_profile,
 )
@@ -52,7 +52,7 @@ def problem_of(text: str) -> str:
 
 
 def test_the_shipped_profiles_are_those_of_the_documentation(environment: dict[str, str]) -> None:
-    assert known_profiles(environment) == SHIPPED
+    assert tuple(profile_files(environment)) == SHIPPED
     page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
     for name in SHIPPED:
         assert f"`{name}`" in page
@@ -181,7 +181,7 @@ def test_a_users_own_profile_is_found_by_name_and_goes_before_a_shipped_one(
     own_profile(environment, "arc4", SMALLEST.replace("Here", "our ARC4"))
     assert find_profile("here", environment).description == "Here"
     assert find_profile("arc4", environment).description == "our ARC4"
-    assert known_profiles(environment) == tuple(sorted([*SHIPPED, "here"]))
+    assert list(profile_files(environment)) == sorted([*SHIPPED, "here"])
 
 
 def test_a_profile_is_found_by_its_path(tmp_path: Path, environment: dict[str, str]) -> None:

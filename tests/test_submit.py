@@ -29,24 +29,16 @@ def profile(name: str) -> ClusterProfile:
     return find_profile(name, {"XDG_CONFIG_HOME": "/nonexistent"})
 
 
-def request(
-    known: ClusterProfile | str, gpus: Sequence[int], *, runs: int = 3, **options: str
-) -> JobRequest:
+def request(known: ClusterProfile | str, gpus: Sequence[int], **options: str) -> JobRequest:
     known = profile(known) if isinstance(known, str) else known
+    given = {"--time": "01:00:00"} | {f"--{name}": value for name, value in options.items()}
     return JobRequest(
         profile=known,
         named=known.name,
         options={},
-        demand=job_demand(
-            known,
-            tuple(gpus),
-            {"--time": "01:00:00"} | {f"--{name}": value for name, value in options.items()},
-        ),
+        demand=job_demand(known, tuple(gpus), given),
         gpus=tuple(gpus),
-        runs=runs,
-        baseline=known.judge.baseline,
         judged_gpus=tuple(gpus),
-        modules=known.job.modules,
     )
 
 

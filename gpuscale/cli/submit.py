@@ -130,19 +130,13 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
             f"the profile {profile.name} does not say on how many GPUs to measure; "
             "add, for example, --gpus 1,2,4"
         )
-    modules = None if profile.job.modules_remedy is not None else profile.job.modules
-    if "--modules" in given:
-        modules = tuple(given["--modules"].split())
     return JobRequest(
         profile=profile,
         named=arguments.profile or profile.name,
         options=given,
         demand=job_demand(profile, gpus, given),
         gpus=gpus,
-        runs=int(given.get("--runs", profile.measure.runs)),
-        baseline=given.get("--baseline", profile.judge.baseline),
         judged_gpus=gpus if "--baseline" in given else _judged(profile, gpus),
-        modules=modules,
     )
 
 
@@ -181,7 +175,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
     All its nodes are held from the first item to the last: those on few GPUs leave most idle.
     """
     demand, measured = request.demand, request.profile.measure
-    runs, baseline = request.runs, request.baseline
+    runs, baseline = int(request.options.get("--runs", measured.runs)), request.baseline
     # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
     if most is not None and "--runs" not in request.options:

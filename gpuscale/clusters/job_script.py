@@ -25,12 +25,13 @@ class JobRequest:
     """The options that were given, such as `--runs`, and their values."""
     demand: Demand
     gpus: tuple[int, ...]
-    runs: int
-    baseline: str | None
     judged_gpus: tuple[int, ...]
-    """The numbers of GPUs that are judged; empty where there is no baseline."""
-    modules: tuple[str, ...] | None
-    """None where whoever submits the script must name them."""
+    """Those that are judged where there is a baseline."""
+
+    @property
+    def baseline(self) -> str | None:
+        """The file to judge against; None for none."""
+        return self.options.get("--baseline", self.profile.judge.baseline)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -40,8 +41,7 @@ class JobRequest:
     @property
     def launcher(self) -> Literal["local", "slurm", "mpirun"]:
         """Starts the ranks: within a node the job's own processes are the ranks."""
-        across = self.scheduler.launcher
-        return "local" if self.demand.nodes == 1 or across is None else across
+        return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
 
 def job_demand(
@@ -54,12 +54,9 @@ def job_demand(
     """
     per_node = int(options.get("--gpus-per-node") or 0) or profile.node.gpus
     if per_node is None:
-        raise UsageError(
-            f"the profile {profile.name} does not know how many GPUs a node has; "
-            "add --gpus-per-node N"
-        )
-    largest = max(gpus)
-    scheduler = SCHEDULERS[profile.scheduler]
+        problem = "does not know how many GPUs a node has; add --gpus-per-node N"
+        raise UsageError(f"the profile {profile.name} {problem}")
+    largest, scheduler = max(gpus), SCHEDULERS[profile.scheduler]
     if largest > per_node and scheduler.launcher is None:
         raise UsageError(
             f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
@@ -98,19 +95,20 @@ def job_script(request: JobRequest) -> str:
     job, program, gpus = profile.job, scheduler.submit_command[0], numbers_text(request.gpus)
     only = f"submit this file with {program}"
 
-    def setting(option: str, variable: str, value: str) -> str:
-        # Fixed where the option was given, else a default.
-        given = option in request.options
-        return shlex.quote(value) if given else f"${{{variable}{value}}}"
+    def setting(option: str, variable: str, default: object) -> str:
+        given = request.options.get(option)
+        return (
+            f"${{{variable}{default}}}" if given is None else shlex.quote(" ".join(given.split()))
+        )
 
     options = {"--gpus": gpus, **request.options}
     words = [request.named, *(word for option in options.items() for word in option), "--print"]
     asked = [*scheduler.options_of(demand), *job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
-    modules = f"${{GPUSCALE_MODULES?{job.modules_remedy}}}"
-    if request.modules is not None:
-        modules = setting("--modules", "GPUSCALE_MODULES-", " ".join(request.modules))
-    runs = setting("--runs", "GPUSCALE_RUNS:-", str(request.runs))
+    remedy, loaded = job.modules_remedy, " ".join(job.modules)
+    variable = "GPUSCALE_MODULES-" if remedy is None else "GPUSCALE_MODULES?"
+    modules = setting("--modules", variable, loaded if remedy is None else remedy)
+    runs = setting("--runs", "GPUSCALE_RUNS:-", profile.measure.runs)
     judged = "" if request.baseline is None else numbers_text(request.judged_gpus)
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]

@@ -70,13 +70,11 @@ class Recognition(Record, frozen=True, kw_only=True):
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
         """True where a machine of that name and with those variables is the profile's."""
+        known = {name: environment[name] for name in self.variables if name in environment}
         return (
             any(fnmatchcase(host, pattern) for pattern in self.hosts)
             or any(_holds(Path(path), text) for path, text in self.files.items())
-            or any(
-                variable in environment and fnmatchcase(environment[variable], pattern)
-                for variable, pattern in self.variables.items()
-            )
+            or any(fnmatchcase(value, self.variables[name]) for name, value in known.items())
         )
 
 
@@ -88,16 +86,13 @@ class JobSettings(Record, frozen=True, kw_only=True):
     gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
     partition: str | None = None
-    """The partition or queue."""
     account: str | None = None
-    """The account or project."""
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, as they are."""
     modules: tuple[str, ...] = ()
     modules_remedy: Name | None = None
     """Said where modules must be named and are not; None where `modules` will do."""
     variables: dict[str, Line] = field(default_factory=dict)
-    """Environment variables to set in the job."""
     unset: tuple[str, ...] = ()
     """Environment variables that the scheduler sets and that disturb."""
 
@@ -176,7 +171,7 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
     """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`."""
     if wanted.endswith(".toml") or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
-    known = _files(environment)
+    known = profile_files(environment)
     if wanted not in known:
         raise UsageError(
             f"there is no cluster profile '{wanted}'; choose from {', '.join(known)}, or give a "
@@ -185,12 +180,7 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
     return read_profile(known[wanted])
 
 
-def known_profiles(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The names that `find_profile` knows, the user's own among them, in order."""
-    return tuple(_files(environment))
-
-
-def _files(environment: Mapping[str, str]) -> dict[str, Path]:
+def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
     """The profiles by name, in order; the user's own go before shipped ones of the same name."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     folders = (Path(__file__).parent, Path(base) / "gpuscale" / "clusters")
@@ -200,17 +190,15 @@ def _files(environment: Mapping[str, str]) -> dict[str, Path]:
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
     """The only profile that recognises this machine, by its variables and its name."""
-    known = _files(environment)
+    known = profile_files(environment)
     profiles = map(read_profile, known.values())
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(profile.name for profile in found)
     problem = f"{names} all recognise" if found else "no profile recognises"
-    raise UsageError(
-        f"{problem} this machine ({host}); name one of {', '.join(known)}, "
-        "or a file such as ./mysite.toml"
-    )
+    remedy = f"name one of {', '.join(known)}, or a file such as ./mysite.toml"
+    raise UsageError(f"{problem} this machine ({host}); {remedy}")
 
 
 def read_profile(path: Path) -> ClusterProfile:

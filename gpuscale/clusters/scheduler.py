@@ -75,7 +75,6 @@ class Scheduler(ABC):
     """One scheduler; there is one object of each, in `SCHEDULERS`."""
 
     name: ClassVar[str]
-    """In profiles."""
     title: ClassVar[str]
     directive: ClassVar[str]
     """Begins its lines in a job script."""
@@ -98,9 +97,8 @@ class Scheduler(ABC):
     tells_by_failing: ClassVar[bool] = False
     """True where its questions may be answered and end with an error."""
     job_variable: ClassVar[str]
-    """The variable that holds a job's number inside of it."""
     folder_variable: ClassVar[str]
-    """The variable that holds the folder which the job was submitted from."""
+    """Inside of a job, the variables with its number and the folder that it was submitted from."""
     default_gpu_option: ClassVar[str | None]
     """The request for GPUs where a profile has none; None where it must."""
     launcher: ClassVar[Literal["slurm", "mpirun"] | None]
@@ -137,10 +135,7 @@ class Scheduler(ABC):
     def submit_again(
         self, environment: Mapping[str, str], *, avoid: Sequence[str]
     ) -> tuple[list[str], dict[str, str]] | None:
-        """A command that submits this job once more without some nodes, and its environment.
-
-        None where that cannot be.
-        """
+        """A command that submits this job once more without some nodes, and its environment."""
         return None
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -179,15 +174,12 @@ class Scheduler(ABC):
         try:
             answer = _run(command if self.takes_stdin else [*command, str(script)], told=told)
         except FileNotFoundError:
-            raise SchedulerError(
-                f"{program} is not here; submit from a login node of the cluster, or keep the "
-                "script with --print"
-            ) from None
+            remedy = "submit from a login node of the cluster, or keep the script with --print"
+            raise SchedulerError(f"{program} is not here; {remedy}") from None
         except subprocess.TimeoutExpired:
-            raise SchedulerError(
-                f"{program} has not answered within {_ANSWER_S:.0f} s; see whether the job is "
-                "there before submitting again"
-            ) from None
+            problem = f"has not answered within {_ANSWER_S:.0f} s"
+            remedy = "see whether the job is there before submitting again"
+            raise SchedulerError(f"{program} {problem}; {remedy}") from None
         if answer.returncode != 0:
             said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
             raise SchedulerError(
@@ -214,9 +206,9 @@ def answer_of(
     *,
     also_failed: bool = False,
 ) -> str | None:
-    """The output of a short command; None where it cannot be run, fails or does not answer.
+    """The output of a short command; None where it cannot be run, does not answer or fails.
 
-    With `also_failed` what it printed counts also where it ended with an error.
+    With `also_failed` the output of one that fails counts, too.
     """
     try:
         answer = _run(command, environment)
