@@ -1,12 +1,13 @@
 """Reducing a samples file to a run's windows, for files with known truth."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from builders import BATCH, gpu_summary, run, with_values
 from msgspec.structs import replace
 
-from gpuscale.records import GpuWindow
+from gpuscale.records import GpuSummary, GpuWindow
 from gpuscale.run_directory import stderr_path
 from gpuscale.telemetry.fields import Reading
 from gpuscale.telemetry.sampler import Header, SampledDevice, Tick, line_of
@@ -32,6 +33,13 @@ def tick(time_s: float, **readings: Reading) -> str:
 def look(time_s: float, **answers: object) -> str:
     """A tick at which more was asked than at the others."""
     return tick(time_s, aaaa=Reading(answers={**busy(0.5).answers, **answers}))
+
+
+def one(samples: Path, *ticks: str, intervals: Sequence[tuple[float, float]]) -> GpuSummary:
+    """The summary of a device, by what was read of it at these ticks."""
+    samples.write_text(header() + "".join(ticks))
+    (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
+    return gpu
 
 
 def busy(utilization: float, *, memory: int = 100, power: float = 200.0) -> Reading:
@@ -102,16 +110,14 @@ def test_a_line_that_is_still_being_written_is_left_out(samples: Path) -> None:
 
 def test_a_field_that_was_never_read_is_left_out_and_carries_the_reason(samples: Path) -> None:
     reading = Reading(answers={"utilization": 0.5}, absent={"power_w": "Not Supported"})
-    samples.write_text(header() + tick(1.0, aaaa=reading) + tick(2.0, aaaa=reading))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 9)]).gpu_summaries
+    gpu = one(samples, tick(1.0, aaaa=reading), tick(2.0, aaaa=reading), intervals=[(0, 9)])
     assert gpu.values == {"utilization_mean": 0.5}
     assert "power: Not Supported" in gpu.absent
 
 
 def test_a_field_that_failed_midway_says_in_how_many_samples(samples: Path) -> None:
     lost = Reading(absent={"utilization": "GPU is lost"})
-    samples.write_text(header() + tick(1.0, aaaa=busy(0.5)) + tick(2, aaaa=lost) * 3)
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 9)]).gpu_summaries
+    gpu = one(samples, tick(1.0, aaaa=busy(0.5)), tick(2, aaaa=lost) * 3, intervals=[(0, 9)])
     assert (gpu.samples, gpu.values["utilization_mean"]) == (4, 0.5)
     assert gpu.absent[0] == "utilization: GPU is lost (in 3 of 4 samples)"
 
@@ -119,40 +125,36 @@ def test_a_field_that_failed_midway_says_in_how_many_samples(samples: Path) -> N
 def test_a_device_that_was_not_found_is_named_beside_those_that_were(samples: Path) -> None:
     found = header(aaaa=SampledDevice(name="one"), bbbb=SampledDevice(absent="unknown UUID"))
     samples.write_text(found + tick(1.0, aaaa=busy(0.5)))
-    one, two = summarize(samples, uuids=[A, B], intervals=[(0, 9)]).gpu_summaries
-    assert one.samples == 1
+    first, two = summarize(samples, uuids=[A, B], intervals=[(0, 2), (2, 4)]).gpu_summaries
+    assert first.samples == 1
     assert (two.uuid, two.samples, two.values) == (B, 0, {})
+    assert two.windows == (GpuWindow(samples=0), GpuWindow(samples=0))
     assert two.absent == ("device: unknown UUID",)
 
 
-def test_without_any_device_the_reason_stands_in_for_the_summaries(samples: Path) -> None:
-    samples.write_text(header(aaaa=SampledDevice(absent="unknown UUID")))
-    report = summarize(samples, uuids=[A], intervals=[(0, 9)])
-    assert (report.gpu_summaries, report.absent) == ((), "unknown UUID")
-    assert report.driver_version == "575.57.08"
-
-
-def test_no_driver_is_the_reason_that_is_recorded(samples: Path) -> None:
-    samples.write_text(line_of(Header(absent="no NVIDIA driver", devices={})))
-    assert summarize(samples, uuids=[A], intervals=[(0, 9)]).absent == "no NVIDIA driver"
-
-
-def test_samples_outside_all_windows_are_not_taken_for_the_run(samples: Path) -> None:
-    samples.write_text(header() + tick(1.0, aaaa=busy(0.5)) * 4)
-    report = summarize(samples, uuids=[A], intervals=[(2, 3)])
-    assert report.gpu_summaries == ()
-    assert report.absent == "none of the sampler's 4 samples fell into the run's windows"
-
-
-def test_a_run_without_windows_says_so(samples: Path) -> None:
-    samples.write_text(header() + tick(1.0, aaaa=busy(0.5)))
-    assert summarize(samples, uuids=[A], intervals=[]).absent == "the run has no timed windows"
-
-
-def test_a_sampler_that_died_at_once_is_quoted(samples: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "windows", "reason"),
+    [
+        (header(aaaa=SampledDevice(absent="unknown UUID")), [(0, 9)], "unknown UUID"),
+        (line_of(Header(absent="no NVIDIA driver")), [(0, 9)], "no NVIDIA driver"),
+        (
+            header() + tick(1.0, aaaa=busy(0.5)) * 4,
+            [(2, 3)],
+            "none of the sampler's 4 samples fell into the run's windows",
+        ),
+        (header() + tick(1.0, aaaa=busy(0.5)), [], "the run has no timed windows"),
+        ("", [(0, 9)], "the GPU sampler ended before its first sample: OSError: disk full"),
+        (header(), [(0, 9)], "the GPU sampler ended before its first sample: OSError: disk full"),
+    ],
+)
+def test_without_any_sample_the_reason_stands_in_for_the_summaries(
+    samples: Path, text: str, windows: list[tuple[float, float]], reason: str
+) -> None:
+    samples.write_text(text)
     stderr_path(samples).write_text("Traceback (most recent call last):\n  …\nOSError: disk full\n")
-    absent = summarize(samples, uuids=[A], intervals=[(0, 9)]).absent
-    assert absent == "the GPU sampler ended before its first sample: OSError: disk full"
+    report = summarize(samples, uuids=[A], intervals=windows)
+    assert (report.gpu_summaries, report.absent) == ((), reason)
+    assert report.driver_version == ("575.57.08" if "575" in text else None)
 
 
 def test_a_run_without_gpus_needs_no_samples(samples: Path) -> None:
@@ -183,29 +185,22 @@ def test_each_window_has_its_own_values_and_an_empty_one_has_none(samples: Path)
     assert (last.samples, last.values["power_mean_w"]) == (1, 300)
 
 
-def test_a_device_that_was_not_found_has_empty_windows_too(samples: Path) -> None:
-    found = header(aaaa=SampledDevice(name="one"), bbbb=SampledDevice(absent="unknown UUID"))
-    samples.write_text(found + tick(1.0, aaaa=busy(0.5)))
-    _, absent = summarize(samples, uuids=[A, B], intervals=[(0, 2), (2, 4)]).gpu_summaries
-    assert absent.windows == (GpuWindow(samples=0), GpuWindow(samples=0))
-
-
 def test_energy_is_read_off_the_counter_at_the_ends_of_each_window(samples: Path) -> None:
     # 200 W until 12 s, then 400 W, from a counter that did not begin at 0.
     joules = {10.0: 5000.0, 11.0: 5200.0, 12.0: 5400.0, 13.0: 5800.0, 14.0: 6200.0}
-    samples.write_text(header() + "".join(look(at, energy_j=count) for at, count in joules.items()))
+    looks = [look(at, energy_j=count) for at, count in joules.items()]
     intervals = [(10.5, 11.5), (11.75, 12.25), (12.5, 13.5)]
-    (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
+    gpu = one(samples, *looks, intervals=intervals)
     assert [window.values["energy_j"] for window in gpu.windows] == pytest.approx([200, 150, 400])
     assert gpu.values["energy_j"] == pytest.approx(750)
 
 
 def test_energy_is_unknown_unless_the_counter_was_read_on_both_sides(samples: Path) -> None:
     joules = {10.0: 100.0, 11.0: 300.0, 12.0: 20.0, 13.0: 220.0}
-    samples.write_text(header() + "".join(look(at, energy_j=count) for at, count in joules.items()))
+    looks = [look(at, energy_j=count) for at, count in joules.items()]
     # The counter began anew after 11 s, as it does after a reload of the driver.
     intervals = [(10.0, 11.0), (9.9, 11.0), (12.5, 13.1), (10.5, 12.5)]
-    (gpu,) = summarize(samples, uuids=[A], intervals=intervals).gpu_summaries
+    gpu = one(samples, *looks, intervals=intervals)
     found = [window.values.get("energy_j") for window in gpu.windows]
     assert found == [pytest.approx(200), None, None, None]
     assert "energy_j" not in gpu.values
@@ -214,19 +209,16 @@ def test_energy_is_unknown_unless_the_counter_was_read_on_both_sides(samples: Pa
 def test_clock_event_reasons_have_the_share_of_samples_in_which_they_held(samples: Path) -> None:
     held = [("sw_power_cap",), ("sw_power_cap", "hw_slowdown"), (), ("sw_power_cap",)]
     ticks = [look(float(at), clock_event_reasons=reasons) for at, reasons in enumerate(held)]
-    samples.write_text(header() + "".join(ticks))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 1), (2, 3)]).gpu_summaries
+    gpu = one(samples, *ticks, intervals=[(0, 1), (2, 3)])
     assert gpu.clock_event_reasons == {"hw_slowdown": 0.25, "sw_power_cap": 0.75}
     shares = [window.clock_event_reasons for window in gpu.windows]
     assert shares == [{"hw_slowdown": 0.5, "sw_power_cap": 1.0}, {"sw_power_cap": 0.5}]
 
 
 def test_no_reason_held_is_told_from_reasons_that_are_not_offered(samples: Path) -> None:
-    samples.write_text(header() + look(1.0, clock_event_reasons=()))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
+    gpu = one(samples, look(1.0, clock_event_reasons=()), intervals=[(0, 2)])
     assert gpu.clock_event_reasons == {}
-    samples.write_text(header() + tick(1.0, aaaa=busy(0.5)))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
+    gpu = one(samples, tick(1.0, aaaa=busy(0.5)), intervals=[(0, 2)])
     assert gpu.clock_event_reasons is None
 
 
@@ -235,14 +227,14 @@ def test_the_pcie_link_counts_between_the_windows_ends_and_by_its_worst(samples:
         pcie = {"pcie_generation": generation, "pcie_width": width, "pcie_max_width": 16}
         return look(time_s, **pcie, power_limit_w=300.0)
 
-    samples.write_text(
-        header()
-        + link(1.0, 1, 16)  # idle before the run
-        + link(10.5, 4, 8)
-        + link(11.5, 3, 16)  # between two windows, under load as well
-        + link(20.0, 1, 4)
+    gpu = one(
+        samples,
+        link(1.0, 1, 16),  # idle before the run
+        link(10.5, 4, 8),
+        link(11.5, 3, 16),  # between two windows, under load as well
+        link(20.0, 1, 4),
+        intervals=[(10, 11), (12, 13)],
     )
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(10, 11), (12, 13)]).gpu_summaries
     assert (gpu.values["pcie_generation"], gpu.values["pcie_width"]) == (3, 8)
     assert (gpu.values["pcie_max_width"], gpu.values["power_limit_w"]) == (16, 300)
     assert not {"pcie_width", "power_limit_w"} & set(gpu.windows[0].values)
@@ -252,8 +244,7 @@ def test_a_link_that_was_read_only_outside_the_windows_is_absent_and_says_so(
     samples: Path,
 ) -> None:
     idle = look(1.0, pcie_generation=1, pcie_width=16, power_limit_w=300.0)
-    samples.write_text(header() + idle + tick(5.0, aaaa=busy(1)))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(4, 6)]).gpu_summaries
+    gpu = one(samples, idle, tick(5.0, aaaa=busy(1)), intervals=[(4, 6)])
     assert not {"pcie_generation", "pcie_width", "power_limit_w"} & set(gpu.values)
     assert gpu.absent == ("PCIe, power limit: not read between the windows' begin and end",)
 
@@ -269,13 +260,13 @@ def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
             xids=xids,
         )
 
-    samples.write_text(
-        header()
-        + errors(1.0, 40, 7)
-        + errors(5.0, 40, 9, 63, active=1)
-        + errors(9.0, 43, 9, 94, 95)
+    gpu = one(
+        samples,
+        errors(1.0, 40, 7),
+        errors(5.0, 40, 9, 63, active=1),
+        errors(9.0, 43, 9, 94, 95),
+        intervals=[(4, 6)],
     )
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(4, 6)]).gpu_summaries
     assert (gpu.values["ecc_corrected"], gpu.values["ecc_uncorrected"]) == (3, 0)
     assert {name for name in gpu.values if "errors" in name} == {"nvlink_crc_errors"}
     assert gpu.values["nvlink_crc_errors"] == 2
@@ -286,15 +277,13 @@ def test_errors_count_from_the_first_look_to_the_last(samples: Path) -> None:
 @pytest.mark.parametrize("counts", [(40,), (40, 2)], ids=["read once", "began anew"])
 def test_a_counter_without_a_difference_is_left_out(samples: Path, counts: list[int]) -> None:
     looks = [look(1 + 0.1 * at, ecc_corrected=count) for at, count in enumerate(counts)]
-    samples.write_text(header() + "".join(looks))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
+    gpu = one(samples, *looks, intervals=[(0, 2)])
     assert "ecc_corrected" not in gpu.values
     assert gpu.xids is None
 
 
 def test_a_number_that_no_device_can_have_is_absent_and_the_others_are_kept(samples: Path) -> None:
-    samples.write_text(header() + tick(1.0, aaaa=busy(0.5, power=4294967.295)))
-    (gpu,) = summarize(samples, uuids=[A], intervals=[(0, 2)]).gpu_summaries
+    gpu = one(samples, tick(1.0, aaaa=busy(0.5, power=4294967.295)), intervals=[(0, 2)])
     assert (gpu.values["utilization_mean"], gpu.windows[0].values["utilization_mean"]) == (0.5, 0.5)
     assert "power_mean_w" not in {**gpu.values, **gpu.windows[0].values}
     (reason,) = gpu.absent
