@@ -1,15 +1,13 @@
 """How a night tells faults apart, whom it blames, and how it ends, without any process."""
 
+import json
 from datetime import date
 from pathlib import Path
 
 import builders as make
 import pytest
 from changing import replace
-from ci_checkout import (
-    JOB,
-    write_program,
-)
+from ci_checkout import JOB, write_program
 
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.scheduler import Ending, JobState
@@ -25,6 +23,7 @@ from gpuscale.night.attempt import (
     job_exit,
     night_exit,
     night_meaning,
+    read_items,
     read_machine_faults,
     suspects,
     tell_night,
@@ -73,8 +72,6 @@ def attempt(
         attempt(failed("timeout")),
         attempt(failed("launch")),
         attempt(failed("system")),
-        attempt(exit_code=-9),
-        attempt(exit_code=137),
         attempt(exit_code=74),
         attempt(exit_code=0, items=GPUS_ARE_GONE),
         attempt(exit_code=4, machine=(Fault(text="no GPUs here"),)),
@@ -106,6 +103,68 @@ def test_what_the_training_or_the_user_does_is_no_fault_of_the_infrastructure(
     tried: Attempt,
 ) -> None:
     assert tried.faults == ()
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "name"),
+    [
+        (-1, "SIGHUP"),
+        (-9, "SIGKILL (out of memory?)"),
+        (128, "signal 0"),
+        (137, "SIGKILL (out of memory?)"),
+        (143, "SIGTERM"),
+    ],
+)
+def test_a_pytest_that_a_signal_ended_is_a_fault_by_its_name(exit_code: int, name: str) -> None:
+    assert attempt(exit_code=exit_code).faults == (Fault(text=f"pytest was ended by {name}"),)
+    assert attempt(exit_code=127).faults == ()
+
+
+ITEMS = """<testsuites><testsuite><testcase name="run"/>
+<testcase><properties><property name="gpuscale left out" value="needless"/></properties>
+<skipped message="settled"/></testcase>
+<testcase><properties><property name="gpuscale left out" value="GPUs missing"/></properties>
+<skipped message="3 GPUs here"/></testcase>
+<testcase><properties><property name="other" value="needless"/></properties>
+<skipped message="skipped by itself"/></testcase>
+<testcase name="test_x"><error message="collection failure"/></testcase>
+<testcase><error message="failed on setup"/></testcase></testsuite></testsuites>
+"""
+
+
+def test_items_are_read_from_what_pytest_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    assert read_items(path) == Items(count=0)
+    path.write_text("<testsuites><testcase")
+    assert read_items(path) == Items(count=0)
+    path.write_text(ITEMS)
+    assert read_items(path) == Items(
+        count=6,
+        left_out=("3 GPUs here", "skipped by itself"),
+        gpus_missing=("3 GPUs here",),
+        uncollected=("test_x",),
+    )
+
+
+def test_the_evidence_of_an_attempt_names_hosts_devices_and_faults() -> None:
+    known = {"format": "gpuscale-evidence", "version": 1, "job": JOB}
+    tried = attempt(make.run(2, 0.1), failed("killed", "rank 1 was killed", host="n2", index=2))
+    assert json.loads(tried.evidence(job=JOB)) == known | {
+        "hosts": ["node1"],
+        "gpus": [
+            {"host": "node1", "index": index, "name": "Tesla V100-SXM2-16GB", "uuid": None}
+            for index in range(4)
+        ],
+        "gpu_uuids_used": ["GPU-0", "GPU-1"],
+        "pytest_exit": 1,
+        "valid_runs": 1,
+        "failed_runs": 1,
+        "faults": [
+            {"text": "mnist_cnn/ddp on 2 GPUs, run 2: rank 1 was killed", "host": "n2", "rank": 1}
+        ],
+    }
+    nothing = json.loads(attempt(exit_code=-15).evidence(job=JOB))
+    assert (nothing["gpus"], nothing["hosts"], nothing["valid_runs"]) == ([], [], 0)
 
 
 def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path: Path) -> None:
@@ -146,6 +205,7 @@ INTERRUPTED = attempt(exit_code=2)
 ONLY_FAILED = attempt(failed("raised"))
 NO_ITEMS = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=0))
 TIME_UP = attempt(make.run(2, 0.1), exit_code=143, stopped_by=15)
+SINGLE = attempt(make.run(2, 0.1), exit_code=0, items=Items(count=1))
 STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
 
 
@@ -153,6 +213,7 @@ STOPPED_AT_THE_END = attempt(make.run(2, 0.1), exit_code=0, stopped_by=15)
     ("last", "compare_exit", "code", "code_after_regression"),
     [
         (WELL, 0, 0, 0),
+        (SINGLE, 0, 0, 0),
         (WELL, 1, 1, 1),
         (WELL, 2, 2, 1),
         (WELL, 3, 3, 3),
