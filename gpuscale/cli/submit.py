@@ -94,10 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(script)
         return ExitCode.OK
     if not Path("ci/nightly.sh").is_file():
-        raise UsageError(
-            "ci/nightly.sh, which the job runs, is not in this folder; submit from the root of a "
-            "checkout of gpuscale"
-        )
+        remedy = "submit from the root of a checkout of gpuscale"
+        raise UsageError(f"ci/nightly.sh, which the job runs, is not in this folder; {remedy}")
     _say("\n".join(_announcement(request)))
     if not arguments.yes and not _go_on():
         _say("nothing was submitted")
@@ -121,15 +119,11 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
         if option.startswith("--") and value is not None
     }
     _check_options(given)
-    if "--gpus" in given:
-        gpus = tuple(sorted(gpu_counts(given["--gpus"])))
-    elif profile.measure.gpus:
-        gpus = tuple(sorted(set(profile.measure.gpus)))
-    else:
-        raise UsageError(
-            f"the profile {profile.name} does not say on how many GPUs to measure; "
-            "add, for example, --gpus 1,2,4"
-        )
+    asked = gpu_counts(given["--gpus"]) if "--gpus" in given else {*profile.measure.gpus}
+    if not asked:
+        problem = "does not say on how many GPUs to measure; add, for example, --gpus 1,2,4"
+        raise UsageError(f"the profile {profile.name} {problem}")
+    gpus = tuple(sorted(asked))
     return JobRequest(
         profile=profile,
         named=arguments.profile or profile.name,
@@ -146,14 +140,11 @@ def _check_options(given: Mapping[str, str]) -> None:
             raise UsageError(f"{option}: {value} is not at least 1")
         if option == "--time" and not re.match(TIME_LIMIT, value):
             raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
-        if option in (*_WHOLE_NUMBERS, "--time", "--gpus"):
-            continue
-        for word in value.split() if option == "--modules" else [value]:
+        words = value.split() if option == "--modules" else [value]
+        for word in words if option not in ("--gpus", "--time") else ():
             if not is_shell_word(word):
-                raise UsageError(
-                    f"{option}: '{word}' goes into a shell script, so it may have letters, "
-                    f"digits and {SHELL_WORD_SIGNS} only"
-                )
+                may = f"may have letters, digits and {SHELL_WORD_SIGNS} only"
+                raise UsageError(f"{option}: '{word}' goes into a shell script, so it {may}")
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -213,9 +204,9 @@ def _count_cases(request: JobRequest) -> int:
     for named in request.profile.measure.cases:
         path = Path(named.partition("::")[0])
         if not path.exists():
+            problem = f"which the profile {request.profile.name} measures, is not here"
             raise UsageError(
-                f"{named}, which the profile {request.profile.name} measures, is not here; submit "
-                "from the root of the checkout that has it"
+                f"{named}, {problem}; submit from the root of the checkout that has it"
             )
         count += len(list(path.rglob("test_*.py"))) if path.is_dir() else 1
     return count

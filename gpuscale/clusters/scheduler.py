@@ -154,7 +154,7 @@ class Scheduler(ABC):
         """Where a job is now."""
         answers: list[str] = []
         for question in self.questions:
-            answers.append(answer_of([*question, job], also_failed=self.tells_by_failing) or "")
+            answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
             state = self.read_state(answers)
             if state.stage != "unknown":
                 return state
@@ -170,9 +170,9 @@ class Scheduler(ABC):
         command = [*self.submit_command]
         if self.variables_option is not None and ours:
             command += [self.variables_option, ",".join(ours)]
-        told = script.read_text("utf-8") if self.takes_stdin else ""
+        command += [] if self.takes_stdin else [str(script)]
         try:
-            answer = _run(command if self.takes_stdin else [*command, str(script)], told=told)
+            answer = _run(command, told=script.read_text("utf-8") if self.takes_stdin else "")
         except FileNotFoundError:
             remedy = "submit from a login node of the cluster, or keep the script with --print"
             raise SchedulerError(f"{program} is not here; {remedy}") from None
@@ -201,20 +201,17 @@ class Scheduler(ABC):
 
 
 def answer_of(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    also_failed: bool = False,
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
     """The output of a short command; None where it cannot be run, does not answer or fails.
 
-    With `also_failed` the output of one that fails counts, too.
+    With `or_failed` the output of one that fails counts, too.
     """
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() if also_failed or answer.returncode == 0 else None
+    return answer.stdout.strip() if or_failed or answer.returncode == 0 else None
 
 
 def _run(

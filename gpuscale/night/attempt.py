@@ -285,7 +285,7 @@ def job_exit(state: JobState) -> tuple[NightExit, str]:
         return NightExit.FAILED, state.remark
     if code == NightExit.OK and state.ending is not Ending.COMPLETED:
         return NightExit.FAILED, "somebody or something ended it; see its log"
-    if code in _MEANINGS:
+    if code is not None and code in _MEANINGS:
         return NightExit(code), _MEANINGS[code]
     told = "no exit code" if code is None else f"exit code {code}"
     return NightExit.FAILED, f"{told}, which is none of a night's; see its log"

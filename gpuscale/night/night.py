@@ -256,10 +256,9 @@ class StopRequest:
                 command, env=environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, bufsize=0
             )
         except OSError as error:
-            raise UsageError(
-                f"{command[0]} cannot be started ({error.strerror}); run 'make setup', or put the "
-                "environment that has it first on PATH"
-            ) from None
+            remedy = "run 'make setup', or put the environment that has it first on PATH"
+            problem = f"{command[0]} cannot be started ({error.strerror})"
+            raise UsageError(f"{problem}; {remedy}") from None
         self._running = process
         if self.number is not None:
             process.terminate()

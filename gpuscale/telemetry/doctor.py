@@ -114,10 +114,8 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
     """
     found: list[str] = []
     if machine.driver_broken:
-        found.append(
-            f"the NVIDIA driver does not work ({machine.driver_absent}): "
-            "reload it, or reboot after an update"
-        )
+        remedy = "reload it, or reboot after an update"
+        found.append(f"the NVIDIA driver does not work ({machine.driver_absent}): {remedy}")
     # By model, since the number of links in use differs between healthy machines.
     most_links: Counter[str | None] = Counter()
     for gpu in machine.gpus:
@@ -130,10 +128,8 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
 def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iterator[str]:
     answers, absent = gpu.reading.answers, gpu.reading.absent.values()
     if gpu.unreachable is not None:
-        yield (
-            f"cannot be reached ({gpu.unreachable}): look for XID messages in the kernel's log, "
-            "then reset it or reboot"
-        )
+        remedy = "look for XID messages in the kernel's log, then reset it or reboot"
+        yield f"cannot be reached ({gpu.unreachable}): {remedy}"
     for lost in ("GPU is lost", "GPU requires restart"):
         if lost in absent:
             yield f"does not answer ({lost}): reset it or reboot"
@@ -143,10 +139,8 @@ def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iter
     # An idle GPU lowers the generation, not the width, to save power.
     now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
     if gpu.is_busy and now is not None and most is not None and now < most:
-        yield (
-            f"runs PCIe at generation {now} of {most} while it is busy: "
-            "reseat it, check the riser and the slot's setting in the firmware"
-        )
+        remedy = "reseat it, check the riser and the slot's setting in the firmware"
+        yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
     active = answers.get("nvlink_active", ())
     if active and sum(active) < most_links[gpu.name]:
         down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
