@@ -29,12 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a word for this night, such as the job's number"
     parser.add_argument("job", metavar="JOB", help=text)
     # Everything after them is pytest's or that of `gpuscale compare`.
-    parser.add_argument(
-        "words",
-        metavar="measure PYTEST_ARGUMENT...",
-        nargs=argparse.REMAINDER,
-        help=argparse.SUPPRESS,
-    )
+    text = "measure PYTEST_ARGUMENT..."
+    parser.add_argument("words", metavar=text, nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:

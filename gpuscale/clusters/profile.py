@@ -173,10 +173,8 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
         return read_profile(Path(wanted).expanduser())
     known = profile_files(environment)
     if wanted not in known:
-        raise UsageError(
-            f"there is no cluster profile '{wanted}'; choose from {', '.join(known)}, or give a "
-            "file such as ./mysite.toml (docs/clusters.md)"
-        )
+        remedy = f"choose from {', '.join(known)}, or give a file such as ./mysite.toml"
+        raise UsageError(f"there is no cluster profile '{wanted}'; {remedy} (docs/clusters.md)")
     return read_profile(known[wanted])
 
 
@@ -224,11 +222,9 @@ def read_profile(path: Path) -> ClusterProfile:
 def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
     """The profile that the TOML of a file stands for; messages name the file as `shown_as`."""
     if not _FILE_NAME.fullmatch(name):
-        problem = (
-            f"'{visible(name)}' cannot be part of a job's name; call the file by letters, digits, "
-            "'.', '_' and '-' only, such as mysite.toml"
-        )
-        raise FileError(shown_as, problem)
+        problem = f"'{visible(name)}' cannot be part of a job's name"
+        remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
+        raise FileError(shown_as, f"{problem}; {remedy}")
     try:
         document = tomllib.loads(text)
         if "name" in document:
@@ -245,10 +241,7 @@ def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
 
 
 def _line_of(text: str, wanted: str) -> int | None:
-    """The line of a TOML text that a place such as `job.modules[1]` stands in; None: unknown.
-
-    A field that is missing stands where its table begins.
-    """
+    """The line of a TOML text that `job.modules[1]` stands in, or its table; None: unknown."""
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):

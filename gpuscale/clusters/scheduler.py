@@ -161,10 +161,7 @@ class Scheduler(ABC):
         return UNKNOWN
 
     def submit(self, script: Path, environment: Mapping[str, str]) -> str:
-        """Submit a script, with the variables of gpuscale that are set; the job's number.
-
-        A `SchedulerError` says why the scheduler did not take it.
-        """
+        """Submit a script, with the variables of gpuscale that are set; the job's number."""
         program = self.submit_command[0]
         ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
         command = [*self.submit_command]
@@ -203,10 +200,7 @@ class Scheduler(ABC):
 def answer_of(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
 ) -> str | None:
-    """The output of a short command; None where it cannot be run, does not answer or fails.
-
-    With `or_failed` the output of one that fails counts, too.
-    """
+    """A short command's output; None where it does not answer or, unless `or_failed`, fails."""
     try:
         answer = _run(command, environment)
     except (OSError, subprocess.TimeoutExpired):

@@ -25,8 +25,8 @@ _ENDINGS = {
 }
 # While COMPLETING its processes may still be writing to the log.
 _RUNS = (
-    *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"),
-    "EXPEDITING",
+    *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
+    *("SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"),
 )
 _NOTHING = "(null)"
 """Slurm's word for a value that is not there."""

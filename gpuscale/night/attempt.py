@@ -177,14 +177,11 @@ def read_items(path: Path) -> Items:
         marks = {mark.get("name"): mark.get("value", "") for mark in case.iter("property")}
         if skipped is not None and marks.get(LEFT_OUT) != "needless":
             reasons[skipped.get("message", "")] = marks.get(LEFT_OUT, "")
-    failed = [
-        case for case in cases if case.find("error[@message='collection failure']") is not None
-    ]
+    broken = "error[@message='collection failure']"
+    uncollected = tuple(case.get("name", "") for case in cases if case.find(broken) is not None)
+    missing = tuple(text for text, why in reasons.items() if why == "GPUs missing")
     return Items(
-        count=len(cases),
-        left_out=tuple(reasons),
-        gpus_missing=tuple(text for text, why in reasons.items() if why == "GPUs missing"),
-        uncollected=tuple(case.get("name", "") for case in failed),
+        count=len(cases), left_out=tuple(reasons), gpus_missing=missing, uncollected=uncollected
     )
 
 
@@ -272,10 +269,7 @@ def night_meaning(
 
 
 def job_exit(state: JobState) -> tuple[NightExit, str]:
-    """The night's exit code and what it means, never 0 for a job that did not end well.
-
-    A signal, or a code that no night ends with, comes from outside of it.
-    """
+    """The night's exit code and what it means, never 0 for a job that did not end well."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
         return NightExit.INFRASTRUCTURE, _MEANINGS[NightExit.INFRASTRUCTURE]
@@ -287,13 +281,11 @@ def job_exit(state: JobState) -> tuple[NightExit, str]:
         return NightExit.FAILED, "somebody or something ended it; see its log"
     if code is not None and code in _MEANINGS:
         return NightExit(code), _MEANINGS[code]
+    # A signal, or a code that no night ends with, comes from outside of it.
     told = "no exit code" if code is None else f"exit code {code}"
     return NightExit.FAILED, f"{told}, which is none of a night's; see its log"
 
 
 def exit_of_both(first: int, last: int) -> int:
-    """The exit code of a night that two jobs had a part in.
-
-    A regression that the first has seen stands, unless the second could judge for itself.
-    """
+    """That of two jobs' night: a regression seen first stands, unless the second could judge."""
     return first if first == NightExit.REGRESSED and last not in _VERDICTS else last

@@ -94,9 +94,8 @@ class Night:
             # A wrong baseline is found here, before the GPUs have worked for an hour.
             _say(f"judged against {self._compare[0]}")
             if self._command("show", self._compare[0])[0] != ExitCode.OK:
-                raise UsageError(
-                    f"{self._compare[0]} cannot be shown (see above); name another one"
-                )
+                problem = "cannot be shown (see above); name another one"
+                raise UsageError(f"{self._compare[0]} {problem}")
         if self._retry_of is None:
             nights = nights_folder(os.environ)
             folder = new_night(nights, name=name, job=self._job, day=self._started.date())
@@ -131,10 +130,7 @@ class Night:
         return attempt
 
     def _judge(self, folder: Path) -> int | None:
-        """The comparison's exit code; None where there is nothing to compare, or to compare with.
-
-        Its text and its other formats are kept in the folder.
-        """
+        """The kept comparison's exit code; None where there is nothing to compare, or with."""
         results = folder / _RESULTS
         if not self._compare or not results.exists() or not results.stat().st_size:
             return None
@@ -146,10 +142,7 @@ class Night:
         return code
 
     def _keep_first(self, attempt: Attempt) -> int | None:
-        """Set aside what the first attempt left, with what tells which hardware failed.
-
-        It is judged here: nobody knows whether another attempt will measure anything.
-        """
+        """Judge what the first attempt left, beside what tells which hardware failed."""
         first, host = self._folder / FIRST_ATTEMPT, socket.gethostname()
         evidence = attempt.evidence(job=self._job, host=host, nodes=list(self._nodes))
         with suppress(OSError):
@@ -161,6 +154,7 @@ class Night:
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
             _write_or_say(first / "doctor.json", doctor + "\n")
+        # Nobody knows whether another attempt will measure anything.
         code = self._judge(first)
         self._first_regressed = code == NightExit.REGRESSED
         return code

@@ -217,21 +217,17 @@ class NvmlDevice:
         """The driver's own samples since the last time, with their Unix times."""
         since_us = self._last_sample_us.get(buffer, self._opened_us)
         try:
-            value_type, samples = pynvml.nvmlDeviceGetSamples(
-                self._asked(field), _named(buffer), since_us
-            )
+            asked, name = self._asked(field), _named(buffer)
+            kind, samples = pynvml.nvmlDeviceGetSamples(asked, name, since_us)
         except pynvml.NVMLError_NotFound:
             return []
         # A buffer that is not full yet ends in empty places.
-        new = [sample for sample in samples if sample.timeStamp > since_us]
+        new = [(s.timeStamp, s.sampleValue) for s in samples if s.timeStamp > since_us]
         now_us = time.time() * 1e6
-        if any(abs(sample.timeStamp - now_us) > _OTHER_CLOCK_US for sample in new):
+        if any(abs(at_us - now_us) > _OTHER_CLOCK_US for at_us, _ in new):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self._last_sample_us[buffer] = max((s.timeStamp for s in new), default=since_us)
-        return [
-            (sample.timeStamp / 1e6, _member(sample.sampleValue, value_type) / field.divisor)
-            for sample in new
-        ]
+        self._last_sample_us[buffer] = max((at_us for at_us, _ in new), default=since_us)
+        return [(at_us / 1e6, _member(value, kind) / field.divisor) for at_us, value in new]
 
     def _asked(self, field: Field) -> Any:
         return self._handle if "own" in field.mig else self._gpu

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Self, TextIO
 
 import msgspec
@@ -94,10 +95,7 @@ class Sampler:
 
     @classmethod
     def start(cls, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> Self:
-        """Starts to sample at least one device into a new file, without waiting for the first.
-
-        Devices are named as CUDA or NVML names them; error messages go beside the file.
-        """
+        """Starts to sample at least one device into a new file, and waits for nothing."""
         command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
         command += ["--output", str(output), "--interval-s", str(interval_s)]
         command += ["--parent-pid", str(os.getpid())]
@@ -105,13 +103,11 @@ class Sampler:
         # gpuscale is to be found there even if it is not installed.
         folders = [os.environ.get("PYTHONPATH"), str(Path(gpuscale.__file__).parents[1].resolve())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        nothing = subprocess.DEVNULL
         with stderr_path(output).open("wb") as errors:
-            return cls(
-                subprocess.Popen(
-                    command, stdin=nothing, stdout=nothing, stderr=errors, env=environment
-                )
+            process = subprocess.Popen(
+                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=environment
             )
+        return cls(process)
 
     @property
     def pid(self) -> int:
@@ -194,11 +190,8 @@ def _sample(
 
 
 def next_tick(tick: int, elapsed_s: float, interval_s: float) -> int:
-    """The number of the tick to wait for, on a fixed grid from the start.
-
-    A late tick does not shift the later ones, and ticks that a slow reading has missed are
-    left out, not made up for in a burst.
-    """
+    """The number of the tick to wait for, on a fixed grid from the start."""
+    # A late tick does not shift later ones, and those that a slow reading has missed are left out.
     return max(tick, math.floor(elapsed_s / interval_s)) + 1
 
 

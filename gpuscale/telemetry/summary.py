@@ -50,20 +50,18 @@ class RunSampling:
         if self.sampler is not None:
             self.sampler.stop()
         windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
-        reports = {
-            left.host: summarize(left.path, uuids=left.uuids, intervals=windows)
-            for left in self.samples()
-        }
-        absent = [
-            report.absent if self.sampler is not None else f"{host}: {report.absent}"
-            for host, report in reports.items()
-            if report.absent
-        ]
-        versions = [report.driver_version for report in reports.values()]
+        gpu_summaries: list[GpuSummary] = []
+        absent, driver_version = [], None
+        for left in self.samples():
+            report = summarize(left.path, uuids=left.uuids, intervals=windows)
+            gpu_summaries += report.gpu_summaries
+            driver_version = driver_version or report.driver_version
+            if report.absent:
+                absent.append(f"{left.host}: {report.absent}" if left.host else report.absent)
         return TelemetryReport(
-            gpu_summaries=tuple(s for report in reports.values() for s in report.gpu_summaries),
+            gpu_summaries=tuple(gpu_summaries),
             absent="; ".join(absent) or None,
-            driver_version=next((version for version in versions if version), None),
+            driver_version=driver_version,
         )
 
 
@@ -83,7 +81,7 @@ def sampling_beside(
         yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
-        here = NodeSamples(host="here", path=folder / "samples.jsonl", uuids=uuids)
+        here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
         sampler = Sampler.start(uuids=uuids, output=here.path)
         try:
             yield RunSampling(lambda: [here], sampler)
