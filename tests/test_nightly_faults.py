@@ -1,4 +1,4 @@
-"""What a night brings to files, memory and time: each fault is done for real, nothing is lost.
+"""Faults of files, memory and time in a night: each is done for real, nothing is lost.
 
 Ranks that are killed, hang or lack memory are in test_faults.py, nodes that die in the tests of
 the launchers, and results files that two sessions want to append to in test_resume.py.

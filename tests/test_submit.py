@@ -179,8 +179,7 @@ def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
 def test_a_job_without_gpus_to_ask_for_asks_for_none() -> None:
     known = profile("generic-slurm")
     cpu = replace(known, node=Node(gpus=2), job=replace(known.job, gpu_option=""))
-    script = job_script(request(cpu, (1, 2)))
-    assert not [line for line in directives(script) if "gpu:" in line]
+    assert not [line for line in directives(job_script(request(cpu, (1, 2)))) if "gpu:" in line]
 
 
 def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> None:
@@ -299,31 +298,25 @@ def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
 
 
 # What a scheduler answers, how far the job is, and with what the night ends if it has ended.
+SLURM_STATES = (
+    ("RUNNING COMPLETING RESIZING", "3:0", "running", None),
+    ("PENDING REQUEUE_FED RESV_DEL_HOLD SPECIAL_EXIT", "0:0", "waiting", None),
+    ("POWER_UP_NODE A_WORD_TO_COME", "0:0", "waiting", None),
+    ("COMPLETED", "0:0", "ended", 0),
+    ("REVOKED FAILED CANCELLED", "0:0", "ended", 2),
+    ("FAILED", "1:0", "ended", 1),
+    ("FAILED", "6:0", "ended", 6),
+    ("FAILED", "7:0", "ended", 2),
+    ("TIMEOUT DEADLINE", "0:15", "ended", 5),
+    ("NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL", "0:0", "ended", 6),
+    ("OUT_OF_MEMORY PREEMPTED", "0:0", "ended", 6),
+)
 STATES = [
-    ("slurm", ["JobId=1 JobState=PENDING Reason=Priority ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=RUNNING ExitCode=0:0"], "running", None),
-    ("slurm", ["JobId=1 JobState=COMPLETING ExitCode=3:0"], "running", None),
-    ("slurm", ["JobId=1 JobState=RESIZING ExitCode=0:0"], "running", None),
-    ("slurm", ["JobId=1 JobState=REQUEUE_FED ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=RESV_DEL_HOLD ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=SPECIAL_EXIT ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=POWER_UP_NODE ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=A_WORD_TO_COME ExitCode=0:0"], "waiting", None),
-    ("slurm", ["JobId=1 JobState=COMPLETED ExitCode=0:0"], "ended", 0),
-    ("slurm", ["JobId=1 JobState=REVOKED ExitCode=0:0"], "ended", 2),
-    ("slurm", ["JobId=1 JobState=FAILED ExitCode=1:0"], "ended", 1),
-    ("slurm", ["JobId=1 JobState=FAILED ExitCode=6:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=FAILED ExitCode=0:0"], "ended", 2),
-    ("slurm", ["JobId=1 JobState=FAILED ExitCode=7:0"], "ended", 2),
-    ("slurm", ["JobId=1 JobState=TIMEOUT ExitCode=0:15"], "ended", 5),
-    ("slurm", ["JobId=1 JobState=DEADLINE ExitCode=0:0"], "ended", 5),
-    ("slurm", ["JobId=1 JobState=NODE_FAIL ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=BOOT_FAIL ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=LAUNCH_FAILED ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=RECONFIG_FAIL ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=OUT_OF_MEMORY ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=PREEMPTED ExitCode=0:0"], "ended", 6),
-    ("slurm", ["JobId=1 JobState=CANCELLED ExitCode=0:0"], "ended", 2),
+    *(
+        ("slurm", [f"JobId=1 JobState={word} Reason=None ExitCode={code}"], stage, night)
+        for words, code, stage, night in SLURM_STATES
+        for word in words.split()
+    ),
     ("slurm", ["", "COMPLETED|0:0\n"], "ended", 0),
     ("slurm", ["", "CANCELLED by 1000|0:9\n"], "ended", 2),
     ("slurm", [""], "unknown", None),
@@ -438,10 +431,8 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert answer.returncode == 1, answer.stderr
     (written,) = (site / ".gpuscale/jobs").iterdir()
     assert (site / "submitted").read_text() == written.read_text()
-    assert (site / "calls").read_text().splitlines()[
-        0
-    ] == f"qsub -terse {written.relative_to(site)}"
     calls = (site / "calls").read_text()
+    assert calls.startswith(f"qsub -terse {written.relative_to(site)}\n")
     told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
     gpuscale(site, "submit", "arc4", "--yes", environment=environment | told)
     again = (site / "calls").read_text().removeprefix(calls)

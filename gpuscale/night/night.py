@@ -1,4 +1,4 @@
-"""What a night does: measure, once more after a fault, compare, and keep it in a folder."""
+"""A night: measure, once more after a fault, compare, and keep it in a folder."""
 
 import os
 import shutil
