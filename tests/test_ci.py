@@ -130,7 +130,8 @@ def test_job_measures_and_judges_its_clusters_case(
     night = run_script(checkout, script, GPUSCALE_RUNS="5", GPUSCALE_DATA_ROOT="/some data")
     kept = night.directory.relative_to(checkout)
     outputs = f"--results {kept}/results.jsonl --junitxml {kept}/junit.xml"
-    rest = f"--device cuda --size full --runs 5 --data-root /some data {outputs}"
+    own = " --precision tf32" if case == "resnet50" else ""
+    rest = f"--device cuda --size full{own} --runs 5 --data-root /some data {outputs}"
     assert night.calls("pytest") == [f"{measured} {rest}"]
     assert night.judged() == {(case, gpus) for gpus in judged}
     assert "ok" in (night.directory / "comparison.txt").read_text()
