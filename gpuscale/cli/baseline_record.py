@@ -19,6 +19,7 @@ from gpuscale.recording import (
     results_of,
 )
 from gpuscale.records import Baseline
+from gpuscale.report.phrases import load_text
 from gpuscale.report.tables import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
@@ -54,6 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     entries = entries_of(baseline.runs)
     until = "" if expires_on is None else f", valid until {expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
+    busy = [run.host_load for run in baseline.runs if run.host_load and run.host_load.is_busy]
+    if busy:
+        most = max(busy, key=lambda load: load.load_average)
+        sys.stderr.write(
+            f"gpuscale: warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "
+            f"({load_text(most)}), which blurs what later nights are compared with; measure them "
+            "again while nothing else runs\n"
+        )
     weak = _weak_entries(baseline)
     if weak:
         named = ", ".join(weak[:_MOST_NAMED])

@@ -33,6 +33,7 @@ def notes_of(
         *_pooled_allocations(rows, baseline),
         *_published(rows),
         *_failed_runs(rows),
+        *_busy_hosts(rows),
         *_left_out(rows, after),
         *_unit_errors(entries),
     )
@@ -169,6 +170,19 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
                 made=row.after.point.valid_runs + len(row.after.failed),
                 failure=row.after.first_failure,
             )
+
+
+def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
+    """Other work beside a side's runs, by the run that had most of it."""
+    for side, entries in (
+        (NoteCode.BUSY_HOST_BEFORE, [row.before for row in rows]),
+        (NoteCode.BUSY_HOST, [row.after for row in rows]),
+    ):
+        runs = [run for each in entries if each for its in each.runs.values() for run in its]
+        busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
+        if busy:
+            most = max(busy, key=lambda load: (load.load_average, load.gpu_processes or 0))
+            yield Statement.of(side, busy=len(busy), runs=len(runs), load=most)
 
 
 def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:

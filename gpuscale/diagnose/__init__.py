@@ -43,6 +43,7 @@ CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
     slow_device,
     lost_parts,
     causes.device_faults,
+    causes.busy_host,
     causes.not_established,
     causes.environment,
 )

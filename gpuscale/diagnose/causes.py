@@ -8,6 +8,7 @@ from gpuscale.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.evidence import Row
 from gpuscale.environment_diff import changes, host_changes
+from gpuscale.records import EnvironmentChange
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.strategies import STRATEGIES
 
@@ -123,6 +124,29 @@ def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
             code="environment_changed",
             evidence=found,
             remedy=Remedy("environment_as_it_was"),
+        )
+
+
+def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Other work on the hosts, of which the baseline had less."""
+    before, after = row.point.loads_before, row.point.loads_after
+    is_new = sum(load.is_busy for load in after) > len(after) / 2
+    if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
+        then, now = (
+            statistics.median(load.load_average for load in loads) for loads in (before, after)
+        )
+        yield Cause(
+            kind="busy host",
+            code="busy_host",
+            hosts=row.hosts,
+            evidence=(
+                EnvironmentChange(
+                    name=f"load on {after[0].cores} cores",
+                    before=(f"{then:.1f}",),
+                    after=(f"{now:.1f}",),
+                ),
+            ),
+            remedy=Remedy("processes_on_hosts", row.hosts),
         )
 
 

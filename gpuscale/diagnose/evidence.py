@@ -8,7 +8,15 @@ from functools import cached_property
 from gpuscale.budget import valid_by_point
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
-from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    EntryVerdict,
+    Environment,
+    HostLoad,
+    Results,
+    Run,
+)
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
 
@@ -29,6 +37,8 @@ class Point:
     """Empty where the runs before or after tell nothing."""
     environments_before: tuple[Environment, ...] = ()
     environments_after: tuple[Environment, ...] = ()
+    loads_before: tuple[HostLoad, ...] = ()
+    loads_after: tuple[HostLoad, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -90,7 +100,8 @@ def points_of(
             continue
         allocations = {run.allocation for run in runs}
         there = [(its[key], environment) for its, environment in measured if key in its]
-        before, after = _steps(runs), _steps(run for runs_after, _ in there for run in runs_after)
+        runs_after = [run for its, _ in there for run in its]
+        before, after = _steps(runs), _steps(runs_after)
         found.setdefault(key.configuration, {})[key.gpus] = Point(
             key=key,
             before=before,
@@ -100,6 +111,8 @@ def points_of(
                 each for name, each in baseline.environments.items() if name in allocations
             ),
             environments_after=tuple(environment for _, environment in there),
+            loads_before=tuple(run.host_load for run in runs if run.host_load),
+            loads_after=tuple(run.host_load for run in runs_after if run.host_load),
         )
     return found
 

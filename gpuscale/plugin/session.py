@@ -28,6 +28,7 @@ from gpuscale.plugin.items import (
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
+from gpuscale.telemetry.host_load import HostLoadMeter
 from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
@@ -209,7 +210,11 @@ class _MeasuringSession:
                 terminal.progress_line(self._terminal, launcher),
                 sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
-                return recorder.append(launcher.run(request), sampling)
+                gpus = recorder.environment.gpus
+                uuids = [gpus[n].uuid or "" for n in request.devices if n < len(gpus)]
+                meter = HostLoadMeter(uuids)
+                run = launcher.run(request)
+                return recorder.append(replace(run, host_load=meter.read()), sampling)
         except (RunTerminated, FileError) as error:
             # What comes after would be killed, or be lost as this run is, after as long a time.
             path = terminal.relative(recorder.path)

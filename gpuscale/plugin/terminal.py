@@ -19,11 +19,12 @@ from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
 from gpuscale.report import text
-from gpuscale.report.phrases import counted, injection_warning, spread_text
+from gpuscale.report.phrases import counted, injection_warning, load_text, spread_text
 from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.report.tables import scaling_lines
 from gpuscale.report.view import view_of
 from gpuscale.store import ResumedResults
+from gpuscale.telemetry.host_load import HostLoadMeter
 
 
 def own_stream() -> TextIO | None:
@@ -68,6 +69,8 @@ def header_lines(
             f"{counted(options.threads_per_rank, 'thread')} a rank, "
             f"on {environment.hardware_label} (device: cpu)"
         )
+    if (load := HostLoadMeter(()).read()).is_busy:
+        yield f"this host is busy, so intervals will be wide: {load_text(load)}"
     if resumed is not None:
         yield from _resumed_lines(resumed, environment)
 

@@ -26,6 +26,7 @@ from gpuscale.records.run import (
     FailureKind,
     GpuSummary,
     GpuWindow,
+    HostLoad,
     Phases,
     RankReport,
     Results,

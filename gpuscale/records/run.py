@@ -32,6 +32,8 @@ from gpuscale.telemetry.fields import values_problem
 
 FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
 """`system` is an exception that a GPU, the network or a file system caused."""
+BUSY_LOAD_PER_CORE = 1.5
+"""Of a host with other work than ours: ranks of the run before leave at most one for each core."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 # Names need no pattern, which takes ten times as long as to look for them in the table.
 Values = Mapping[str, int | float]
@@ -153,6 +155,26 @@ class GpuSummary(Record, frozen=True, kw_only=True):
             raise ValueError(problem)
 
 
+class HostLoad(Record, frozen=True, kw_only=True):
+    """The other work of the host: of the session's, where a run has several; None is not known."""
+
+    load_average: Annotated[float, Meta(ge=0, le=1e6)]
+    """Over the minute before the run."""
+    cores: PositiveCount
+    """Of the host, whoever may use them."""
+    cpu_pressure: Share | None = None
+    """The part of the run in which some process waited for a CPU."""
+    steal: Share | None = None
+    """The part of the CPUs' time that a hypervisor gave to others."""
+    gpu_processes: Count | None = None
+    """Processes that computed on the run's GPUs before it began."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True where others had much to do, and more than the last run of ours leaves behind."""
+        return self.load_average > BUSY_LOAD_PER_CORE * self.cores or bool(self.gpu_processes)
+
+
 class Run(Record, frozen=True, kw_only=True):
     """The sampling unit of every statistic: one fresh start of all ranks.
 
@@ -187,6 +209,7 @@ class Run(Record, frozen=True, kw_only=True):
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None
     """Why there are no GPU summaries; None where there are."""
+    host_load: HostLoad | None = None
 
     def __post_init__(self) -> None:
         if problem := next(_problems(self), None):

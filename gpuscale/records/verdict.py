@@ -140,6 +140,8 @@ class NoteCode(StrEnum):
     PUBLISHED_IN_OTHER_PRECISION = auto()
     PUBLISHED_WITHOUT_PRECISION = auto()
     FAILED_RUNS = auto()
+    BUSY_HOST = auto()
+    BUSY_HOST_BEFORE = auto()
     NOT_JUDGED = auto()
     UNIT_ERROR = auto()
     UNIT_ERROR_OF_SIDE = auto()

@@ -198,6 +198,10 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
         "ranks are slow in turn within a run",
     ),
     "device_fault": _device_fault,
+    "busy_host": lambda cause, *_: (
+        f"busy host: {change_text(_of_type(EnvironmentChange, cause)[0])}",
+        "other work took CPU time from the ranks, or the GPUs' time",
+    ),
     "environment_changed": lambda cause, *_: (
         f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
         "different from the baseline, which alone makes it no cause",
@@ -257,7 +261,7 @@ NEXT_STEPS: Mapping[str, str] = {
         "record a baseline of your own with 'gpuscale baseline record' while all is well"
     ),
 }
-_SAID_BY_ONE = {"device_fault", "environment_changed"}
+_SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Causes whose headline says what there is to see, if it is a single thing."""
 _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.COMMUNICATION: "exposed all-reduce",

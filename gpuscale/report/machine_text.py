@@ -5,7 +5,14 @@ from typing import Any
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
 from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
-from gpuscale.report.phrases import UNKNOWN, bounds_text, counted, gpus_text, interval_text
+from gpuscale.report.phrases import (
+    UNKNOWN,
+    bounds_text,
+    counted,
+    gpus_text,
+    interval_text,
+    load_text,
+)
 from gpuscale.report.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field
@@ -21,9 +28,11 @@ def doctor_text(machine: Machine, problems: Sequence[str]) -> str:
     if shared_bytes is not None:
         small = ": too small for many loader processes; in a container, see --shm-size"
         shared = format_bytes(shared_bytes) + (small if shared_bytes < _SMALL_SHARED_BYTES else "")
+    busy = ": busy, so measurements would be noisy" if machine.load.is_busy else ""
     lines = [
         f"host      {machine.host}",
         f"CPU       {machine.cpu_model or 'unknown model'}, {cores} to use",
+        f"load      {load_text(machine.load).removeprefix('load ')}{busy}",
         f"/dev/shm  {shared}",
         f"Python    {machine.python_version}",
         f"torch     {machine.torch_version or 'not installed: pip install torch'}",

@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from gpuscale.records import Configuration, Environment, Estimate, QuantityName, Results, Verdict
+from gpuscale.records import (
+    Configuration,
+    Environment,
+    Estimate,
+    HostLoad,
+    QuantityName,
+    Results,
+    Verdict,
+)
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
@@ -49,6 +57,15 @@ def configuration_text(configuration: Configuration) -> str:
 def configurations_text(configurations: Iterable[Configuration]) -> str:
     """The texts of several configurations, each once, apart by semicolons."""
     return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
+
+
+def load_text(load: HostLoad) -> str:
+    """`load 8.1 on 2 cores`, and what else computes on the GPUs."""
+    text = f"load {load.load_average:.1f} on {counted(load.cores, 'core')}"
+    if not load.gpu_processes:
+        return text
+    of_others = "process" if load.gpu_processes == 1 else "processes"
+    return f"{text}, {load.gpu_processes} {of_others} of others on the GPUs"
 
 
 def numbers_text(numbers: Sequence[int]) -> str:

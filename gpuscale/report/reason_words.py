@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuscale.records import EntryVerdict, FieldChange, MetricVerdict, QuantityName, Verdict
 from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
-from gpuscale.report.phrases import amount_text, counted, gpus_text, quantity_text
+from gpuscale.report.phrases import amount_text, counted, gpus_text, load_text, quantity_text
 from gpuscale.units import format_percent
 
 _SMALLEST_SHOWN = 0.0005
@@ -160,6 +160,10 @@ WORDS: Mapping[ReasonCode | NoteCode, str] = {
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
     NoteCode.FAILED_RUNS: "{row:row}: {failed} of {made} runs failed ({failure})",
+    NoteCode.BUSY_HOST: "the host was busy in {busy} of {runs} runs ({load:load})",
+    NoteCode.BUSY_HOST_BEFORE: (
+        "the baseline's host was busy in {busy} of {runs} runs ({load:load})"
+    ),
     NoteCode.NOT_JUDGED: (
         "{row:row} was also measured with another configuration that is not judged "
         "({differences:list})"
@@ -257,6 +261,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "failures": _failures,
     "gpus": gpus_text,
     "row": lambda key: str(key.label),
+    "load": load_text,
     "device": lambda name: _DEVICES.get(name, name),
     "further runs": lambda count: counted(count, "further run"),
     "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",

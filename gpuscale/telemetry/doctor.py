@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from gpuscale.host import cpu_model
+from gpuscale.records import HostLoad
 from gpuscale.telemetry.fields import Reading
+from gpuscale.telemetry.host_load import HostLoadMeter
 from gpuscale.telemetry.nvml import (
     DeviceAbsentError,
     DriverAbsentError,
@@ -68,6 +70,7 @@ class Machine:
     """Cores that this process may use."""
     shared_memory_bytes: int | None
     """Size of /dev/shm, through which loader processes and NCCL pass data."""
+    load: HostLoad
     driver_version: str | None = None
     driver_absent: str | None = None
     """Why no driver answers; None where one does."""
@@ -90,6 +93,7 @@ def examine() -> Machine:
         cpu_model=cpu_model(),
         cpu_count=len(os.sched_getaffinity(0)),
         shared_memory_bytes=shared_memory_bytes,
+        load=HostLoadMeter(()).read(),
     )
     try:
         with open_nvml() as driver_version:

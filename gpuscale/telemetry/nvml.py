@@ -101,6 +101,18 @@ def find_device(uuid: str) -> "NvmlDevice":
     raise DeviceAbsentError(reason)
 
 
+def foreign_processes(uuids: Sequence[str]) -> int | None:
+    """Processes that compute on these devices, before a run has any of its own.
+
+    None where a device does not tell.
+    """
+    try:
+        devices = [find_device(uuid) for uuid in dict.fromkeys(uuids)]
+        return sum(device.compute_processes() for device in devices)
+    except (DeviceAbsentError, pynvml.NVMLError):
+        return None
+
+
 def all_devices() -> "Iterator[NvmlDevice | DeviceAbsentError]":
     """Every GPU by NVML's number, or why it cannot be reached; MIG devices are not listed."""
     try:
@@ -159,6 +171,10 @@ class NvmlDevice:
             if on_mig in field.mig:
                 buffers = [query.buffer for query in field.queries if query.buffer]
                 self._never_offered |= dict.fromkeys((moment, *buffers), reason)
+
+    def compute_processes(self) -> int:
+        """Processes that compute on the device now."""
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
 
     def read(self) -> Reading:
         """The fast-changing part of the state; a question without an answer has its reason."""

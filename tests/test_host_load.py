@@ -1,0 +1,102 @@
+"""Other work on the host: measured for each run, and named where it matters."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import baseline, measured
+from changing import replace
+from nvml.library import GPU_A, compile_driver
+
+from gpuscale.compare import compare
+from gpuscale.diagnose import diagnose
+from gpuscale.records import Baseline, HostLoad, NoteCode, Results, Run
+from gpuscale.report.phrases import load_text
+from gpuscale.telemetry.host_load import HostLoadMeter
+
+QUIET = HostLoad(load_average=0.4, cores=4)
+BUSY = HostLoad(load_average=9.5, cores=4)
+THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}
+SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
+
+
+@pytest.mark.parametrize(
+    ("load", "is_busy"),
+    [
+        (QUIET, False),
+        # As much as ranks of a run before leave behind.
+        (replace(QUIET, load_average=4.0), False),
+        (replace(QUIET, load_average=6.1), True),
+        (replace(QUIET, gpu_processes=0), False),
+        (replace(QUIET, gpu_processes=1), True),
+    ],
+)
+def test_a_host_is_busy_by_more_than_our_own_runs_leave_behind(
+    load: HostLoad, is_busy: bool
+) -> None:
+    assert load.is_busy is is_busy
+
+
+def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
+    meter = HostLoadMeter(())
+    time.sleep(0.1)  # several ticks
+    load = meter.read()
+    assert load.cores == os.cpu_count()
+    assert load.gpu_processes is None
+    if Path("/proc/pressure/cpu").exists():
+        assert load.cpu_pressure is not None
+    assert load.steal is not None
+
+
+def test_processes_of_others_on_the_gpus_of_a_run_are_counted(tmp_path: Path) -> None:
+    script = (
+        "from gpuscale.telemetry.host_load import HostLoadMeter\n"
+        f"print(HostLoadMeter(['{GPU_A}']).read().gpu_processes)"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path))}
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    # The library of the tests has two on every device.
+    assert answer.stdout == "2\n"
+
+
+def under(load: HostLoad | None, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    return tuple(replace(each, host_load=load) for each in runs)
+
+
+def beside(then: HostLoad | None, now: HostLoad | None) -> tuple[Baseline, list[Results]]:
+    recorded, after = baseline(THEN), measured(SLOWER)
+    return (
+        replace(recorded, runs=under(then, recorded.runs)),
+        [replace(after, runs=under(now, after.runs))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "codes", "is_cause"),
+    [
+        (QUIET, BUSY, {NoteCode.BUSY_HOST}, True),
+        (BUSY, BUSY, {NoteCode.BUSY_HOST, NoteCode.BUSY_HOST_BEFORE}, False),
+        (BUSY, QUIET, {NoteCode.BUSY_HOST_BEFORE}, False),
+        (QUIET, QUIET, set(), False),
+        (None, None, set(), False),
+    ],
+)
+def test_a_comparison_names_a_busy_host_and_a_loss_puts_it_among_its_causes(
+    then: HostLoad | None, now: HostLoad | None, codes: set[NoteCode], is_cause: bool
+) -> None:
+    recorded, after = beside(then, now)
+    comparison = diagnose(recorded, after, compare(recorded, after))
+    named = {note.code for note in comparison.notes}
+    assert named & {NoteCode.BUSY_HOST, NoteCode.BUSY_HOST_BEFORE} == codes
+    causes = {cause.code for entry in comparison.entries for cause in entry.causes}
+    assert ("busy_host" in causes) is is_cause
+
+
+def test_the_words_name_load_cores_and_the_others_on_the_gpus() -> None:
+    assert load_text(BUSY) == "load 9.5 on 4 cores"
+    assert load_text(replace(QUIET, gpu_processes=1)).endswith("1 process of others on the GPUs")
