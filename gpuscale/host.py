@@ -10,7 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-VARIABLE_FAMILIES = ("CUDA_", "FI_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "UCX_")
+VARIABLE_FAMILIES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE"),
+    *("OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "UCX_"),
+)
 """How the environment variables begin that tell ranks how to compute and to communicate."""
 
 VARIABLES_OF_THE_JOB = frozenset({"CUDA_VISIBLE_DEVICES"})

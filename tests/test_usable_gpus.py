@@ -1,10 +1,14 @@
 """GPUs that torch cannot use are told, and the CPU is not measured in their place."""
 
+import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from measuring import BENCH_CASES, run_pytest
-from nvml.library import compile_driver
+from nvml.library import GPU_A, GPU_B, compile_driver
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.worker.machine import refuse_missing_kernels
@@ -64,3 +68,19 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
     )
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
     assert session.exit_code == (4 if is_refused else 0), session.output
+
+
+def test_a_gpu_is_named_as_nvidia_smi_names_it(tmp_path: Path) -> None:
+    script = "from gpuscale.worker.machine import gpu_places; print(gpu_places())"
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(compile_driver(tmp_path)),
+        "FAKE_NVML_FLEET": "0,1",
+    }
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ast.literal_eval(answer.stdout) == {
+        GPU_A: (0, "00000000:00:00.0"),
+        GPU_B: (1, "00000000:11:00.0"),
+    }

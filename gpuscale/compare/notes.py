@@ -9,6 +9,7 @@ from datetime import date
 from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.environment_diff import changes
 from gpuscale.records import Baseline, Comparison, EntryVerdict, NoteCode, Results, Statement
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unit_error_note
@@ -42,9 +43,14 @@ def notes_of(
 def with_validity(
     comparison: Comparison, baseline: Baseline, results: Sequence[Results], *, today: date
 ) -> Comparison:
-    """The comparison with a note where its baseline does not quite hold; verdicts stay."""
+    """The comparison with what differs from its baseline's day and machine; verdicts stay."""
     environments = [result.environment for result in results]
-    notes = (expiry_note(baseline, today), foreign_note(baseline, environments))
+    changed = changes(list(baseline.environments.values()), environments)
+    notes = (
+        expiry_note(baseline, today),
+        foreign_note(baseline, environments),
+        Statement.of(NoteCode.ENVIRONMENT_CHANGED, changes=changed) if changed else None,
+    )
     return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
 
 

@@ -14,7 +14,17 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     index: Number
     name: Name
     uuid: Line | None = None
+    smi_index: Number | None = None
+    """As nvidia-smi numbers it, which counts all GPUs of the machine."""
+    pci_address: Line | None = None
     memory_bytes: Bytes | None = None
+
+    @property
+    def place(self) -> str | None:
+        """Where an admin finds it: `GPU 3 at 0000:C1:00.0`; None where NVML did not tell."""
+        if self.smi_index is None or self.pci_address is None:
+            return None
+        return f"GPU {self.smi_index} at {self.pci_address}"
 
 
 class Node(Record, frozen=True, kw_only=True):

@@ -140,6 +140,7 @@ class NoteCode(StrEnum):
     PUBLISHED_IN_OTHER_PRECISION = auto()
     PUBLISHED_WITHOUT_PRECISION = auto()
     FAILED_RUNS = auto()
+    ENVIRONMENT_CHANGED = auto()
     BUSY_HOST = auto()
     BUSY_HOST_BEFORE = auto()
     NOT_JUDGED = auto()

@@ -4,6 +4,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpuscale.environment_diff import change_text
 from gpuscale.records import EntryVerdict, FieldChange, MetricVerdict, QuantityName, Verdict
 from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
 from gpuscale.report.phrases import amount_text, counted, gpus_text, load_text, quantity_text
@@ -160,6 +161,7 @@ WORDS: Mapping[ReasonCode | NoteCode, str] = {
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
     NoteCode.FAILED_RUNS: "{row:row}: {failed} of {made} runs failed ({failure})",
+    NoteCode.ENVIRONMENT_CHANGED: "changed since the baseline: {changes:changes}",
     NoteCode.BUSY_HOST: "the host was busy in {busy} of {runs} runs ({load:load})",
     NoteCode.BUSY_HOST_BEFORE: (
         "the baseline's host was busy in {busy} of {runs} runs ({load:load})"
@@ -262,6 +264,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "gpus": gpus_text,
     "row": lambda key: str(key.label),
     "load": load_text,
+    "changes": lambda changes: "; ".join(map(change_text, changes)),
     "device": lambda name: _DEVICES.get(name, name),
     "further runs": lambda count: counted(count, "further run"),
     "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",

@@ -3,6 +3,7 @@
 CUDA is touched here, and so in a process of its own.
 """
 
+import contextlib
 import os
 import platform
 import socket
@@ -90,10 +91,31 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     built_for = torch.cuda.get_arch_list()
     for number, gpu in enumerate(found):
         refuse_missing_kernels(number, gpu.name, (gpu.major, gpu.minor), built_for)
+    places = gpu_places()
     return tuple(
-        GpuDevice(index=n, name=gpu.name, uuid=str(gpu.uuid), memory_bytes=gpu.total_memory)
+        GpuDevice(
+            index=n,
+            name=gpu.name,
+            uuid=str(gpu.uuid),
+            smi_index=places.get(str(gpu.uuid), (None, None))[0],
+            pci_address=places.get(str(gpu.uuid), (None, None))[1],
+            memory_bytes=gpu.total_memory,
+        )
         for n, gpu in enumerate(found)
     )
+
+
+def gpu_places() -> dict[str, tuple[int | None, str | None]]:
+    """NVML's number and the PCI address of each GPU, by its UUID as CUDA gives it."""
+    found: dict[str, tuple[int | None, str | None]] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
+            uuid, address = pynvml.nvmlDeviceGetUUID(gpu), pynvml.nvmlDeviceGetPciInfo(gpu).busId
+            texts = [each.decode() if isinstance(each, bytes) else each for each in (uuid, address)]
+            found[texts[0].removeprefix("GPU-")] = (number, texts[1])
+    return found
 
 
 def _gpus_of_driver() -> int:

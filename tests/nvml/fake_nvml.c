@@ -260,6 +260,22 @@ int nvmlDeviceGetMemoryInfo(device *d, ulong64 memory[3]) {
 }
 
 typedef struct {
+    char legacy_address[16];
+    uint domain, bus, device, id, subsystem_id;
+    char address[32];
+} pci_info;
+
+int nvmlDeviceGetPciInfo_v3(device *d, pci_info *found) {
+    int code = query(d, "pci");
+    if (code != SUCCESS)
+        return code;
+    memset(found, 0, sizeof *found);
+    // Of the UUID's second part, so that each device has another.
+    snprintf(found->address, sizeof found->address, "00000000:%.2s:00.0", d->uuid + 4);
+    return SUCCESS;
+}
+
+typedef struct {
     uint pid;
     ulong64 used_memory;
     uint gpu_instance, compute_instance;
