@@ -68,7 +68,7 @@ def trained_s(ranks: int) -> float:
 def gpuscale_speedup() -> Estimate:
     """The speedup that a session finds."""
     case = str(REPOSITORY / "bench_cases" / "test_mnist_cnn.py")
-    options = ["--gpus", "1,2", "--strategy", "ddp", "--device", "cpu"]
+    options = ["--gpus", "1,2", "--strategy", "ddp", "--device", "cpu", "--data", "loader"]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         subprocess.run(

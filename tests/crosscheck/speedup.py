@@ -43,7 +43,18 @@ def gpuscale_runs(folder: Path, number: int) -> Path:
     """A results file with one run on 1 and one on 2 ranks."""
     results = folder / f"{number}.jsonl"
     case = str(REPOSITORY / "bench_cases" / "test_mnist_cnn.py")
-    options = ["--gpus", "1,2", "--runs", "1", "--strategy", "ddp", "--device", "cpu"]
+    options = [
+        "--gpus",
+        "1,2",
+        "--runs",
+        "1",
+        "--strategy",
+        "ddp",
+        "--device",
+        "cpu",
+        "--data",
+        "loader",
+    ]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", case, *options, "--results", str(results)],
         stdout=subprocess.DEVNULL,
