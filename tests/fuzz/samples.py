@@ -7,6 +7,7 @@ from golden.inputs import CNN, Night, baseline_of, results_of_night
 from gpuscale.records import (
     BaselineChange,
     Failure,
+    HostLoad,
     Results,
     Source,
     ToleranceOverride,
@@ -34,8 +35,10 @@ def _results() -> Results:
         absent=("power: Not Supported",),
         values=dict.fromkeys(NUMBERS, 1),
     )
-    first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]))
-    where = replace(results.environment, cudnn_version="9.1")
+    load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
+    first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), host_load=load)
+    gpus = (replace(results.environment.gpus[0], smi_index=3, pci_address="00000000:C1:00.0"),)
+    where = replace(results.environment, cudnn_version="9.1", gpus=gpus)
     results = replace(results, environment=where)
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
@@ -66,7 +69,7 @@ def _baseline() -> str:
             source=Source(title="A course", url="https://example.org", published="2026", note="x"),
             published=(
                 replace(figure(1, time_s=145.0), discard_first=1, times_s=(150.0, 145.0), note="x"),
-                replace(figure(8, samples_per_s=2650.0, nodes=2)),
+                replace(figure(8, samples_per_s=2650.0, nodes=2), precision="fp16", data="real"),
             ),
             tolerances=Tolerances(overrides=(override,)),
             history=(change,),
