@@ -175,9 +175,7 @@ class Trials:
         )
 
     def measure_overhead(
-        self,
-        compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun],
-        runs: int,
+        self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
     ) -> OverheadReport:
         """The overhead by so many runs on each number of GPUs, made in turn.
 

@@ -11,13 +11,7 @@ from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.recording import (
-    EntryId,
-    baseline_from_results,
-    entries_of,
-    measured_at,
-    results_of,
-)
+from gpuscale.recording import EntryId, baseline_from_results, entries_of, measured_at, results_of
 from gpuscale.records import Baseline
 from gpuscale.report.phrases import load_text
 from gpuscale.report.tables import step_time_text
