@@ -42,19 +42,14 @@ class FileError(GpuscaleError):
 
 
 class DecodeError(GpuscaleError):
-    """Data that is not a valid record: the place inside the data and the problem."""
+    """Data that is not a valid record: the place, such as `runs[2].measured`, and the problem.
+
+    The line is known of a text only; `key` is a field that the object at the place may not have.
+    """
 
     def __init__(
         self, place: str, problem: str, *, line: int | None = None, key: str | None = None
     ) -> None:
-        """Takes where the data are wrong, and how.
-
-        Args:
-            place: Such as `runs[2].measured`; empty for the whole.
-            problem: With its remedy.
-            line: Of the text, from 1, where it is known.
-            key: The field of the object at `place` that it may not have.
-        """
         where = "" if line is None else f"line {line}: "
         super().__init__(f"{where}{place}: {problem}" if place else f"{where}{problem}")
         self.place = place

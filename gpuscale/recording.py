@@ -64,13 +64,8 @@ def baseline_from_results(
 ) -> Baseline:
     """The baseline that the valid runs of some results make, in the order they were measured.
 
-    Runs are put together by configuration and number of GPUs. Those of one scheduler job (or
-    of one invocation, where there was no scheduler) count as one allocation. Only the `cases`, each
-    as `mnist_cnn` or `mnist_cnn/ddp`, and the numbers of `gpus` are taken; None is all.
-
-    Raises:
-        UsageError: faults made on purpose, no valid runs, too few for some entry, different
-            hardware, or runs of one entry with different batch sizes or sample shapes.
+    Runs of one scheduler job, or else of one invocation, count as one allocation. Only the `cases`,
+    each as `mnist_cnn` or `mnist_cnn/ddp`, and the numbers of `gpus` are taken; None is all.
     """
     valid = entries_of(_valid_runs(results))
     if not valid:
@@ -160,11 +155,7 @@ class Proposal:
 
 
 def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal, ...]:
-    """The entries of the results that the baseline has not just like that.
-
-    The order is that of the baseline, with new entries behind. Faults made on purpose, or runs of
-    one entry that differ in batch or shape, are a `UsageError`.
-    """
+    """The entries of the results that the baseline has otherwise, in its order, then new ones."""
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
     for entry in [entry for entry in {**known, **entries} if entry in entries]:
@@ -180,10 +171,7 @@ def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal,
 
 
 def accepted(found: Sequence[Proposal], selectors: Collection[str]) -> tuple[Proposal, ...]:
-    """The proposals that the selectors name: `all`, or each `CASE[/STRATEGY][@GPUS]`.
-
-    `all` takes what can be accepted; a selector that names a row asks for just that.
-    """
+    """The proposals that `CASE[/STRATEGY][@GPUS]` name; `all` takes what can be accepted."""
     chosen = []
     for selector in selectors:
         named = [p for p in found if selector in (EVERYTHING, *p.selectors)]
@@ -207,11 +195,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """The baseline with the changes made, and its history with what was there before.
-
-    The changes, at least one, were proposed of the `results`; `at` is now, as ISO 8601 with
-    offset.
-    """
+    """The baseline with the changes (at least one) made of results, and in its history the old."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
     replaced = tuple(run for change in changes for run in change.old)

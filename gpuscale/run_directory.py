@@ -148,11 +148,7 @@ def stderr_path(samples: Path) -> Path:
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """A new folder for as long as the context lasts, in the system's place for such by default.
-
-    Folders of that prefix whose processes on this host have ended are removed: a killed process
-    leaves its own.
-    """
+    """A new folder, removed at the end; those that killed processes of this host left go first."""
     place = Path(tempfile.gettempdir()) if within is None else within
     # Where the file system of several hosts keeps locks on each by itself, those of another host
     # look free. No name of a host has an underscore.

@@ -102,11 +102,7 @@ def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> 
 
 
 def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
-    """The fault of each block in turn, None for a clean one.
-
-    So many clean blocks (`pairs`) are held against those before them, and the blocks of so many
-    `trials` of each fault are spread over their time.
-    """
+    """The fault of each block in turn, None for a clean one; faults are spread over the pairs."""
     yield from [None] * BASELINE_BLOCKS
     faulty = [fault for _ in range(trials) for fault in faults]
     for pair in range(pairs):
@@ -177,10 +173,7 @@ class Trials:
     def measure_overhead(
         self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
     ) -> OverheadReport:
-        """The overhead by so many runs on each number of GPUs, made in turn.
-
-        `compare_with_bare_loop` makes one run of gpuscale's windows in turn with a bare loop's.
-        """
+        """The overhead by so many runs on each number of GPUs, in turn with a bare loop's."""
         started = time.monotonic()
         first = case_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
@@ -270,9 +263,6 @@ def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> Overh
 
     Each run gives one number, the mean of its pairs' log ratios without the outermost fifth on
     either side, each by the times of the slowest rank; the interval is over runs.
-
-    Raises:
-        GpuscaleError: every run failed; the message is that of the first.
     """
     valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):

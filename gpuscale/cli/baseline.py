@@ -93,10 +93,7 @@ def login_name() -> str | None:
 
 
 def last_valid_day(arguments: argparse.Namespace, *, measured_at: str) -> str | None:
-    """The expiry that was asked for, as `2027-05-01`; None where none was.
-
-    A period counts from when the latest of the results were measured: ISO 8601 with offset.
-    """
+    """The expiry asked for, as `2027-05-01`, with periods from `measured_at` on; else None."""
     on, after = arguments.expires, arguments.expires_after
     if on is not None and after is not None:
         raise UsageError("--expires and --expires-after say the same thing; give one of them")

@@ -71,10 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _weak_entries(baseline: Baseline) -> list[str]:
-    """The entries against which as many runs as they have would find a large loss only.
-
-    The worst come first.
-    """
+    """The entries against which as many runs would find large losses only, the worst first."""
     runs = entries_of(baseline.runs)
     found = []
     for entry in compare(baseline, results_of(baseline)).entries:

@@ -54,11 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what would change, and write what was approved.
-
-    The exit code is 0 where that is all, and 3 where something that would change was neither
-    written nor left out by the user's own choice.
-    """
+    """Show what would change, and write what was approved; 3 where that is not all there is."""
     path = Path(arguments.baseline)
     read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])

@@ -89,11 +89,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
-    """The outputs of `--format`; exactly one goes to standard output, text by default.
-
-    Raises:
-        UsageError: a format that does not exist, or two outputs for one place.
-    """
+    """The outputs of `--format`; exactly one goes to standard output, text by default."""
     outputs = [_output(option) for option in options or ()]
     printed = [output.format for output in outputs if output.path is None]
     if len(printed) > 1:
@@ -120,11 +116,7 @@ def _output(option: str) -> Output:
 
 
 def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
-    """Refuses an output that would take the place of an input.
-
-    Raises:
-        UsageError: an output is the baseline or a results file.
-    """
+    """Refuses an output that would take the place of an input."""
     for path in (output.path for output in outputs if output.path is not None):
         if any(_is_same(path, other) for other in inputs):
             raise UsageError(

@@ -14,12 +14,7 @@ from gpuscale.store import newest_results, read_results
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files, each run of which counts once.
-
-    Raises:
-        FileError: a file cannot be read, or holds a run that was there before: counted twice, it
-            would make the intervals narrower than the data do.
-    """
+    """The results in some files; a run that is there twice would make intervals too narrow."""
     seen: dict[tuple[object, ...], Path] = {}
     results = []
     for path in paths:

@@ -161,10 +161,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """The job's work and its cost, roughly: nobody knows before it has run.
-
-    All its nodes are held from the first item to the last: those on few GPUs leave most idle.
-    """
+    """The job's work and, roughly, its cost: all nodes are held from the first item to the last."""
     demand, measured = request.demand, request.profile.measure
     runs, baseline = int(request.options.get("--runs", measured.runs)), request.baseline
     # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.

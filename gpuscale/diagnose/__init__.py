@@ -51,10 +51,7 @@ CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
 
 
 def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
-    """The comparison with the causes of each row that says that something got worse.
-
-    A row on one GPU that is inconclusive is given the device that makes it so, if one does.
-    """
+    """The comparison with the causes of each loss, and of what is inconclusive on one GPU."""
     configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
     if not configurations:
         return comparison

@@ -151,10 +151,7 @@ def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency, the heaviest first, and that no more can be told.
-
-    A published figure has no phases, so what changed since it was measured stays open.
-    """
+    """The parts of the lost efficiency; a published figure has no phases, which leaves it open."""
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
         parts = (

@@ -110,10 +110,7 @@ def symptoms_of(before: Sequence[Step], after: Sequence[Step]) -> tuple[DeviceSy
 def explaining_clocks(
     symptoms: Sequence[DeviceSymptom], uuids: Collection[str], *, lost_s: float, of_s: float
 ) -> tuple[DeviceSymptom, ...]:
-    """The symptoms of the clocks of these devices, where they explain the slowdown.
-
-    The median of them must explain that computing takes so much longer than it did.
-    """
+    """The symptoms of these devices' clocks, where the median of them explains the slowdown."""
     clocks = [s for s in symptoms if s.kind is CauseKind.CLOCKS and s.uuid in uuids]
     if not clocks:
         return ()

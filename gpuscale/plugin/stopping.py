@@ -42,8 +42,7 @@ class StoppingRule:
         """The valid runs of a point that is known well enough; None where runs must go on.
 
         A point on n GPUs is settled when T(n) and S(n) are; that on 1 GPU when T(1) is and every
-        S(n) that is taken over it. A speedup without a value, because one of its ends has only
-        failed so far, is not waited for. The runs are all so far, of other points too.
+        S(n) over it that has a value. The runs are all so far, of other points too.
         """
         points = {point.point_key: point for point in scaling_points(runs)}
         point = points.get(key)
@@ -143,10 +142,7 @@ class BaselineJudge:
 def status_of_verdict(
     given: int, *, failed_tests: bool, failed_runs: bool, comparison: Comparison | None
 ) -> int:
-    """The verdict's exit code, unless what pytest would end with says more.
-
-    A test that failed without a failed run does; and beside a failed run nothing is a pass.
-    """
+    """The verdict's exit code, unless pytest's own says more; a failed run leaves no pass."""
     codes = pytest.ExitCode
     replaced = (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
     if given not in replaced or failed_tests:

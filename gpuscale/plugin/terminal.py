@@ -28,10 +28,7 @@ from gpuscale.telemetry.host_load import HostLoadMeter
 
 
 def own_stream() -> TextIO | None:
-    """A stream of its own to the terminal that standard output is; None where it is none.
-
-    Later than while pytest is being configured, even its own output leads into the capture.
-    """
+    """A stream to the terminal that standard output is before pytest captures it; else None."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
             return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")

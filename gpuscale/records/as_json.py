@@ -81,13 +81,7 @@ def is_json(text: str | bytes) -> bool:
 
 
 def line_of(text: str, place: str, key: str | None = None) -> int:
-    """The line, from 1, of a place; where it does not exist, of the deepest part that does.
-
-    Args:
-        text: A JSON document.
-        place: As in a `DecodeError`.
-        key: A field of the object at `place`, whose line is wanted instead.
-    """
+    """The line, from 1, of a place, or of a key at it; of the deepest part of it that exists."""
     steps = [name or position for name, position in _STEP.findall(place)]
     steps += [] if key is None else [key]
     depth = found_at = 0

@@ -13,11 +13,7 @@ STEP_TIME = "step_time_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one metric of one row, as fractions.
-
-    Of a metric `in_points` they are fractions of the baseline's step time, of the others
-    fractions of the metric itself.
-    """
+    """The limits of one metric of one row: fractions of it, or `in_points` of the step time."""
 
     margin: float
     """A change to the worse up to this is never called a regression."""

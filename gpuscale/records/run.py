@@ -239,10 +239,9 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def synchronization_s(self) -> float | None:
-        """Seconds per step that gradient synchronisation adds; None where it was not measured.
+        """Seconds per step that gradient synchronisation adds, by medians, so also below 0.
 
-        On one rank that is DDP's own handling of the gradients. May be slightly negative: it is
-        the difference of two medians.
+        On one rank that is DDP's own handling of the gradients; None where it was not measured.
         """
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None

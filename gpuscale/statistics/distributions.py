@@ -33,10 +33,7 @@ def t_probability(quantile: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, df: float) -> float:
-    """The value that Student's t stays below with this probability; `df` as above.
-
-    Very far out it stops at 1e140, so that its square is a number.
-    """
+    """The value that Student's t stays below with this probability, up to 1e140; `df` as above."""
     if df >= _NORMAL_DF:
         return normal_quantile(probability)
     if probability == 0.5:

@@ -96,10 +96,7 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """The one-sided p for "the truth is below 0".
-
-        Between `RELEVANT` and 1 - `RELEVANT` it may be nearer to 0.5 than the truth.
-        """
+        """The one-sided p for "the truth is below 0"; from `RELEVANT` on it may be rough."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)
@@ -136,10 +133,7 @@ def log_sample(logs: Sequence[float]) -> Sample:
 
 
 def grouped_log_sample(groups: Iterable[Sequence[float]]) -> Sample:
-    """The sample of all values, with the pooled variance *within* the groups.
-
-    Values of one group share an allocation, of which the variance of a run must contain nothing.
-    """
+    """The sample of all values, with the pooled variance *within* groups, such as allocations."""
     filled = [group for group in groups if group]
     values = [value for group in filled for value in group]
     squares = math.fsum(
@@ -321,9 +315,7 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     Their priors are the same runs but for one sample, and count as one contribution. As
     independent ones they would promise degrees of freedom that nobody measured: simulated,
     identical runs of one entry, 2 against 2, were then told apart at p < 0.01 in 2.3% of cases.
-
-    Args:
-        parts: each sample with its share, 1 / `count` where its mean goes into the difference.
+    Each sample has its share, 1 / `count` where its mean goes into the difference.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):

@@ -21,10 +21,9 @@ _TOLERANCE = 1e-6
 def benjamini_hochberg(
     probabilities: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, ...]:
-    """The adjusted p of each test of a family, in the order given.
+    """The adjusted p of each test of a family, whose error the weights above 0 share out.
 
-    The weights, above 0, share the family's error out: only their ratios count (Genovese, Roeder
-    and Wasserman 2006).
+    Only the ratios of the weights count (Genovese, Roeder and Wasserman 2006).
     """
     count = len(probabilities)
     mean = math.fsum(weights) / count if count else 1.0
@@ -58,10 +57,8 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate:
 
     That is Clopper and Pearson's for as many independent trials as the clusters are worth: fewer
     than there were where events come together in clusters, but never fewer than the clusters.
-    Without any event (or with nothing else) each cluster counts as one trial.
-
-    Args:
-        counts: for each cluster (a comparison) the events and the trials (rows).
+    Without any event (or with nothing else) each cluster counts as one trial. Given are for each
+    cluster (a comparison) the events and the trials (rows).
     """
     clusters = [(events, trials) for events, trials in counts if trials]
     if not clusters:

@@ -123,16 +123,14 @@ def schema(format_name: str) -> dict[str, Any]:
 
 
 def _format_of(text: str) -> str | None:
-    """The format that a text declares, also where the text is damaged; None where it does not.
-
-    A results file declares it in its first line, or begins with a run where somebody lost that
-    line; a baseline declares it anywhere in one JSON document.
-    """
+    """The format that a text, damaged or not, declares; None where it does not."""
+    # A results file declares it in its first line, a baseline anywhere in one document.
     for candidate in (text.partition("\n")[0], text):
         with suppress(DecodeError):
             fields = _fields(candidate)
             if "format" in fields:
                 return _text(fields["format"]).strip('"')
+            # Somebody lost the first line.
             if fields.keys() >= _RUN_FIELDS:
                 return RESULTS_FORMAT
     return next((name for name in _KIND if f'"{name}"' in text[:_HEAD]), None)

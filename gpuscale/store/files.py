@@ -150,11 +150,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Writes a report, in place of an earlier one; a reader never sees half of it.
-
-    A device or pipe (`/dev/stderr`, bash's `>(…)`) is written to and stays what it is. After a
-    `FileError` an earlier file is as it was.
-    """
+    """Writes a report whole or not at all; a device or pipe (bash's `>(…)`) stays what it is."""
     content = text.encode("utf-8", errors="replace")
     with file_errors(path):
         mode = _mode(path)
@@ -174,11 +170,7 @@ def _mode(path: Path) -> int:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all; raises OSError.
-
-    An earlier one is replaced, and who may read and write it stays as it was. A symbolic link
-    stays one: the file that it leads to is replaced.
-    """
+    """Writes a file whole or not at all; its permissions, and a link to it, stay as they were."""
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

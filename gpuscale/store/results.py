@@ -41,10 +41,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 
 def newest_results(folder: Path) -> Path:
-    """The newest of the results files that `default_results_path` named.
-
-    A `FileError` where the folder has none says where else there are some.
-    """
+    """The newest of the files that `default_results_path` named; else where there are some."""
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
     if dated:
@@ -66,11 +63,7 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Checks that files can be made in a folder, or the folder itself where it is not there yet.
-
-    A `FileError` before hours of measuring instead of after. Nothing is made, and a disk that is
-    full is not noticed.
-    """
+    """Refuses a folder in which no files can be made, before hours of measuring; makes nothing."""
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
     if not nearest.is_dir():
         raise file_error(nearest, WRITE_PROBLEMS[errno.ENOTDIR])
@@ -81,11 +74,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 class _RunAppender:
-    """A results file that is being written: a run is on disk when `append` returns.
-
-    Each line goes out in one piece, and a line that the disk takes only in part is taken back,
-    so that a kill or a full disk loses the run under way and nothing else.
-    """
+    """A results file: a run is on disk when `append` returns, and a kill loses no earlier one."""
 
     _descriptor = -1
 

@@ -94,16 +94,11 @@ class Column(NamedTuple):
 def figures_from_table(
     text: str, defaults: TableDefaults, hardware: Hardware
 ) -> tuple[tuple[PublishedFigure, ...], tuple[str, ...]]:
-    """The figures in the one table of a text that has a column of GPUs, and the headers left out.
+    """The figures of the one table that has a column of GPUs, and the headers of what follows.
 
-    These are of columns that follow from the others.
     Tables are those in Markdown, else the text itself as CSV, separated by commas, semicolons or
-    tabs, whichever its first line has most of; lines that are empty or begin with `#` are passed
-    over. Rows of the same case, strategy and number of GPUs are repetitions of each other if they
-    give times.
-
-    Raises:
-        DecodeError: with line and column; also if no table or several have such a column.
+    tabs, whichever its first line has most of. Rows of the same case, strategy and number of GPUs
+    are repetitions of each other if they give times.
     """
     (head, *rows), found = _table_of_gpus(_tables_in(text))
     with _on_line(head.line):
