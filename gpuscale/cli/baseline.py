@@ -56,23 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add where a new baseline goes, and whose it is."""
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the baseline file to write"
-    )
+    text = "the baseline file to write"
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
     parser.add_argument("--cluster", required=True, help="the machine's name, such as 'ARC4'")
     parser.add_argument("--name", help="the baseline's name (default: that of FILE)")
 
 
 def add_expiry(parser: argparse.ArgumentParser) -> None:
     """Add until when a baseline holds."""
-    parser.add_argument(
-        "--expires", metavar="DATE", help="the last day on which it is valid, such as 2027-05-01"
-    )
-    parser.add_argument(
-        "--expires-after",
-        metavar="PERIOD",
-        help="the same as days or weeks after the latest results, such as 180d or 26w",
-    )
+    text = "the last day on which it is valid, such as 2027-05-01"
+    parser.add_argument("--expires", metavar="DATE", help=text)
+    text = "the same as days or weeks after the latest results, such as 180d or 26w"
+    parser.add_argument("--expires-after", metavar="PERIOD", help=text)
 
 
 def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:

@@ -23,34 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "
         "options say what the table does not."
     )
-    parser.add_argument("table", metavar="TABLE", help="a .csv or .md file")
+    add = parser.add_argument
+    add("table", metavar="TABLE", help="a .csv or .md file")
     add_output(parser)
-    parser.add_argument(
-        "--source", dest="title", metavar="TEXT", required=True, help="where the figures come from"
-    )
-    parser.add_argument("--url", help="where that can be read")
-    parser.add_argument("--published", metavar="DATE", help="when it was published")
-    parser.add_argument("--note", metavar="TEXT", help="what a reader must know of the figures")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
-    parser.add_argument("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
-    parser.add_argument("--gpus-per-node", metavar="N", type=int, help="GPUs of each node")
-    parser.add_argument("--cpu-model", metavar="NAME", help="the model of the CPUs")
-    parser.add_argument("--case", help="the case of rows that do not name theirs")
-    parser.add_argument("--strategy", help="their strategy, such as ddp")
-    parser.add_argument("--batch-per-gpu", metavar="N", type=int, help="their batch per GPU")
-    parser.add_argument(
-        "--nodes", metavar="N", type=int, help="their nodes (default: by --gpus-per-node, else 1)"
-    )
-    parser.add_argument(
-        "--timed", choices=("job", "training_loop", "epoch"), help="what the times span"
-    )
-    parser.add_argument(
-        "--discard-first",
-        metavar="N",
-        type=int,
-        default=0,
-        help="how many first times of each row the source leaves out (default: 0)",
-    )
+    text = "where the figures come from"
+    add("--source", dest="title", metavar="TEXT", required=True, help=text)
+    add("--url", help="where that can be read")
+    add("--published", metavar="DATE", help="when it was published")
+    add("--note", metavar="TEXT", help="what a reader must know of the figures")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    add("--gpu-name", metavar="NAME", help="the model of the GPUs, such as V100")
+    add("--gpus-per-node", metavar="N", type=int, help="GPUs of each node")
+    add("--cpu-model", metavar="NAME", help="the model of the CPUs")
+    add("--case", help="the case of rows that do not name theirs")
+    add("--strategy", help="their strategy, such as ddp")
+    add("--batch-per-gpu", metavar="N", type=int, help="their batch per GPU")
+    text = "their nodes (default: by --gpus-per-node, else 1)"
+    add("--nodes", metavar="N", type=int, help=text)
+    add("--timed", choices=("job", "training_loop", "epoch"), help="what the times span")
+    text = "how many first times of each row the source leaves out (default: 0)"
+    add("--discard-first", metavar="N", type=int, default=0, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

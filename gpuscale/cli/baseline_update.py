@@ -43,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("baseline", metavar="BASELINE", help="the baseline file to change")
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
-    parser.add_argument(
-        "--accept",
-        metavar="CASE[/STRATEGY][@GPUS]",
-        action="append",
-        help="approve this change, or 'all'; may be given several times",
-    )
+    text = "approve this change, or 'all'; may be given several times"
+    parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
     parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
     add_expiry(parser)
 

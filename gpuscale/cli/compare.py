@@ -4,10 +4,11 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuscale.cli.inputs import add_selection, gpu_counts, newest_input, read_all_results
 from gpuscale.compare import compare
@@ -21,8 +22,7 @@ from gpuscale.report.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_baseline, write_report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """One rendering of the verdict."""
 
     format: str
@@ -39,26 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cannot be compared, 4 nothing comparable was measured."
     )
     parser.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
-    parser.add_argument(
-        "results",
-        metavar="RESULTS",
-        nargs="*",
-        # Without a default argparse calls them required.
-        default=(),
-        help="results files of one machine (default: the newest in .gpuscale/results)",
-    )
+    text = "results files of one machine (default: the newest in .gpuscale/results)"
+    # Without a default argparse calls them required.
+    parser.add_argument("results", metavar="RESULTS", nargs="*", default=(), help=text)
     add_selection(parser, "judge")
     *names, last = FORMATS
-    parser.add_argument(
-        "--format",
-        metavar="FORMAT[=FILE]",
-        action="append",
-        help=(
-            f"{', '.join(names)} or {last}, to standard output or into a file; may be "
-            "given several times, such as --format junit=report.xml --format markdown=comment.md "
-            "(default: text to standard output, also beside files)"
-        ),
+    text = (
+        f"{', '.join(names)} or {last}, to standard output or into a file; may be given several "
+        "times, such as --format junit=report.xml --format markdown=comment.md (default: text to "
+        "standard output, also beside files)"
     )
+    parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,15 +41,10 @@ def newest_input(folder: Path) -> Path:
 
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add which rows a command takes."""
-    parser.add_argument(
-        "--gpus", metavar="N,N,…", help=f"{verb} only these numbers of GPUs (default: all)"
-    )
-    parser.add_argument(
-        "--case",
-        metavar="CASE[/STRATEGY]",
-        action="append",
-        help=f"{verb} only this case; may be given several times (default: all)",
-    )
+    text = f"{verb} only these numbers of GPUs (default: all)"
+    parser.add_argument("--gpus", metavar="N,N,…", help=text)
+    text = f"{verb} only this case; may be given several times (default: all)"
+    parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 
 
 def gpu_counts(text: str) -> frozenset[int]:

@@ -46,35 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 gpuscale holds what it says, 1 it does not, 2 usage, 3 not decided, "
         "4 nothing could be judged."
     )
-    parser.add_argument(
-        "--overhead",
-        action="store_true",
-        help="only what measuring costs: gpuscale's windows in turn with a bare training loop",
-    )
-    parser.add_argument(
-        "--case",
-        metavar="FILE::CLASS",
-        help="the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)",
-    )
-    parser.add_argument(
-        "--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="auto (default: CUDA where there is one), cuda or cpu",
-    )
+    add = parser.add_argument
+    text = "only what measuring costs: gpuscale's windows in turn with a bare training loop"
+    add("--overhead", action="store_true", help=text)
+    text = "the case to train (default: ResNet-50 of bench_cases on GPUs, mnist_cnn on CPU)"
+    add("--case", metavar="FILE::CLASS", help=text)
+    add("--gpus", metavar="N,N,…", help="numbers of GPUs, or of CPU ranks (default: 1,2)")
+    text = "auto (default: CUDA where there is one), cuda or cpu"
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
     for option, default, what in (
         ("--runs", 8, "of the overhead: fresh starts on each number of GPUs"),
         ("--pairs", 10, "identical measurements that are compared with those before them"),
         ("--trials", 5, "of each fault at each size"),
     ):
-        words = f"{what} (default: {default})"
-        parser.add_argument(option, metavar="N", type=int, default=default, help=words)
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="text (default) or json"
-    )
+        text = f"{what} (default: {default})"
+        add(option, metavar="N", type=int, default=default, help=text)
+    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,17 +15,10 @@ from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     parser.description = "Print a results or baseline file as a table."
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        help="results or baseline file (default: the newest in .gpuscale/results)",
-    )
-    parser.add_argument(
-        "--phases",
-        action="store_true",
-        help="where the time of a step goes, phase by phase, instead of the scaling table",
-    )
+    text = "results or baseline file (default: the newest in .gpuscale/results)"
+    parser.add_argument("file", metavar="FILE", nargs="?", help=text)
+    text = "where the time of a step goes, phase by phase, instead of the scaling table"
+    parser.add_argument("--phases", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -145,7 +145,8 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     try:
         content = _fields(text)
     except DecodeError as error:
-        _refuse_other_format(text, wanted)
+        if declared := _format_of(text):
+            _refuse_format(declared, wanted)
         raise error from None
     found = content.pop("format", None)
     _refuse_format(None if found is None else from_json(object, _text(found)), wanted, content)
@@ -161,13 +162,6 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
         problem = f"version {version} was never released; this gpuscale reads version {VERSION}"
         raise DecodeError("version", f"{problem}, so measure or record anew")
     return content
-
-
-def _refuse_other_format(text: str, wanted: str) -> None:
-    """Refuses a text that cannot be read and declares another format, which tells more."""
-    declared = _format_of(text)
-    if declared is not None:
-        _refuse_format(declared, wanted)
 
 
 def _refuse_format(found: object, wanted: str, fields: Mapping[str, object] = {}) -> None:
@@ -196,7 +190,8 @@ def _decode_header(text: str, line: str, *, cut_short: bool) -> Header:
                 problem = "the header is cut short (was the job killed while writing it?)"
                 problem = f"{problem}; no run was recorded, measure again"
                 raise DecodeError("", problem, line=1) from None
-            _refuse_other_format(text, RESULTS_FORMAT)
+            if declared := _format_of(text):
+                _refuse_format(declared, RESULTS_FORMAT)
         raise DecodeError(error.place, error.problem, line=1) from None
 
 
