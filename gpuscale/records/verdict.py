@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum, auto
+from enum import StrEnum
 
 from gpuscale.errors import ExitCode
 from gpuscale.records.cause import Cause
@@ -63,94 +63,39 @@ class Finding(StrEnum):
     FASTER = "faster"
 
 
-class ReasonCode(StrEnum):
-    """Why a row got its verdict; `report.reason_words` has the words, and so the facts, of each."""
-
-    NO_LOSS = auto()
-    BOUNDED_LOSS = auto()
-    MOVED = auto()
-    MOVED_WITH_EFFICIENCY = auto()
-    SCALING_LOST = auto()
-    EACH_GPU_SLOWER = auto()
-    REFERENCE_FASTER = auto()
-    METRIC_LOST = auto()
-    SINGLE_RUN = auto()
-    LOSS_NOT_EXCLUDED = auto()
-    WITHIN_MARGIN = auto()
-    NOT_BEYOND_CHANCE = auto()
-    UNKNOWN_END_MOVED = auto()
-    SPEEDUP_UNKNOWN = auto()
-    NEITHER_ON_1_GPU = auto()
-    BASELINE_NOT_ON_1_GPU = auto()
-    RESULTS_NOT_ON_1_GPU = auto()
-    OTHER_BATCH_ON_1_GPU = auto()
+ReasonCode = StrEnum(
+    "ReasonCode",
+    "NO_LOSS BOUNDED_LOSS MOVED MOVED_WITH_EFFICIENCY SCALING_LOST EACH_GPU_SLOWER "
+    "REFERENCE_FASTER METRIC_LOST SINGLE_RUN LOSS_NOT_EXCLUDED WITHIN_MARGIN "
+    "NOT_BEYOND_CHANCE UNKNOWN_END_MOVED SPEEDUP_UNKNOWN NEITHER_ON_1_GPU "
+    "BASELINE_NOT_ON_1_GPU RESULTS_NOT_ON_1_GPU OTHER_BATCH_ON_1_GPU "
     # What settles an inconclusive row.
-    FURTHER_RUNS = auto()
-    UNKNOWN_FURTHER_RUNS = auto()
-    RUNS_DIFFER = auto()
-    BASELINE_RUNS_DIFFER = auto()
-    NIGHTS_DIFFER = auto()
-    MORE_RUNS = auto()
+    "FURTHER_RUNS UNKNOWN_FURTHER_RUNS RUNS_DIFFER BASELINE_RUNS_DIFFER NIGHTS_DIFFER "
+    "MORE_RUNS "
     # Runs that are too few.
-    TOO_FEW_VALID_RUNS = auto()
-    TOO_FEW_OF_ALL_RUNS = auto()
-    TOO_FEW_SINCE_LOOK = auto()
-    TOO_FEW_TO_LOOK = auto()
-    NOT_YET_CONFIRMED = auto()
+    "TOO_FEW_VALID_RUNS TOO_FEW_OF_ALL_RUNS TOO_FEW_SINCE_LOOK TOO_FEW_TO_LOOK "
+    "NOT_YET_CONFIRMED "
     # What keeps a row from being judged.
-    NOT_MEASURED = auto()
-    ON_NEITHER_SIDE = auto()
-    NO_ENTRY = auto()
-    NO_ENTRY_ALIKE = auto()
-    OTHER_MEASUREMENT = auto()
-    OTHER_MACHINE = auto()
-    SHARED_GPU = auto()
-    MIXED_MACHINES = auto()
-    ONLY_RUN_FAILED = auto()
-    ALL_RUNS_FAILED = auto()
+    "NOT_MEASURED ON_NEITHER_SIDE NO_ENTRY NO_ENTRY_ALIKE OTHER_MEASUREMENT "
+    "OTHER_MACHINE SHARED_GPU MIXED_MACHINES ONLY_RUN_FAILED ALL_RUNS_FAILED "
     # Beside a published figure.
-    PUBLISHED_EXCEEDED = auto()
-    PUBLISHED_MET = auto()
-    PUBLISHED_MISSED = auto()
-    PUBLISHED_UNCERTAIN = auto()
-    SPEEDUP_REFERENCE = auto()
-    ONLY_SPEEDUP_REFERENCE = auto()
-    NO_PUBLISHED_REFERENCE = auto()
-    NO_MEASURED_REFERENCE = auto()
-    OTHER_PUBLISHED_REFERENCE = auto()
+    "PUBLISHED_EXCEEDED PUBLISHED_MET PUBLISHED_MISSED PUBLISHED_UNCERTAIN "
+    "SPEEDUP_REFERENCE ONLY_SPEEDUP_REFERENCE NO_PUBLISHED_REFERENCE "
+    "NO_MEASURED_REFERENCE OTHER_PUBLISHED_REFERENCE",
+)
+"""Why a row got its verdict; `report.reason_words` has the words, and so the facts, of each."""
 
-
-class NoteCode(StrEnum):
-    """Things to know beside the rows."""
-
-    EMPTY_BASELINE = auto()
-    NO_VALID_RUN = auto()
-    NO_ROW_LEFT = auto()
-    IDLE_OVERRIDE = auto()
-    ONE_ALLOCATION = auto()
-    FEW_ALLOCATIONS = auto()
-    ESTIMATED_SPREAD = auto()
-    ESTIMATED_SPREAD_OF_OTHERS = auto()
-    FEW_RUNS = auto()
-    FEW_RUNS_OF_SEVERAL = auto()
-    SAME_ALLOCATION = auto()
-    DIFFERING_ALLOCATION = auto()
-    PUBLISHED_WITHOUT_SPREAD = auto()
-    PUBLISHED_ON_REAL_DATA = auto()
-    PUBLISHED_IN_OTHER_PRECISION = auto()
-    PUBLISHED_WITHOUT_PRECISION = auto()
-    FAILED_RUNS = auto()
-    ENVIRONMENT_CHANGED = auto()
-    BUSY_HOST = auto()
-    BUSY_HOST_BEFORE = auto()
-    NOT_JUDGED = auto()
-    UNIT_ERROR = auto()
-    UNIT_ERROR_OF_SIDE = auto()
-    EXPIRED_YESTERDAY = auto()
-    EXPIRED = auto()
-    OTHER_HOST = auto()
-    HOST_HAS_OTHER_CPU = auto()
-    HOST_HAS_MORE_GPUS = auto()
+NoteCode = StrEnum(
+    "NoteCode",
+    "EMPTY_BASELINE NO_VALID_RUN NO_ROW_LEFT IDLE_OVERRIDE ONE_ALLOCATION "
+    "FEW_ALLOCATIONS ESTIMATED_SPREAD ESTIMATED_SPREAD_OF_OTHERS FEW_RUNS "
+    "FEW_RUNS_OF_SEVERAL SAME_ALLOCATION DIFFERING_ALLOCATION PUBLISHED_WITHOUT_SPREAD "
+    "PUBLISHED_ON_REAL_DATA PUBLISHED_IN_OTHER_PRECISION PUBLISHED_WITHOUT_PRECISION "
+    "FAILED_RUNS ENVIRONMENT_CHANGED BUSY_HOST BUSY_HOST_BEFORE NOT_JUDGED UNIT_ERROR "
+    "UNIT_ERROR_OF_SIDE EXPIRED_YESTERDAY EXPIRED OTHER_HOST HOST_HAS_OTHER_CPU "
+    "HOST_HAS_MORE_GPUS",
+)
+"""Things to know beside the rows."""
 
 
 @dataclass(frozen=True, slots=True)
