@@ -117,11 +117,8 @@ def results_of(baseline: Baseline) -> tuple[Results, ...]:
         runs.setdefault(run.allocation or baseline.name, []).append(run)
     hardware = baseline.hardware
     count = (hardware.gpus_per_node or 1) if hardware.gpu_name else 0
-    unknown = Environment(
-        device=hardware.device,
-        cpu_model=hardware.cpu_model,
-        gpus=tuple(GpuDevice(index=index, name=hardware.gpu_name or "") for index in range(count)),
-    )
+    gpus = tuple(GpuDevice(index=index, name=hardware.gpu_name or "") for index in range(count))
+    unknown = Environment(device=hardware.device, cpu_model=hardware.cpu_model, gpus=gpus)
     return tuple(
         Results(
             created_at=baseline.recorded_at or "1970-01-01T00:00:00+00:00",
@@ -201,15 +198,10 @@ def revised(
     replaced = tuple(run for change in changes for run in change.old)
     unused = {run.allocation for run in replaced} - {run.allocation for run in runs}
     gone = {name: its for name, its in baseline.environments.items() if name in unused}
+    kept = [Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced]
+    added = tuple(change.label for change in changes if not change.old)
     change = BaselineChange(
-        at=at,
-        reason=reason,
-        by=by,
-        replaced=tuple(
-            Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced
-        ),
-        added=tuple(change.label for change in changes if not change.old),
-        environments=gone,
+        at=at, reason=reason, by=by, replaced=tuple(kept), added=added, environments=gone
     )
     left = {name: its for name, its in baseline.environments.items() if name not in gone}
     versions = dict.fromkeys([*(baseline.gpuscale_version or "").split(", "), _versions(results)])

@@ -95,7 +95,8 @@ def test_the_page_has_what_the_options_say_of_themselves() -> None:
         if option.heading:
             lines.append(f"| **{option.heading}** | | |")
         more = f" ([{option.see.partition('#')[0]}]({option.see}))" if option.see else ""
-        lines.append(f"| `{option.usage}` | {option.meaning}{more} | {option.default_text} |")
+        usage = f"{option.flag} {option.metavar}".strip()
+        lines.append(f"| `{usage}` | {option.meaning}{more} | {option.default_text} |")
     assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")
 
 

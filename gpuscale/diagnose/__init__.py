@@ -7,6 +7,8 @@ A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from gpuscale.budget import efficiency_budgets
 from gpuscale.diagnose import causes
 from gpuscale.diagnose.attribution import Change, Part
@@ -29,7 +31,7 @@ def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     changes = [row.point.changes[part] for part in OF_PARTS if part in row.point.changes]
     standing_out = [change for change in changes if change.stands_out]
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
-        yield replace(
+        yield structs.replace(
             OF_PARTS[change.part](row, change),
             share=change.share,
             lost_s=change.lost_s,

@@ -9,7 +9,8 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step
 from gpuscale.diagnose.causes import look_at_devices, look_at_loaders

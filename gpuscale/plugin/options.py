@@ -111,8 +111,9 @@ def _new_file(option: str, text: str) -> Path:
 class Option(NamedTuple):
     """An option, and the attribute of `MeasureOptions` that holds what was asked for."""
 
-    usage: str
-    """The option and its value's name, as `--run-seconds S`; without one it is a switch."""
+    flag: str
+    metavar: str
+    """The value's name in the help; a switch has none."""
     meaning: str
     read: Callable[[str, str], object] = lambda option, text: text
     """From the option and the text given with it to its value."""
@@ -126,16 +127,6 @@ class Option(NamedTuple):
     """Of the part of docs/options.md that begins with it."""
     owner: str = ""
     """A plugin whose option of this name is used where it is installed."""
-
-    @property
-    def flag(self) -> str:
-        """The usage without the value's name: `--run-seconds`."""
-        return self.usage.partition(" ")[0]
-
-    @property
-    def metavar(self) -> str:
-        """The value's name in the help; empty for a switch."""
-        return self.usage.partition(" ")[2]
 
     @property
     def default_text(self) -> str:
@@ -166,8 +157,9 @@ class Option(NamedTuple):
 
 
 def option(usage: str, meaning: str, **settings: Any) -> Any:
-    """An `Option`, for an attribute with the type of its value."""
-    return Option(usage, meaning, **settings)
+    """An `Option` of such as `--run-seconds S`, for an attribute with the type of its value."""
+    flag, _, metavar = usage.partition(" ")
+    return Option(flag, metavar, meaning, **settings)
 
 
 class MeasureOptions:

@@ -1,7 +1,8 @@
 """The causes of a change, with the evidence for them: codes and numbers, no words."""
 
-from dataclasses import dataclass
 from enum import StrEnum, auto
+
+import msgspec
 
 from gpuscale.records.environment import EnvironmentChange
 
@@ -31,8 +32,7 @@ class Beside(StrEnum):
     """The most that it could have where it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseChange:
+class PhaseChange(msgspec.Struct, frozen=True, kw_only=True):
     """A phase or part of a step, in seconds per step."""
 
     name: str
@@ -40,8 +40,7 @@ class PhaseChange:
     after_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSymptom:
+class DeviceSymptom(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with one device."""
 
     kind: CauseKind
@@ -58,8 +57,7 @@ class DeviceSymptom:
     temperature_max_c: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EfficiencyLoss:
+class EfficiencyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A part of what E(n) lacks to ideal scaling, as fractions of the step."""
 
     gpus: int
@@ -67,8 +65,7 @@ class EfficiencyLoss:
     part: float
 
 
-@dataclass(frozen=True, slots=True)
-class LostMetric:
+class LostMetric(msgspec.Struct, frozen=True):
     """A metric that got worse while the step did not."""
 
     name: str
@@ -77,8 +74,7 @@ class LostMetric:
 Evidence = PhaseChange | DeviceSymptom | EnvironmentChange | EfficiencyLoss | LostMetric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Onset:
+class Onset(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of GPUs on which a part is lost too, and those that are spared, ascending."""
 
     lost_on: tuple[int, ...]
@@ -89,24 +85,21 @@ class Onset:
     """The most nodes below that; None where no smaller number of GPUs is spared."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountOf:
+class CountOf(msgspec.Struct, frozen=True):
     """So many of several."""
 
     count: int
     of: int
 
 
-@dataclass(frozen=True, slots=True)
-class RanksOf:
+class RanksOf(msgspec.Struct, frozen=True):
     """The ranks that share a change, of so many."""
 
     ranks: tuple[int, ...]
     of: int
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True):
     """The next thing to run or look at."""
 
     code: str
@@ -115,8 +108,7 @@ class Remedy:
     runs: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a finding is put down to; the first of several carries the most."""
 
     kind: str

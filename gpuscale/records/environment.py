@@ -1,7 +1,6 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -94,8 +93,7 @@ class Environment(Record, frozen=True, kw_only=True):
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentChange:
+class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between environments; `environment_diff` has the words of a name."""
 
     name: str

@@ -2,8 +2,9 @@
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from gpuscale.records.run import Run
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
 STEP_TIME = "step_time_s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one metric of one row: fractions of it, or `in_points` of the step time."""
 
     margin: float
@@ -23,8 +23,7 @@ class Limits:
     """Declared standard deviation between allocations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSpec:
+class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One number that a run measures."""
 
     name: str

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from gpuscale.records.configuration import EntryKey
 from gpuscale.records.metrics import METRICS_BY_NAME, Limits
@@ -77,20 +78,14 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     def limits(self, key: EntryKey, metric: str) -> Limits:
         """The limits of one metric of one row, with all overrides that fit."""
         spec = METRICS_BY_NAME.get(metric)
-        declared = (
-            self.allocation_deviation_time
-            if metric == THROUGHPUT
-            else self.allocation_deviation_speedup
-        )
+        declared = self.allocation_deviation_speedup
+        if metric == THROUGHPUT:
+            declared = self.allocation_deviation_time
         given = (spec and spec.limits) or Limits(
             margin=self.margin, ok_bound=self.ok_bound, allocation_deviation=declared
         )
-        deviation = given.allocation_deviation
-        return Limits(
-            margin=self._overridden(key, metric, "margin", given.margin),
-            ok_bound=self._overridden(key, metric, "ok_bound", given.ok_bound),
-            allocation_deviation=self._overridden(key, metric, "allocation_deviation", deviation),
-        )
+        limits = asdict(given).items()
+        return Limits(**{name: self._overridden(key, metric, name, its) for name, its in limits})
 
     def published_margin(self, key: EntryKey, *, nodes: int) -> float:
         """The fraction by which the row may lie below a published figure."""

@@ -115,11 +115,8 @@ class Difference:
     def relative_change(self) -> Estimate:
         """The same as a relative change: 0.02 is 2% more."""
         factor = self.exponential()
-        return Estimate(
-            value=factor.value - 1,
-            low=None if factor.low is None else factor.low - 1,
-            high=None if factor.high is None else factor.high - 1,
-        )
+        low, high = (None if end is None else end - 1 for end in (factor.low, factor.high))
+        return Estimate(value=factor.value - 1, low=low, high=high)
 
 
 def exponential(exponent: float) -> float:

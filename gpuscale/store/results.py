@@ -203,11 +203,9 @@ class ResumedResults(_RunAppender):
 
     def append(self, run: Run) -> None:
         """The same; before the first run the end of the file is mended."""
-        if not self._is_ready:
-            self._make_ready()
-        super().append(run)
-
-    def _make_ready(self) -> None:
+        if self._is_ready:
+            super().append(run)
+            return
         with file_errors(self.path):
             if os.fstat(self._descriptor).st_size != self._size:
                 problem = "has changed since it was read, by another session; resume it again"
@@ -219,3 +217,4 @@ class ResumedResults(_RunAppender):
             elif self._needs_break:
                 self._write_line("")
         self._is_ready = True
+        super().append(run)
