@@ -9,18 +9,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuscale.errors import UsageError
-from gpuscale.records import (
-    Baseline,
-    BaselineChange,
-    Configuration,
-    EntryKey,
-    Environment,
-    GpuDevice,
-    Hardware,
-    Results,
-    Run,
-    without_windows,
-)
+from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
+from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
+from gpuscale.records.run import without_windows
 
 MINIMUM_RUNS = 6
 """Valid runs that an entry needs to be judged against."""

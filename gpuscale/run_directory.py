@@ -14,19 +14,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpuscale.errors import DecodeError
-from gpuscale.records import (
-    Environment,
-    NodeProbe,
-    NodeProbeRequest,
-    OverheadOutcome,
-    OverheadPlan,
-    RankExit,
-    RankFailure,
-    RankOutcome,
-    RunRequest,
-    SampledDevices,
-)
+from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.as_json import from_json, to_json
+from gpuscale.records.request import NodeProbeRequest, RankExit, RankFailure, RankOutcome
+from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
 
 R = TypeVar("R", bound=msgspec.Struct)
 

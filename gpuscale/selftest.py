@@ -18,28 +18,19 @@ from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import GpuscaleError
 from gpuscale.recording import baseline_from_results
-from gpuscale.records import (
-    CauseKind,
-    Configuration,
+from gpuscale.records import Configuration, EntryKey, Environment, Failure, Results, Run, RunRequest
+from gpuscale.records.cause import CauseKind
+from gpuscale.records.selftest import (
     DetectableLoss,
-    EntryKey,
-    EntryVerdict,
-    Environment,
-    Estimate,
-    Failure,
     Fault,
     FaultResult,
     OverheadOutcome,
     OverheadPlan,
     OverheadReport,
     OverheadResult,
-    Rate,
-    Results,
-    Run,
-    RunRequest,
     TrialsReport,
-    Verdict,
 )
+from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
 from gpuscale.run_defaults import default_request
 from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.statistics.significance import rate_of

@@ -7,7 +7,8 @@ from builders import request, run
 from changing import replace
 
 from gpuscale.launch.collect import collect_run
-from gpuscale.records import Measurement, Phases, RankOutcome, RankWindow, Run
+from gpuscale.records import Phases, Run
+from gpuscale.records.request import Measurement, RankOutcome, RankWindow
 from gpuscale.run_directory import RunDirectory
 
 

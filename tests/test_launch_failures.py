@@ -8,7 +8,8 @@ import pytest
 from test_overhead import request_for_cpu
 
 from gpuscale.launch.failures import failure_of
-from gpuscale.records import Failure, RankFailure
+from gpuscale.records import Failure
+from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker.entry import RankFiles
 

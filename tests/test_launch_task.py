@@ -14,7 +14,8 @@ from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
-from gpuscale.records import RankExit, SampledDevices, TimingPlan, Window
+from gpuscale.records import SampledDevices, TimingPlan, Window
+from gpuscale.records.request import RankExit
 from gpuscale.run_directory import NodeSamples, RunDirectory
 from gpuscale.telemetry.summary import RunSampling
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpuscale.records import Measurement, Phases, TimingPlan
+from gpuscale.records import Phases, TimingPlan
+from gpuscale.records.request import Measurement
 from gpuscale.statistics.steadiness import steadiness
 from gpuscale.worker import loop
 from gpuscale.worker.loop import measure

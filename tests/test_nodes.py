@@ -15,7 +15,8 @@ from slurm_cluster import slurm_cluster
 
 from gpuscale.diagnose.slow_nodes import find_slow
 from gpuscale.launch.collect import probes_left
-from gpuscale.records import NodeProbe, NodeProbeRequest, SendTime
+from gpuscale.records import NodeProbe
+from gpuscale.records.request import NodeProbeRequest, SendTime
 from gpuscale.run_directory import RunDirectory
 
 SPREAD = 0.05

@@ -18,7 +18,8 @@ from measuring import BENCH_CASES, write_case
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.cli.selftest import load_case_class
 from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.records import Failure, OverheadOutcome, OverheadPair, RunRequest
+from gpuscale.records import Failure, RunRequest
+from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest import OverheadRun, judge_overhead
 from gpuscale.worker.data import training_batches

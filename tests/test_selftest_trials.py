@@ -13,16 +13,8 @@ from gpuscale.cases import TrainingCase
 from gpuscale.cli.selftest import load_case_class
 from gpuscale.errors import GpuscaleError
 from gpuscale.injections import parse_injections
-from gpuscale.records import (
-    CauseKind,
-    Failure,
-    Fault,
-    OverheadReport,
-    Rate,
-    Run,
-    RunRequest,
-    TrialsReport,
-)
+from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
+from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
 from gpuscale.report.machine_text import trials_text
 from gpuscale.selftest import (
     BASELINE_BLOCKS,

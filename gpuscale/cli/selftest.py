@@ -13,7 +13,8 @@ from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
-from gpuscale.records import Environment, OverheadReport, TrialsReport
+from gpuscale.records import Environment
+from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.report.machine_text import overhead_text, trials_text
 from gpuscale.report.phrases import counted
 from gpuscale.report.screen import counted_runs

@@ -10,18 +10,9 @@ from msgspec.structs import replace
 from gpuscale.environment_diff import ON_NODES, differences
 from gpuscale.errors import DecodeError, GpuscaleError, MachineError, UsageError
 from gpuscale.launch.failures import text_of
-from gpuscale.records import (
-    Environment,
-    Failure,
-    Node,
-    NodeProbe,
-    RankReport,
-    RankWindow,
-    Run,
-    RunRequest,
-    Window,
-    with_measured,
-)
+from gpuscale.records import Environment, Node, NodeProbe, RunRequest
+from gpuscale.records.request import RankWindow
+from gpuscale.records.run import Failure, RankReport, Run, Window, with_measured
 from gpuscale.run_directory import RecordFile, RunDirectory
 from gpuscale.statistics.steadiness import steadiness
 from gpuscale.strategies import STRATEGIES

@@ -20,7 +20,8 @@ from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
 from gpuscale.launch.collect import collect_run, left_by_ranks
 from gpuscale.launch.failures import failure_of, text_of
-from gpuscale.records import Environment, Failure, OverheadOutcome, OverheadPlan, Run, RunRequest
+from gpuscale.records import Environment, Failure, Run, RunRequest
+from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
 from gpuscale.run_directory import RunDirectory, scratch_folder
 
 _PRELOAD = ["gpuscale.worker.preload"]

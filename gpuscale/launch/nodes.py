@@ -19,14 +19,8 @@ from gpuscale.launch import Launcher, RunTerminated, process_starter
 from gpuscale.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.launch.failures import failure_of
 from gpuscale.launch.placement import Placement, place, without_excluded
-from gpuscale.records import (
-    Environment,
-    NodeProbe,
-    NodeProbeRequest,
-    Run,
-    RunRequest,
-    SampledDevices,
-)
+from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
+from gpuscale.records.request import NodeProbeRequest
 from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
 
 _RENDEZVOUS_PORTS = range(12_000, 32_000)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuscale.launch import do_in_rank, process_starter
 from gpuscale.launch.placement import gloo_variables
-from gpuscale.records import RankExit
+from gpuscale.records.request import RankExit
 from gpuscale.run_directory import RunDirectory, stderr_path, write_atomically
 
 _LOOK_S = 0.5

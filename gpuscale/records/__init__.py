@@ -8,19 +8,7 @@ from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
-from gpuscale.records.request import (
-    Measurement,
-    NodeProbe,
-    NodeProbeRequest,
-    RankExit,
-    RankFailure,
-    RankOutcome,
-    RankWindow,
-    RunRequest,
-    SampledDevices,
-    SendTime,
-    TimingPlan,
-)
+from gpuscale.records.request import NodeProbe, RunRequest, SampledDevices, TimingPlan
 from gpuscale.records.run import (
     Failure,
     FailureKind,
@@ -34,17 +22,6 @@ from gpuscale.records.run import (
     Window,
     with_measured,
     without_windows,
-)
-from gpuscale.records.selftest import (
-    DetectableLoss,
-    Fault,
-    FaultResult,
-    OverheadOutcome,
-    OverheadPair,
-    OverheadPlan,
-    OverheadReport,
-    OverheadResult,
-    TrialsReport,
 )
 from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (

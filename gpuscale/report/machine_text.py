@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpuscale.diagnose.slow_nodes import NodeFinding
-from gpuscale.records import Configuration, NodeProbe, OverheadReport, Rate, TrialsReport
+from gpuscale.records import Configuration, NodeProbe, Rate
+from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.report.phrases import (
     UNKNOWN,
     bounds_text,

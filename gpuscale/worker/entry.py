@@ -16,15 +16,8 @@ import torch.distributed as dist
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.injections import parse_injection
-from gpuscale.records import (
-    Failure,
-    FailureKind,
-    Measurement,
-    RankFailure,
-    RankOutcome,
-    RankReport,
-    RunRequest,
-)
+from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
+from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.data import real_dataset, training_batches

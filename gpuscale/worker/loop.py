@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gpuscale.records import Measurement, Phases, RankWindow, TimingPlan
+from gpuscale.records import Phases, TimingPlan
+from gpuscale.records.request import Measurement, RankWindow
 
 _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5

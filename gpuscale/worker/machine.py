@@ -20,7 +20,8 @@ import torch.distributed as dist
 from gpuscale.clusters import scheduler_of_job
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
-from gpuscale.records import Environment, GpuDevice, NodeProbe, NodeProbeRequest, SendTime
+from gpuscale.records import Environment, GpuDevice, NodeProbe
+from gpuscale.records.request import NodeProbeRequest, SendTime
 from gpuscale.run_directory import RecordFile, RunDirectory
 
 _GPU_MATRIX = 4096

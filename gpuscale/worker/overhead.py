@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from gpuscale.records import OverheadOutcome, OverheadPair, RunRequest
+from gpuscale.records import RunRequest
+from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.worker.entry import RankFiles, be_rank, keep_to_the_end, prepare
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.loop import steps_per_mark, timed_window, warm_up, window_plan
