@@ -20,7 +20,6 @@ from format_page import example
 from gpuscale.errors import FileError
 from gpuscale.records import Baseline, Results
 from gpuscale.store import (
-    MOST_BYTES,
     RESULTS_FOLDER,
     ResultsWriter,
     default_results_path,
@@ -31,6 +30,7 @@ from gpuscale.store import (
     write_baseline,
 )
 from gpuscale.store.codec import decode_baseline, decode_results
+from gpuscale.store.files import MOST_BYTES
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 11, 21, 3, 30, 15, 123456, tzinfo=UTC)

@@ -10,7 +10,8 @@ import msgspec
 from gpuscale.cli.baseline import add_output, new_baseline
 from gpuscale.errors import ExitCode
 from gpuscale.records import Baseline, Hardware, Source
-from gpuscale.store import read_with, write_baseline
+from gpuscale.store import write_baseline
+from gpuscale.store.files import read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
 
 _R = TypeVar("_R", bound=msgspec.Struct)

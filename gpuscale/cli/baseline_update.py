@@ -8,21 +8,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale import recording
 from gpuscale.cli.baseline import add_expiry, last_valid_day, login_name, measured_entries
 from gpuscale.cli.inputs import read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording import (
-    EVERYTHING,
-    Proposal,
-    accepted,
-    how_to_measure_more,
-    measured_at,
-    proposals,
-    revised,
-)
 from gpuscale.records import Baseline, Results
 from gpuscale.report.reason_words import statement_text
 from gpuscale.report.tables import EntryChange, changes_text
@@ -60,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"{statement_text(mismatch)}; a baseline is of one machine, so make another one with "
             "'gpuscale baseline record'"
         )
-    expires_on = last_valid_day(arguments, measured_at=measured_at(results))
+    expires_on = last_valid_day(arguments, measured_at=recording.measured_at(results))
     baseline = replace(read, expires_on=expires_on or read.expires_on)
-    found = proposals(baseline, results)
+    found = recording.proposals(baseline, results)
     if not found and baseline == read:
         sys.stdout.write("nothing would change\n")
         return ExitCode.OK
@@ -73,12 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, reason = _approved(arguments, baseline, found, results)
     if not chosen or not reason:
         names = dict.fromkeys(each.selectors[0] for each in found if not each.obstacle)
-        how = how_to_measure_more()
+        how = recording.how_to_measure_more()
         if names:
             how = f"approve with --reason TEXT and --accept all, or {', '.join(names)}"
         sys.stdout.write(f"{path}: nothing was written; {how}\n")
         return ExitCode.INCONCLUSIVE
-    after = revised(
+    after = recording.revised(
         baseline,
         chosen,
         results,
@@ -96,22 +88,22 @@ def run(arguments: argparse.Namespace) -> int:
         if left not in chosen and gpus == 1 and configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
             sys.stdout.write(f"note: {left.label} {why}\n")
-    left_by_all = EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
+    left_by_all = recording.EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
     return ExitCode.INCONCLUSIVE if left_by_all else ExitCode.OK
 
 
 def _approved(
     arguments: argparse.Namespace,
     baseline: Baseline,
-    found: Sequence[Proposal],
+    found: Sequence[recording.Proposal],
     results: Sequence[Results],
-) -> tuple[tuple[Proposal, ...], str]:
+) -> tuple[tuple[recording.Proposal, ...], str]:
     """The proposals that are approved once all were shown, and why; either may be missing."""
     reason = clean(arguments.reason or "").strip()
     if arguments.accept and not reason:
         raise UsageError("--accept needs --reason TEXT, which is kept in the file's history")
-    chosen = accepted(found, arguments.accept or ())
-    everything = revised(baseline, found, results, reason="", at="")
+    chosen = recording.accepted(found, arguments.accept or ())
+    everything = recording.revised(baseline, found, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
     changes = []
     for each in found:
@@ -126,9 +118,9 @@ def _approved(
     return chosen, reason
 
 
-def _asked(found: Sequence[Proposal]) -> tuple[Proposal, ...]:
+def _asked(found: Sequence[recording.Proposal]) -> tuple[recording.Proposal, ...]:
     """The proposals that the user at the terminal approves; the end of input approves nothing."""
-    chosen: list[Proposal] = []
+    chosen: list[recording.Proposal] = []
     answer = ""
     for proposal in found:
         if proposal.obstacle:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscale import selftest
 from gpuscale.cases import TrainingCase
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
@@ -19,14 +20,6 @@ from gpuscale.report.machine_text import overhead_text, trials_text
 from gpuscale.report.phrases import counted
 from gpuscale.report.screen import counted_runs
 from gpuscale.run_defaults import TIMING_PLANS
-from gpuscale.selftest import (
-    OVERHEAD_PAIRS,
-    RUNS_PER_BLOCK,
-    Trials,
-    blocks,
-    case_request,
-    possible_faults,
-)
 from gpuscale.units import format_seconds
 
 _DEFAULT_CASES = {
@@ -75,16 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     here, runs = launcher.environment, arguments.runs
     gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
-    configuration = case_request(case, here, gpus=max(gpus), run=1).configuration
-    faults, not_tried = possible_faults(configuration, gpus)
-    planned = blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
+    configuration = selftest.case_request(case, here, gpus=max(gpus), run=1).configuration
+    faults, not_tried = selftest.possible_faults(configuration, gpus)
+    planned = selftest.blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
     plan = [] if arguments.overhead else list(planned)
-    total = (len(plan) * RUNS_PER_BLOCK + runs) * len(gpus)
+    total = (len(plan) * selftest.RUNS_PER_BLOCK + runs) * len(gpus)
     timing = TIMING_PLANS[here.device]
     # About, and where steps are short.
     run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
-    overhead_run_s = 3.0 + timing.warmup_s + 2 * OVERHEAD_PAIRS * timing.window_s
-    about_s = len(gpus) * (len(plan) * RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
+    overhead_run_s = 3.0 + timing.warmup_s + 2 * selftest.OVERHEAD_PAIRS * timing.window_s
+    about_s = len(gpus) * (len(plan) * selftest.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
     sys.stderr.write(
         f"{total} runs of {case.name()} on {here.hardware_label}; "
         f"this takes about {format_seconds(about_s)}\n"
@@ -92,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stderr.flush()
     try:
         with counted_runs(sys.stderr, total, launcher.progress) as advance:
-            tried = Trials(launcher.run, case, here, gpus, after_run=advance)
+            tried = selftest.Trials(launcher.run, case, here, gpus, after_run=advance)
             for fault in plan:
                 tried.make(fault)
             measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)

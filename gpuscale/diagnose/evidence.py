@@ -8,16 +8,9 @@ from functools import cached_property
 from gpuscale.budget import valid_by_point
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
-from gpuscale.records import (
-    Baseline,
-    Configuration,
-    EntryVerdict,
-    Environment,
-    HostLoad,
-    Results,
-    Run,
-)
+from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
+from gpuscale.records.run import HostLoad
 from gpuscale.scaling import PointKey
 
 _TAKES_PART = 0.5

@@ -4,15 +4,7 @@ Whatever a file holds and whatever a file system does, only `FileError` is raise
 of text: path, place, problem and remedy.
 """
 
-from gpuscale.store.files import (
-    MOST_BYTES,
-    read_any,
-    read_baseline,
-    read_results,
-    read_with,
-    write_baseline,
-    write_report,
-)
+from gpuscale.store.files import read_any, read_baseline, read_results, write_baseline, write_report
 from gpuscale.store.results import (
     RESULTS_FOLDER,
     ResultsWriter,
