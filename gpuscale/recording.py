@@ -183,7 +183,7 @@ def revised(
     at: str,
     by: str | None = None,
 ) -> Baseline:
-    """The baseline with the changes (at least one) made of results, and in its history the old."""
+    """The baseline with the changes (at least one), and what was there before in its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
     replaced = tuple(run for change in changes for run in change.old)

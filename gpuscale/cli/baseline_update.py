@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what would change, and write what was approved; 3 where that is not all there is."""
+    """Show what would change, and write what was approved; 3 where that was not everything."""
     path = Path(arguments.baseline)
     read = read_baseline(path)
     results = read_all_results([Path(text) for text in arguments.results])

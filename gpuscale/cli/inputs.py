@@ -14,7 +14,7 @@ from gpuscale.store import newest_results, read_results
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files; a run that is there twice would make intervals too narrow."""
+    """The results in some files; a run in two of them is refused: intervals would be too narrow."""
     seen: dict[tuple[object, ...], Path] = {}
     results = []
     for path in paths:

@@ -151,7 +151,7 @@ def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency; a published figure has no phases, which leaves it open."""
+    """The parts of the lost efficiency, and that published figures, without phases, tell no more."""
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
         parts = (

@@ -111,7 +111,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[RankWindow, ...]
 
     def pace_s(self, *, ranks: int) -> float:
-        """Median seconds per step of this rank alone, of which a single rank's training tells."""
+        """Median seconds per step of this rank alone; a single rank's training tells it."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
         return statistics.median(window.busy_s for window in alone) / self.steps_per_window

@@ -96,7 +96,7 @@ class Difference:
         return None if half is None else self.value - half
 
     def p_below_zero(self) -> float | None:
-        """The one-sided p for "the truth is below 0"; from `RELEVANT` on it may be rough."""
+        """The one-sided p for "the truth is below 0"; above `RELEVANT` it is approximate."""
         if self.parts is None:
             return None
         tail = _tail(abs(self.value), self.parts)

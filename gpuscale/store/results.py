@@ -41,7 +41,7 @@ def default_results_path(folder: Path, now: datetime) -> Path:
 
 
 def newest_results(folder: Path) -> Path:
-    """The newest of the files that `default_results_path` named; else where there are some."""
+    """The newest file that `default_results_path` named; a `FileError` says where else some are."""
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
     if dated:
