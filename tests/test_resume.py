@@ -27,7 +27,7 @@ RESULTS = measured({1: [1.0], 2: [1.0]})
 
 
 def writer(path: Path) -> ResultsWriter:
-    return ResultsWriter(path, environment=RESULTS.environment, created_at=NOW)
+    return ResultsWriter(path, replace(RESULTS, created_at=NOW.isoformat()))
 
 
 def refusal(action: Callable[..., object], *arguments: object) -> str:

@@ -113,7 +113,7 @@ def lasting(real: Results, case: str, steps_s: Sequence[float]) -> list[Run]:
 
 def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[float]]) -> Results:
     """A results file with such runs of some cases."""
-    with ResultsWriter(path, environment=real.environment, created_at=datetime.now(UTC)) as file:
+    with ResultsWriter(path, replace(real, created_at=datetime.now(UTC).isoformat())) as file:
         for case, times_s in steps_s.items():
             for run in lasting(real, case, times_s):
                 file.append(run)

@@ -45,7 +45,7 @@ def baseline() -> Baseline:
 
 
 def writer(path: Path) -> ResultsWriter:
-    return ResultsWriter(path, environment=results().environment, created_at=NOW)
+    return ResultsWriter(path, replace(results(), created_at=NOW.isoformat()))
 
 
 def refusal(action: Callable[..., object], *arguments: object) -> str:
@@ -79,7 +79,7 @@ def test_runs_that_were_appended_are_read_back(tmp_path: Path) -> None:
     read = read_results(path)
     assert read.runs == results().runs
     assert read.environment == results().environment
-    assert datetime.fromisoformat(read.created_at) == NOW.replace(microsecond=123000)
+    assert datetime.fromisoformat(read.created_at) == NOW
 
 
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
@@ -112,13 +112,11 @@ def in_a_process(folder: Path, then: str) -> tuple[Path, subprocess.CompletedPro
     source.write_text(example("results"))
     script = """
         import os, resource, signal, sys
-        from datetime import datetime, timezone
         from pathlib import Path
         from gpuscale.errors import FileError
         from gpuscale.store import ResultsWriter, read_results
         example, path = read_results(Path(sys.argv[1])), Path(sys.argv[2])
-        now = datetime.now(timezone.utc)
-        file = ResultsWriter(path, environment=example.environment, created_at=now)
+        file = ResultsWriter(path, example)
         file.append(example.runs[0])
     """
     script = textwrap.dedent(script) + textwrap.dedent(then)

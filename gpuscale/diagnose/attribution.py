@@ -158,11 +158,9 @@ def changes_of(
     step_df = len(before) + len(after) - 2
     # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
     # step, which no part of it exceeds by much.
-    prior = (
-        _squares(*times) / step_df
-        if step_df
-        else (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
-    )
+    prior = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    if step_df:
+        prior = _squares(*times) / step_df
     old, new = ([step.parts for step in steps] for steps in (before, after))
     found = {}
     for part in old[0]:

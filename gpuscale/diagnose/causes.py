@@ -22,12 +22,8 @@ def communication(row: Row, change: Change) -> Cause:
         remedy = Remedy("gpu_links")
     else:
         remedy = Remedy("network" if row.point.nodes > 1 else "processes_on_host")
-    return Cause(
-        kind=next(found, CauseKind.COMMUNICATION),
-        code="communication",
-        evidence=tuple(links),
-        remedy=remedy,
-    )
+    kind = next(found, CauseKind.COMMUNICATION)
+    return Cause(kind=kind, code="communication", evidence=tuple(links), remedy=remedy)
 
 
 def data(row: Row, change: Change) -> Cause:
@@ -119,12 +115,8 @@ def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     )
     found = (*changes(before, after), *host_changes(*hosts))
     if found:
-        yield Cause(
-            kind=CauseKind.ENVIRONMENT,
-            code="environment_changed",
-            evidence=found,
-            remedy=Remedy("environment_as_it_was"),
-        )
+        kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
+        yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
 
 
 def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
@@ -151,7 +143,7 @@ def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency, and that published figures, without phases, tell no more."""
+    """The parts of the lost efficiency; published figures, without phases, tell no more."""
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
         parts = (

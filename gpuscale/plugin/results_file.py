@@ -34,7 +34,7 @@ class Recorder:
         folder: Path,
         resumed: ResumedResults | None = None,
     ) -> None:
-        self._created_at = now = datetime.now(UTC)
+        now = datetime.now(UTC)
         self.environment = environment
         self.resumed = resumed
         self.path = options.resume or options.results or default_results_path(folder, now)
@@ -62,12 +62,7 @@ class Recorder:
             self.environment = replace(self.environment, driver_version=telemetry.driver_version)
         if self._writer is None:
             self._before = replace(self._before, environment=self.environment)
-            self._writer = ResultsWriter(
-                self.path,
-                environment=self.environment,
-                created_at=self._created_at,
-                injections=self._before.injections,
-            )
+            self._writer = ResultsWriter(self.path, self._before)
         self._writer.append(run)
         self.new_runs.append(run)
         return run

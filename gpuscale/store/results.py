@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from gpuscale import __version__
 from gpuscale.errors import DecodeError, FileError
-from gpuscale.records import Environment, Results, Run
+from gpuscale.records import Results, Run
 from gpuscale.records.as_json import is_json
 from gpuscale.store.codec import Header, decode_results, encode_header, encode_run
 from gpuscale.store.files import (
@@ -127,24 +126,12 @@ class _RunAppender:
 
 
 class ResultsWriter(_RunAppender):
-    """A new results file, created with its header at once."""
+    """A new results file, created at once with the header of results, whose runs are not taken."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        environment: Environment,
-        created_at: datetime,
-        injections: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, path: Path, head: Results) -> None:
         """Creates the file, and its folders where they are missing."""
         super().__init__(path)
-        header = Header(
-            created_at=created_at.isoformat(timespec="milliseconds"),
-            gpuscale_version=__version__,
-            environment=environment,
-            injections=injections,
-        )
+        header = Header(**{name: getattr(head, name) for name in Header.__struct_fields__})
         try:
             line = encode_header(header)
         except DecodeError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import builders
 from changing import replace
 
+from gpuscale import __version__
 from gpuscale.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
@@ -130,13 +131,7 @@ def results_of_night(night: Night) -> Results:
 def write_night(path: Path, night: Night) -> None:
     """The results file of the night."""
     results = results_of_night(night)
-    writer = ResultsWriter(
-        path,
-        environment=results.environment,
-        created_at=night.began_at,
-        injections=results.injections,
-    )
-    with writer:
+    with ResultsWriter(path, replace(results, gpuscale_version=__version__)) as writer:
         for run in results.runs:
             writer.append(run)
 
