@@ -9,7 +9,6 @@ from gpuscale.records import (
     Configuration,
     EntryKey,
     Estimate,
-    NoteCode,
     PublishedFigure,
     Run,
     RunRequest,
@@ -200,4 +199,4 @@ def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | N
     """A warning where the efficiency is above 1.1: a unit error until proven otherwise."""
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
-    return Statement.of(NoteCode.UNIT_ERROR, row=key, efficiency=efficiency.value)
+    return Statement.of("unit_error", row=key, efficiency=efficiency.value)

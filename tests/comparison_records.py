@@ -15,9 +15,7 @@ from gpuscale.records import (
     Finding,
     MetricSpec,
     MetricVerdict,
-    NoteCode,
     QuantityName,
-    ReasonCode,
     SpeedupPair,
     Statement,
     Verdict,
@@ -41,28 +39,28 @@ ALL_REDUCE = Cause(
     remedy=Remedy("gpu_links"),
 )
 REASONS = {
-    Verdict.OK: Statement.of(ReasonCode.BOUNDED_LOSS, bound=0.029),
+    Verdict.OK: Statement.of("bounded_loss", bound=0.029),
     Verdict.CONSISTENT: Statement.of(
-        ReasonCode.PUBLISHED_MET, quantity=QuantityName.EFFICIENCY, change=-0.01, tolerance=0.1
+        "published_met", quantity=QuantityName.EFFICIENCY, change=-0.01, tolerance=0.1
     ),
-    Verdict.IMPROVED: Statement.of(ReasonCode.MOVED, throughput=0.08),
+    Verdict.IMPROVED: Statement.of("moved", throughput=0.08),
     Verdict.REGRESSED: Statement.of(
-        ReasonCode.SCALING_LOST, throughput=-0.078, efficiency=-0.077, reference=-0.001
+        "scaling_lost", throughput=-0.078, efficiency=-0.077, reference=-0.001
     ),
     Verdict.INCONSISTENT: Statement.of(
-        ReasonCode.PUBLISHED_MISSED, quantity=QuantityName.EFFICIENCY, change=-0.3, tolerance=0.1
+        "published_missed", quantity=QuantityName.EFFICIENCY, change=-0.3, tolerance=0.1
     ),
     Verdict.INCONCLUSIVE: Statement.of(
-        ReasonCode.LOSS_NOT_EXCLUDED,
+        "loss_not_excluded",
         quantity=QuantityName.EFFICIENCY,
         change=-0.03,
         low=-0.08,
         high=0.02,
         ok_bound=0.05,
-        remedy=Statement.of(ReasonCode.FURTHER_RUNS, needed=3),
+        remedy=Statement.of("further_runs", needed=3),
     ),
-    Verdict.INCOMPARABLE: Statement.of(ReasonCode.OTHER_MACHINE, now="cpu", before="cuda"),
-    Verdict.MISSING: Statement.of(ReasonCode.NOT_MEASURED),
+    Verdict.INCOMPARABLE: Statement.of("other_machine", now="cpu", before="cuda"),
+    Verdict.MISSING: Statement.of("not_measured"),
 }
 _CHANGES = {
     Verdict.OK: Estimate(value=-0.01, low=-0.026, high=0.006),
@@ -109,12 +107,12 @@ def entry(
 
 def told(text: str) -> Statement:
     """A reason that says a text, which may come from anywhere."""
-    return Statement.of(ReasonCode.OTHER_MEASUREMENT, differences=[text])
+    return Statement.of("other_measurement", differences=[text])
 
 
 def noted(text: str) -> Statement:
     """The same of a note."""
-    return Statement.of(NoteCode.SAME_ALLOCATION, name=text)
+    return Statement.of("same_allocation", name=text)
 
 
 def pair(efficiency: float | None, gpus: int) -> SpeedupPair:
@@ -160,7 +158,7 @@ def of_each_verdict() -> Comparison:
             for verdict in Verdict
             if verdict not in (Verdict.OK, Verdict.REGRESSED)
         ),
-        notes=[Statement.of(NoteCode.ESTIMATED_SPREAD, count=6)],
+        notes=[Statement.of("estimated_spread", count=6)],
     )
 
 

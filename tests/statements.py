@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from gpuscale.records import NoteCode, ReasonCode, Statement
+from gpuscale.records import Statement
 
 _T = TypeVar("_T")
 
 
-def codes_in(statement: Statement) -> list[ReasonCode | NoteCode]:
+def codes_in(statement: Statement) -> list[str]:
     """The code of a statement, and then those of the statements in it."""
     inner = [fact for fact in statement.facts.values() if isinstance(fact, Statement)]
     return [statement.code, *(code for each in inner for code in codes_in(each))]
 
 
-def facts_of(notes: Iterable[Statement], code: NoteCode) -> Mapping[str, object]:
+def facts_of(notes: Iterable[Statement], code: str) -> Mapping[str, object]:
     """The facts of the only note of that code."""
     (note,) = [note for note in notes if note.code is code]
     return note.facts

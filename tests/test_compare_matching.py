@@ -4,15 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from builders import (
-    CNN,
-    baseline,
-    cpu_environment,
-    environment,
-    measured,
-    results,
-    run,
-)
+from builders import CNN, baseline, cpu_environment, environment, measured, results, run
 from changing import replace
 from statements import known
 
@@ -21,16 +13,7 @@ from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
 from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import UsageError
 from gpuscale.recording import baseline_from_results
-from gpuscale.records import (
-    Comparison,
-    FieldChange,
-    Hardware,
-    NoteCode,
-    ReasonCode,
-    Results,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.report.reason_words import reason_text
 from gpuscale.store.codec import decode_baseline, encode_baseline
 
@@ -40,7 +23,7 @@ BASELINE = baseline(THEN)
 
 
 def _other_machine(now: str, before: str) -> Statement:
-    return Statement.of(ReasonCode.OTHER_MACHINE, now=now, before=before)
+    return Statement.of("other_machine", now=now, before=before)
 
 
 def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
@@ -58,13 +41,13 @@ def test_results_without_a_valid_run_compare_nothing() -> None:
         comparison = compare(BASELINE, nothing)
         assert set(_verdicts(comparison).values()) == {Verdict.MISSING}
         assert comparison.exit_code == 4
-        assert Statement.of(NoteCode.NO_VALID_RUN) in comparison.notes
+        assert Statement.of("no_valid_run") in comparison.notes
 
 
 def test_a_baseline_without_entries_says_what_to_do() -> None:
     comparison = compare(replace(BASELINE, runs=()), [measured(NOW)])
     assert comparison.exit_code == 4
-    assert Statement.of(NoteCode.EMPTY_BASELINE) in comparison.notes
+    assert Statement.of("empty_baseline") in comparison.notes
     assert compare(replace(BASELINE, runs=()), []).exit_code == 4
 
 
@@ -87,7 +70,7 @@ def test_results_of_two_machines_are_not_judged_together() -> None:
     comparison = compare(unnamed, [measured({1: NOW[1]}), other])
     assert set(_verdicts(comparison).values()) == {Verdict.INCOMPARABLE}
     assert comparison.entries[0].reason == Statement.of(
-        ReasonCode.MIXED_MACHINES, one="Tesla V100-SXM2-16GB", other="NVIDIA H200"
+        "mixed_machines", one="Tesla V100-SXM2-16GB", other="NVIDIA H200"
     )
 
 
@@ -113,7 +96,7 @@ def test_ranks_that_share_a_gpu_are_not_judged_even_beside_their_like() -> None:
     comparison = compare(
         baseline(THEN, configuration=shared), [measured(NOW, configuration=shared)]
     )
-    assert {entry.reason.code for entry in comparison.entries} == {ReasonCode.SHARED_GPU}
+    assert {entry.reason.code for entry in comparison.entries} == {"shared_gpu"}
     assert comparison.exit_code == 4
 
 
@@ -194,7 +177,7 @@ def test_a_case_without_any_of_the_numbers_of_gpus_that_were_asked_for_is_missin
         ("mnist_cnn/ddp on 8 GPUs", Verdict.MISSING),
         ("resnet50/ddp on 8 GPUs", Verdict.OK),
     ]
-    assert comparison.entries[0].reason.code is ReasonCode.ON_NEITHER_SIDE
+    assert comparison.entries[0].reason.code == "on_neither_side"
     assert comparison.exit_code == 3
 
 

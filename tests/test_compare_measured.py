@@ -14,8 +14,6 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Finding,
-    NoteCode,
-    ReasonCode,
     Results,
     Statement,
     Tolerances,
@@ -161,7 +159,7 @@ def test_noise_is_inconclusive_and_says_how_many_runs_would_settle_it() -> None:
     row = _row(compare(before, [measured({1: [0.096, 0.105, 0.102]})]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.facts["remedy"] == Statement.of(
-        ReasonCode.FURTHER_RUNS, needed=known(row.further_runs)
+        "further_runs", needed=known(row.further_runs)
     )
 
 
@@ -172,13 +170,13 @@ WILD = [0.06, 0.11, 0.19]
 @pytest.mark.parametrize(
     ("then", "now", "deviation", "why"),
     [
-        (QUIET, [0.103 * f for f in NOW], 0.1, ReasonCode.NIGHTS_DIFFER),
-        (QUIET, WILD, 0.01, ReasonCode.RUNS_DIFFER),
-        (WILD, [0.1 * f for f in NOW], 0.01, ReasonCode.BASELINE_RUNS_DIFFER),
+        (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
+        (QUIET, WILD, 0.01, "runs_differ"),
+        (WILD, [0.1 * f for f in NOW], 0.01, "baseline_runs_differ"),
     ],
 )
 def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_why(
-    then: list[float], now: list[float], deviation: float, why: ReasonCode
+    then: list[float], now: list[float], deviation: float, why: str
 ) -> None:
     tolerances = Tolerances(allocation_deviation_time=deviation)
     before = replace(baseline({1: then}), tolerances=tolerances)
@@ -202,7 +200,7 @@ def test_a_reference_with_another_batch_is_not_used() -> None:
     assert _row(comparison, 1).reason.facts["differences"] == (("batch_per_gpu", 128, 256),)
     assert _row(comparison, 2).verdict is Verdict.OK
     assert _row(comparison, 2).changed_quantity == "throughput(n)"
-    assert ReasonCode.OTHER_BATCH_ON_1_GPU in codes_in(_row(comparison, 2).reason)
+    assert "other_batch_on_1_gpu" in codes_in(_row(comparison, 2).reason)
     assert comparison.exit_code == 3
 
 
@@ -222,7 +220,7 @@ def test_several_nights_tell_their_own_spread() -> None:
     row = _row(comparison, 1)
     # A declared deviation of 1% could not tell this; the six quiet nights can.
     assert row.verdict is Verdict.REGRESSED
-    assert Statement.of(NoteCode.ESTIMATED_SPREAD, count=6) in comparison.notes
+    assert Statement.of("estimated_spread", count=6) in comparison.notes
     assert _row(compare(_then(n1=0.1), [_now(n1=0.1025)]), 1).verdict is not Verdict.REGRESSED
 
 
@@ -262,12 +260,12 @@ def test_two_ends_from_different_allocations_are_less_sure() -> None:
 def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
     own = baseline({1: [0.1 * f for f in THEN]}, allocations=("now",))
     notes = compare(own, [_now(n1=0.1)]).notes
-    assert Statement.of(NoteCode.SAME_ALLOCATION, name="now") in notes
+    assert Statement.of("same_allocation", name="now") in notes
 
 
 def test_an_efficiency_above_1_1_is_pointed_out() -> None:
     notes = compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.05)]).notes
-    assert facts_of(notes, NoteCode.UNIT_ERROR_OF_SIDE)["side"] == "results"
+    assert facts_of(notes, "unit_error_of_side")["side"] == "results"
 
 
 def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None:
@@ -276,12 +274,12 @@ def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None
         measured({1: [0.111 * f for f in NOW]}, job_id="n7"),
     ]
     notes = compare(_then(n1=0.1), nights).notes
-    facts = facts_of(notes, NoteCode.DIFFERING_ALLOCATION)
+    facts = facts_of(notes, "differing_allocation")
     assert (facts["name"], facts["change"]) == ("n7", pytest.approx(0.11, abs=1e-3))
     for last_s, is_told in ((0.1, False), (0.1028, False), (0.1032, True)):
         last = measured({1: [last_s * f for f in NOW]}, job_id="n7")
         notes = compare(_then(n1=0.1), [*nights[:6], last]).notes
-        assert any(note.code is NoteCode.DIFFERING_ALLOCATION for note in notes) is is_told
+        assert any(note.code == "differing_allocation" for note in notes) is is_told
 
 
 def test_a_loss_within_a_wide_margin_is_ok_though_the_bound_of_ok_is_narrower() -> None:
@@ -297,7 +295,7 @@ def test_noise_of_tonight_is_not_put_down_to_the_baselines_many_nights() -> None
     nights = [f"n{i}" for i in range(6)]
     before = baseline({1: [0.1 * f for f in THEN]}, allocations=nights)
     row = _row(compare(before, [measured({1: [0.06, 0.11, 0.19]})]), 1)
-    assert ReasonCode.RUNS_DIFFER in codes_in(row.reason)
+    assert "runs_differ" in codes_in(row.reason)
 
 
 def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() -> None:
@@ -306,7 +304,7 @@ def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() ->
     row = _row(compare(before, [now]), 4)
     assert row.verdict is Verdict.REGRESSED
     assert row.finding is Finding.SLOWER_TRAINING
-    assert row.reason.code is ReasonCode.MOVED_WITH_EFFICIENCY
+    assert row.reason.code == "moved_with_efficiency"
 
 
 def test_the_run_of_the_baselines_configuration_is_taken_among_several() -> None:

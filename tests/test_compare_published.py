@@ -6,14 +6,7 @@ from changing import replace
 from statements import known
 
 from gpuscale.compare import compare
-from gpuscale.records import (
-    Baseline,
-    EntryVerdict,
-    NoteCode,
-    ReasonCode,
-    Results,
-    Verdict,
-)
+from gpuscale.records import Baseline, EntryVerdict, Results, Verdict
 from gpuscale.records.configuration import DataKind
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
@@ -39,7 +32,7 @@ def test_a_speedup_within_the_tolerance_is_consistent() -> None:
     assert not known(row.baseline.speedup).has_interval
     assert row.changed_quantity == "E(n)"
     assert known(row.change).value == pytest.approx(1.70 / (145 / 84.5) - 1, abs=1e-3)
-    assert row.reason.code is ReasonCode.PUBLISHED_MET
+    assert row.reason.code == "published_met"
     assert row.reason.facts["tolerance"] == 0.1
     assert comparison.exit_code == 0
 
@@ -47,15 +40,15 @@ def test_a_speedup_within_the_tolerance_is_consistent() -> None:
 @pytest.mark.parametrize(
     ("speedup", "spread", "verdict", "code"),
     [
-        (1.99, SHARP, Verdict.CONSISTENT, ReasonCode.PUBLISHED_EXCEEDED),
-        (1.4, SHARP, Verdict.INCONSISTENT, ReasonCode.PUBLISHED_MISSED),
+        (1.99, SHARP, Verdict.CONSISTENT, "published_exceeded"),
+        (1.4, SHARP, Verdict.INCONSISTENT, "published_missed"),
         # A single run is held against the figure by its value.
-        (1.7, (1.0,), Verdict.CONSISTENT, ReasonCode.PUBLISHED_MET),
-        (1.4, (1.0,), Verdict.INCONSISTENT, ReasonCode.PUBLISHED_MISSED),
+        (1.7, (1.0,), Verdict.CONSISTENT, "published_met"),
+        (1.4, (1.0,), Verdict.INCONSISTENT, "published_missed"),
     ],
 )
 def test_only_a_speedup_below_the_tolerance_is_inconsistent_and_a_better_one_no_improvement(
-    speedup: float, spread: tuple[float, ...], verdict: Verdict, code: ReasonCode
+    speedup: float, spread: tuple[float, ...], verdict: Verdict, code: str
 ) -> None:
     comparison = compare(ARC4, [_now(speedup, spread=spread)])
     assert (comparison.entries[-1].verdict, comparison.entries[-1].reason.code) == (verdict, code)
@@ -66,7 +59,7 @@ def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
     comparison = compare(ARC4, [_now(1.6, spread=(0.97, 1.03, 1.0))])
     row = comparison.entries[1]
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reason.code is ReasonCode.PUBLISHED_UNCERTAIN
+    assert row.reason.code == "published_uncertain"
     assert comparison.exit_code == 3
 
 
@@ -83,10 +76,7 @@ def test_the_reference_alone_is_no_pass() -> None:
     assert [entry.verdict for entry in comparison.entries] == [Verdict.INCONCLUSIVE]
     assert comparison.exit_code == 3
     with_gap = compare(ARC4, [measured({1: [0.1, 0.1]})])
-    assert [entry.verdict for entry in with_gap.entries] == [
-        Verdict.INCONCLUSIVE,
-        Verdict.MISSING,
-    ]
+    assert [entry.verdict for entry in with_gap.entries] == [Verdict.INCONCLUSIVE, Verdict.MISSING]
     chosen = compare(ARC4, [_now(1.7)], gpus=[1])
     assert chosen.exit_code == 3
 
@@ -97,7 +87,7 @@ def test_an_unmeasured_reference_leaves_nothing_to_compare() -> None:
         Verdict.MISSING,
         Verdict.INCOMPARABLE,
     ]
-    assert comparison.entries[1].reason.code is ReasonCode.NO_MEASURED_REFERENCE
+    assert comparison.entries[1].reason.code == "no_measured_reference"
     assert comparison.exit_code == 4
 
 
@@ -120,7 +110,7 @@ def test_a_published_throughput_without_its_reference_is_judged_itself() -> None
 def test_times_without_a_figure_for_one_gpu_tell_nothing() -> None:
     row = _last(published(figure(2, time_s=84.5)), _now(1.8))
     assert row.verdict is Verdict.INCOMPARABLE
-    assert row.reason.code is ReasonCode.NO_PUBLISHED_REFERENCE
+    assert row.reason.code == "no_published_reference"
     assert row.baseline.speedup is None
 
 
@@ -154,34 +144,29 @@ def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
 def test_the_plainest_of_several_configurations_is_held_against_a_publication() -> None:
     mixed = replace(CNN, precision="bf16")
     now = results(
-        run(1, 0.05, configuration=mixed),
-        run(2, 0.06, configuration=mixed),
-        *_now(1.7).runs,
+        run(1, 0.05, configuration=mixed), run(2, 0.06, configuration=mixed), *_now(1.7).runs
     )
     comparison = compare(ARC4, [now])
     assert known(comparison.entries[1].current.speedup).value == pytest.approx(1.7, abs=0.01)
-    assert any(note.code is NoteCode.NOT_JUDGED for note in comparison.notes)
+    assert any(note.code == "not_judged" for note in comparison.notes)
 
 
 @pytest.mark.parametrize(
     ("precision", "code"),
     [
-        (None, NoteCode.PUBLISHED_WITHOUT_PRECISION),
-        ("tf32", NoteCode.PUBLISHED_IN_OTHER_PRECISION),
+        (None, "published_without_precision"),
+        ("tf32", "published_in_other_precision"),
         ("fp32", None),
     ],
 )
 @pytest.mark.parametrize("data", ["synthetic", "loader", "real"])
 def test_a_publication_of_another_precision_or_on_other_data_is_named(
-    precision: str | None, code: NoteCode | None, data: DataKind
+    precision: str | None, code: str | None, data: DataKind
 ) -> None:
     figures = [replace(each, precision=precision, data="real") for each in ARC4.published]
     now = [replace(each, configuration=replace(CNN, data=data)) for each in _now(1.7).runs]
     comparison = compare(replace(ARC4, published=tuple(figures)), [results(*now)])
     codes = {note.code for note in comparison.notes}
-    of_precision = {
-        NoteCode.PUBLISHED_WITHOUT_PRECISION,
-        NoteCode.PUBLISHED_IN_OTHER_PRECISION,
-    }
+    of_precision = {"published_without_precision", "published_in_other_precision"}
     assert codes & of_precision == ({code} if code else set())
-    assert (NoteCode.PUBLISHED_ON_REAL_DATA in codes) is (data != "real")
+    assert ("published_on_real_data" in codes) is (data != "real")

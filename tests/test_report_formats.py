@@ -7,15 +7,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from comparison_records import (
-    comparison,
-    entry,
-    noted,
-    of_each_verdict,
-    peak_memory,
-    told,
-    view,
-)
+from comparison_records import comparison, entry, noted, of_each_verdict, peak_memory, told, view
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Estimate, Verdict

@@ -1,20 +1,17 @@
 """A comparison in order: the worst first, what is alike folded, and text that fits a terminal."""
 
+import ast
 import io
 import re
+from pathlib import Path
 
 import pytest
 from builders import CNN
 from changing import replace
-from comparison_records import (
-    ALL_REDUCE,
-    comparison,
-    entry,
-    of_each_verdict,
-    view,
-)
+from comparison_records import ALL_REDUCE, comparison, entry, of_each_verdict, view
 
-from gpuscale.records import EntryVerdict, EnvironmentChange, NoteCode, ReasonCode, Verdict
+import gpuscale
+from gpuscale.records import EntryVerdict, EnvironmentChange, Verdict
 from gpuscale.records.cause import (
     CauseKind,
     CountOf,
@@ -26,13 +23,7 @@ from gpuscale.records.cause import (
     Remedy,
 )
 from gpuscale.report import text
-from gpuscale.report.cause_words import (
-    NEXT_STEPS,
-    NOT_ESTABLISHED,
-    evidence,
-    next_step,
-    whole_line,
-)
+from gpuscale.report.cause_words import NEXT_STEPS, NOT_ESTABLISHED, evidence, next_step, whole_line
 from gpuscale.report.cause_words import WORDS as CAUSES
 from gpuscale.report.reason_words import WORDS
 from gpuscale.report.screen import Screen, wrapped
@@ -170,5 +161,23 @@ def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.Mo
     assert not Screen.of(Terminal()).colour
 
 
-def test_every_code_of_a_reason_or_note_has_its_words() -> None:
-    assert set(WORDS) == {*ReasonCode, *NoteCode}
+def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -> None:
+    package = Path(gpuscale.__file__).parent
+    said = set()
+    for path in (package / "scaling.py", *(package / "compare").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            # A code is given to one of these, or on the way there named as such.
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in _TAKE_A_CODE:
+                said |= _texts(*node.args)
+            elif isinstance(node, ast.Assign) and "code" in ast.unparse(node.targets[0]).lower():
+                said |= _texts(node.value)
+    assert said == set(WORDS)
+
+
+_TAKE_A_CODE = ("Statement.of", "row.blocked", "Row(key=key).blocked", "_incomparable")
+
+
+def _texts(*nodes: ast.AST) -> set[str]:
+    inside = (each for node in nodes for each in ast.walk(node))
+    constants = (its.value for its in inside if isinstance(its, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}

@@ -19,7 +19,6 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     Estimate,
-    ReasonCode,
     Run,
     SpeedupPair,
     Statement,
@@ -192,7 +191,7 @@ def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
 def comparison_of(verdict: Verdict) -> Comparison:
     unknown = SpeedupPair(speedup=None, efficiency=None)
     key = EntryKey("tiny", "ddp", 1)
-    reason = Statement.of(ReasonCode.NOT_MEASURED)
+    reason = Statement.of("not_measured")
     entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)
     return Comparison(
         baseline_name="b", baseline_machine="here", current_machine="here", entries=(entry,)

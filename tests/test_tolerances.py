@@ -15,7 +15,6 @@ from gpuscale.records import (
     Baseline,
     EntryKey,
     Finding,
-    NoteCode,
     ToleranceOverride,
     Tolerances,
     Verdict,
@@ -112,7 +111,7 @@ def test_the_margin_of_a_row_is_its_tolerance_against_a_published_figure() -> No
 def test_an_override_that_fits_no_entry_is_pointed_out() -> None:
     misspelt = ToleranceOverride(case="mnist_cmm", gpus=4, margin=0.2)
     notes = compare(_then(misspelt), [measured(_now(0.11))]).notes
-    conditions = facts_of(notes, NoteCode.IDLE_OVERRIDE)["conditions"]
+    conditions = facts_of(notes, "idle_override")["conditions"]
     assert conditions == ["case mnist_cmm", "gpus 4"]
 
 

@@ -5,12 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import ONE_ANALYSIS, ErrorRates, Judgement
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
-from gpuscale.compare.matching import (
-    Side,
-    match,
-    side_of_baseline,
-    side_of_results,
-)
+from gpuscale.compare.matching import Side, match, side_of_baseline, side_of_results
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import notes_of
 from gpuscale.compare.published import judge_published
@@ -20,7 +15,6 @@ from gpuscale.records import (
     Comparison,
     EntryKey,
     EntryVerdict,
-    ReasonCode,
     Results,
     Statement,
     Verdict,
@@ -167,9 +161,9 @@ def assess(
 def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
     """Published rows on 1 GPU pass by definition; a comparison of only those says nothing."""
     judged = [each.entry for each in judgements if each.entry.verdict.is_judged]
-    if any(entry.reason.code is not ReasonCode.SPEEDUP_REFERENCE for entry in judged):
+    if any(entry.reason.code != "speedup_reference" for entry in judged):
         return judgements
-    reason = Statement.of(ReasonCode.ONLY_SPEEDUP_REFERENCE)
+    reason = Statement.of("only_speedup_reference")
     return [
         Judgement(row=each.row, entry=each.row.told(Verdict.INCONCLUSIVE, reason))
         if each.entry.verdict.is_judged
@@ -184,7 +178,7 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     few = None if row.after is None else row.after.too_few_valid_runs
     if few is None or not entry.verdict.is_pass:
         return judgement
-    reason = Statement.of(ReasonCode.TOO_FEW_OF_ALL_RUNS, **few, otherwise=entry.reason)
+    reason = Statement.of("too_few_of_all_runs", **few, otherwise=entry.reason)
     entry = replace(
         row.told(Verdict.INCONCLUSIVE, reason),
         change=entry.change,

@@ -7,15 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpuscale.compare.matching import Row
-from gpuscale.records import (
-    EntryVerdict,
-    Finding,
-    Limits,
-    QuantityName,
-    ReasonCode,
-    Statement,
-    Verdict,
-)
+from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
 from gpuscale.statistics.estimates import (
     CONFIDENCE,
     FURTHER_RUNS,
@@ -249,8 +241,8 @@ class RequiredRuns:
     def advice(self) -> Statement:
         """The advice on a row that runs can settle."""
         if self.credible is None:
-            return Statement.of(ReasonCode.UNKNOWN_FURTHER_RUNS, made=self.made)
-        return Statement.of(ReasonCode.FURTHER_RUNS, needed=self.credible)
+            return Statement.of("unknown_further_runs", made=self.made)
+        return Statement.of("further_runs", needed=self.credible)
 
 
 def required_runs(settles: Callable[[int], bool], *, made: int) -> RequiredRuns:

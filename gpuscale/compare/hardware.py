@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from gpuscale.records import Baseline, Environment, Hardware, NoteCode, ReasonCode, Statement
+from gpuscale.records import Baseline, Environment, Hardware, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
@@ -52,11 +52,11 @@ def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) ->
     """
     for environment in environments:
         if other := _other_machine(baseline, environment):
-            return Statement.of(ReasonCode.OTHER_MACHINE, now=other[0], before=other[1])
+            return Statement.of("other_machine", now=other[0], before=other[1])
     names = [name for environment in environments for name in environment.gpu_names]
     for name in names[1:]:
         if not same_gpu_model(names[0], name):
-            return Statement.of(ReasonCode.MIXED_MACHINES, one=names[0], other=name)
+            return Statement.of("mixed_machines", one=names[0], other=name)
     return None
 
 
@@ -101,17 +101,17 @@ def foreign_note(baseline: Baseline, environments: Sequence[Environment]) -> Sta
     on_gpus = [environment for environment in environments if environment.device != "cpu"]
     then, per_node = baseline.hardware.cpu_model, baseline.hardware.gpus_per_node
     found = [
-        Statement.of(NoteCode.HOST_HAS_OTHER_CPU, before=then, now=model)
+        Statement.of("host_has_other_cpu", before=then, now=model)
         for model in dict.fromkeys(environment.cpu_model for environment in on_gpus)
         if then is not None and model is not None and not _may_be_same(then, model)
     ]
     # A job may see fewer GPUs than its node has, never more.
     found += [
-        Statement.of(NoteCode.HOST_HAS_MORE_GPUS, before=per_node, now=here)
+        Statement.of("host_has_more_gpus", before=per_node, now=here)
         for here in dict.fromkeys(len(environment.gpus) for environment in on_gpus)
         if per_node is not None and here > per_node
     ]
-    return Statement.of(NoteCode.OTHER_HOST, differences=found) if found else None
+    return Statement.of("other_host", differences=found) if found else None
 
 
 def _may_be_same(one: str, other: str) -> bool:

@@ -11,7 +11,6 @@ from gpuscale.records import (
     Estimate,
     FieldChange,
     PublishedFigure,
-    ReasonCode,
     Results,
     Run,
     SpeedupPair,
@@ -148,7 +147,7 @@ class Row:
             configuration=None if shown is None else shown.point.configuration,
         )
 
-    def blocked(self, obstacle: Verdict, code: ReasonCode, **facts: object) -> "Row":
+    def blocked(self, obstacle: Verdict, code: str, **facts: object) -> "Row":
         """The row that cannot be judged, for this reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
@@ -179,7 +178,7 @@ def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey
         elif now:
             rows += [_new_row(entry, ()) for entry in now]
         else:
-            rows.append(Row(key=key).blocked(Verdict.MISSING, ReasonCode.ON_NEITHER_SIDE))
+            rows.append(Row(key=key).blocked(Verdict.MISSING, "on_neither_side"))
     return rows
 
 
@@ -210,25 +209,25 @@ def _new_row(after: Entry, before: Sequence[Entry]) -> Row:
     row = Row(key=after.point.key, after=after)
     nearest = min((_entry_differences(entry, after) for entry in before), key=len, default=())
     if nearest:
-        return row.blocked(Verdict.MISSING, ReasonCode.NO_ENTRY_ALIKE, differences=nearest)
-    return row.blocked(Verdict.MISSING, ReasonCode.NO_ENTRY)
+        return row.blocked(Verdict.MISSING, "no_entry_alike", differences=nearest)
+    return row.blocked(Verdict.MISSING, "no_entry")
 
 
 def _beside_nearest(row: Row, found: Sequence[tuple[Sequence[FieldChange], Entry]]) -> Row:
     """The row with the entry that differs least, and with what keeps it from being judged."""
     if not found:
-        return row.blocked(Verdict.MISSING, ReasonCode.NOT_MEASURED)
+        return row.blocked(Verdict.MISSING, "not_measured")
     different, after = min(found, key=lambda each: len(each[0]))
     row = replace(row, after=after)
     if different:
-        code = ReasonCode.OTHER_MEASUREMENT
+        code = "other_measurement"
         return row.blocked(Verdict.INCOMPARABLE, code, differences=different)
     if ranks := after.point.configuration.ranks_per_gpu:
-        return row.blocked(Verdict.INCOMPARABLE, ReasonCode.SHARED_GPU, ranks=ranks)
+        return row.blocked(Verdict.INCOMPARABLE, "shared_gpu", ranks=ranks)
     if after.point.valid_runs:
         return row
     made = len(after.failed)
-    code = ReasonCode.ONLY_RUN_FAILED if made == 1 else ReasonCode.ALL_RUNS_FAILED
+    code = "only_run_failed" if made == 1 else "all_runs_failed"
     return row.blocked(Verdict.MISSING, code, made=made, failure=after.first_failure)
 
 

@@ -19,18 +19,12 @@ from gpuscale.compare.decision import (
 )
 from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricChange, metric_changes
-from gpuscale.compare.spread import (
-    SideSample,
-    gain_of,
-    largest_spread,
-    moderated_samples,
-)
+from gpuscale.compare.spread import SideSample, gain_of, largest_spread, moderated_samples
 from gpuscale.records import (
     Finding,
     Limits,
     MetricSpec,
     QuantityName,
-    ReasonCode,
     Statement,
     Tolerances,
     Verdict,
@@ -40,10 +34,10 @@ from gpuscale.scaling import PointKey
 from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
-_MOVES = {
-    Finding.SCALING_LOSS: ReasonCode.SCALING_LOST,
-    Finding.SINGLE_GPU_SLOWDOWN: ReasonCode.EACH_GPU_SLOWER,
-    Finding.REFERENCE_FASTER: ReasonCode.REFERENCE_FASTER,
+_MOVED_CODES = {
+    Finding.SCALING_LOSS: "scaling_lost",
+    Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
+    Finding.REFERENCE_FASTER: "reference_faster",
 }
 
 
@@ -181,14 +175,14 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
 
 def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> Statement | None:
     if before is None and now is None:
-        return Statement.of(ReasonCode.NEITHER_ON_1_GPU)
+        return Statement.of("neither_on_1_gpu")
     if before is None:
-        return Statement.of(ReasonCode.BASELINE_NOT_ON_1_GPU)
+        return Statement.of("baseline_not_on_1_gpu")
     if now is None:
-        return Statement.of(ReasonCode.RESULTS_NOT_ON_1_GPU)
+        return Statement.of("results_not_on_1_gpu")
     batches = {"before": before.batch_per_gpu, "now": now.batch_per_gpu}
     if before.batch_per_gpu != now.batch_per_gpu:
-        return Statement.of(ReasonCode.OTHER_BATCH_ON_1_GPU, **batches)
+        return Statement.of("other_batch_on_1_gpu", **batches)
     return None
 
 
@@ -225,7 +219,7 @@ def _judgement(
     reason = _reason(pairing, quantities, decision, remedy)
     if lost is not None:
         verdict, finding, decided_by = Verdict.REGRESSED, lost.spec, lost.spec.name
-        reason = Statement.of(ReasonCode.METRIC_LOST, metric=decided_by, otherwise=reason)
+        reason = Statement.of("metric_lost", metric=decided_by, otherwise=reason)
     judged = (*quantities.tests, *(metric.quantity for metric in metrics))
     return Judgement(
         row=pairing.row,
@@ -263,21 +257,21 @@ def _reason(
         reason = _uncertain(quantities, decision.quantity, remedy)
     elif decision.finding is None:
         bound = max(quantity.loss_bound or 0.0 for quantity in quantities.tests)
-        code = ReasonCode.NO_LOSS if bound <= 0 else ReasonCode.BOUNDED_LOSS
+        code = "no_loss" if bound <= 0 else "bounded_loss"
         reason = Statement.of(code, bound=bound)
     else:
         reason = _moved(quantities, decision.finding)
     if pairing.without_speedup is None:
         return reason
-    return Statement.of(ReasonCode.SPEEDUP_UNKNOWN, otherwise=reason, why=pairing.without_speedup)
+    return Statement.of("speedup_unknown", otherwise=reason, why=pairing.without_speedup)
 
 
 def _moved(quantities: Quantities, finding: Finding) -> Statement:
     speedup, reference = quantities.speedup, quantities.reference
     if speedup is None or reference is None:
-        return Statement.of(ReasonCode.MOVED, throughput=-quantities.time.loss)
+        return Statement.of("moved", throughput=-quantities.time.loss)
     return Statement.of(
-        _MOVES.get(finding, ReasonCode.MOVED_WITH_EFFICIENCY),
+        _MOVED_CODES.get(finding, "moved_with_efficiency"),
         throughput=-quantities.time.loss,
         efficiency=-speedup.loss,
         reference=-reference.loss,
@@ -287,15 +281,15 @@ def _moved(quantities: Quantities, finding: Finding) -> Statement:
 def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | None) -> Statement:
     change = quantity.gain.relative_change()
     if change.low is None or change.high is None:
-        return Statement.of(ReasonCode.SINGLE_RUN)
+        return Statement.of("single_run")
     if quantity.is_worse and quantity is quantities.speedup:
-        code = ReasonCode.UNKNOWN_END_MOVED
+        code = "unknown_end_moved"
     elif change.high >= 0:
-        code = ReasonCode.LOSS_NOT_EXCLUDED
+        code = "loss_not_excluded"
     elif quantity.loss <= quantity.limits.margin or quantity.p_worse is None:
-        code = ReasonCode.WITHIN_MARGIN
+        code = "within_margin"
     else:
-        code = ReasonCode.NOT_BEYOND_CHANCE
+        code = "not_beyond_chance"
     return Statement.of(
         code,
         quantity=quantity.name,

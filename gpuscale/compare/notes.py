@@ -10,7 +10,7 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.environment_diff import changes
-from gpuscale.records import Baseline, Comparison, EntryVerdict, NoteCode, Results, Statement
+from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential
@@ -49,7 +49,7 @@ def with_validity(
     notes = (
         expiry_note(baseline, today),
         foreign_note(baseline, environments),
-        Statement.of(NoteCode.ENVIRONMENT_CHANGED, changes=changed) if changed else None,
+        Statement.of("environment_changed", changes=changed) if changed else None,
     )
     return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
 
@@ -59,10 +59,7 @@ def expiry_note(baseline: Baseline, today: date) -> Statement | None:
     if baseline.expires_on is None:
         return None
     days = (today - date.fromisoformat(baseline.expires_on)).days
-    if days <= 0:
-        return None
-    code = NoteCode.EXPIRED_YESTERDAY if days == 1 else NoteCode.EXPIRED
-    return Statement.of(code, on=baseline.expires_on, days=days)
+    return Statement.of("expired", on=baseline.expires_on, days=days) if days > 0 else None
 
 
 def _emptiness(
@@ -70,11 +67,11 @@ def _emptiness(
 ) -> Iterable[Statement]:
     has_entries = bool(baseline.runs or baseline.published)
     if not has_entries:
-        yield Statement.of(NoteCode.EMPTY_BASELINE)
+        yield Statement.of("empty_baseline")
     if not any(current.point.valid_runs for current in currents):
-        yield Statement.of(NoteCode.NO_VALID_RUN)
+        yield Statement.of("no_valid_run")
     if not rows and (has_entries or currents):
-        yield Statement.of(NoteCode.NO_ROW_LEFT)
+        yield Statement.of("no_row_left")
 
 
 def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
@@ -83,7 +80,7 @@ def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
         if not any(override.fits(key) for key in keys):
             wanted = {"case": override.case, "strategy": override.strategy, "gpus": override.gpus}
             conditions = [f"{name} {value}" for name, value in wanted.items() if value is not None]
-            yield Statement.of(NoteCode.IDLE_OVERRIDE, conditions=conditions)
+            yield Statement.of("idle_override", conditions=conditions)
 
 
 def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
@@ -91,7 +88,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
     few, most = min(counts), max(counts)
     if 0 < few < MINIMUM_ALLOCATIONS:
         yield Statement.of(
-            NoteCode.ONE_ALLOCATION if few == 1 else NoteCode.FEW_ALLOCATIONS,
+            "one_allocation" if few == 1 else "few_allocations",
             count=few,
             enough=MINIMUM_ALLOCATIONS,
             deviation_time=baseline.tolerances.allocation_deviation_time,
@@ -99,7 +96,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
         )
     if most >= MINIMUM_ALLOCATIONS:
         of_all = few >= MINIMUM_ALLOCATIONS
-        code = NoteCode.ESTIMATED_SPREAD if of_all else NoteCode.ESTIMATED_SPREAD_OF_OTHERS
+        code = "estimated_spread" if of_all else "estimated_spread_of_others"
         yield Statement.of(code, count=most)
 
 
@@ -107,7 +104,7 @@ def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
     few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
     if few:
         yield Statement.of(
-            NoteCode.FEW_RUNS_OF_SEVERAL if len(few) > 1 else NoteCode.FEW_RUNS,
+            "few_runs",
             row=few[0].key,
             runs=few[0].valid_runs,
             others=len(few) - 1,
@@ -118,7 +115,7 @@ def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
 def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
-        yield Statement.of(NoteCode.SAME_ALLOCATION, name=min(shared))
+        yield Statement.of("same_allocation", name=min(shared))
 
 
 def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
@@ -134,7 +131,7 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Sta
     if found:
         apart, night, key = max(found, key=lambda each: abs(each[0]))
         change = exponential(apart) - 1
-        yield Statement.of(NoteCode.DIFFERING_ALLOCATION, row=key, name=night, change=change)
+        yield Statement.of("differing_allocation", row=key, name=night, change=change)
 
 
 def _beside_the_others(current: Entry) -> Mapping[str, float]:
@@ -153,24 +150,24 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
         if row.figure is not None and row.obstacle is None and row.after is not None
     )
     if judged:
-        yield Statement.of(NoteCode.PUBLISHED_WITHOUT_SPREAD)
+        yield Statement.of("published_without_spread")
     if any(data == "real" != configuration.data for _, data, configuration in judged):
-        yield Statement.of(NoteCode.PUBLISHED_ON_REAL_DATA)
+        yield Statement.of("published_on_real_data")
     for precision, _, configuration in judged:
         options = [str(configuration.precision)]
         options += [name for name in ("channels_last", "compiled") if getattr(configuration, name)]
         measured = {"label": configuration.label, "options": options}
         if precision is None:
-            yield Statement.of(NoteCode.PUBLISHED_WITHOUT_PRECISION, **measured)
+            yield Statement.of("published_without_precision", **measured)
         elif precision != configuration.precision:
-            yield Statement.of(NoteCode.PUBLISHED_IN_OTHER_PRECISION, then=precision, **measured)
+            yield Statement.of("published_in_other_precision", then=precision, **measured)
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
     for row in rows:
         if row.after is not None and row.after.failed:
             yield Statement.of(
-                NoteCode.FAILED_RUNS,
+                "failed_runs",
                 row=row.key,
                 failed=len(row.after.failed),
                 made=row.after.point.valid_runs + len(row.after.failed),
@@ -180,15 +177,13 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
 
 def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
     """Other work beside a side's runs, by the run that had most of it."""
-    for side, entries in (
-        (NoteCode.BUSY_HOST_BEFORE, [row.before for row in rows]),
-        (NoteCode.BUSY_HOST, [row.after for row in rows]),
-    ):
+    befores, afters = [row.before for row in rows], [row.after for row in rows]
+    for code, entries in (("busy_host_before", befores), ("busy_host", afters)):
         runs = [run for each in entries if each for its in each.runs.values() for run in its]
         busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
         if busy:
             most = max(busy, key=lambda load: (load.load_average, load.gpu_processes or 0))
-            yield Statement.of(side, busy=len(busy), runs=len(runs), load=most)
+            yield Statement.of(code, busy=len(busy), runs=len(runs), load=most)
 
 
 def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
@@ -199,11 +194,11 @@ def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
         for entry in after.by_row[row.key]:
             if entry is not row.after:
                 found = point_differences(row.after.point, entry.point)
-                yield Statement.of(NoteCode.NOT_JUDGED, row=row.key, differences=found)
+                yield Statement.of("not_judged", row=row.key, differences=found)
 
 
 def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
     for entry in entries:
         for side, pair in (("baseline", entry.baseline), ("results", entry.current)):
             if note := unit_error_note(entry.key, pair.efficiency):
-                yield Statement.of(NoteCode.UNIT_ERROR_OF_SIDE, side=side, error=note)
+                yield Statement.of("unit_error_of_side", side=side, error=note)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import ErrorRates, Judgement, RequiredRuns, required_runs
 from gpuscale.compare.matching import Row, Side
-from gpuscale.records import QuantityName, ReasonCode, Statement, Tolerances, Verdict
+from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
 from gpuscale.scaling import Figures, log_speedup
 from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
 
@@ -49,10 +49,10 @@ def judge_published(
     if figure.gpus > 1 and row.published_speedup is not None:
         reference, published_one = after.references.of(key), figures[figure.key._replace(gpus=1)]
         if reference is None:
-            return _incomparable(row, ReasonCode.NO_MEASURED_REFERENCE)
+            return _incomparable(row, "no_measured_reference")
         batches = {"before": published_one.batch_per_gpu, "now": reference.batch_per_gpu}
         if batches["before"] != batches["now"]:
-            return _incomparable(row, ReasonCode.OTHER_PUBLISHED_REFERENCE, **batches)
+            return _incomparable(row, "other_published_reference", **batches)
         samples.append(log_sample(after.by_point[reference].all_logs))
         speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
         quantity, value = QuantityName.EFFICIENCY, speedup - math.log(row.published_speedup)
@@ -61,15 +61,15 @@ def judge_published(
         value = math.log(key.global_batch / figure.samples_per_s) - samples[0].mean
     elif figure.gpus == 1:
         # A wall clock holds start-up and validation: it is no throughput to be held against.
-        reason = Statement.of(ReasonCode.SPEEDUP_REFERENCE)
+        reason = Statement.of("speedup_reference")
         return Judgement(row=row, entry=row.told(Verdict.CONSISTENT, reason))
     else:
-        return _incomparable(row, ReasonCode.NO_PUBLISHED_REFERENCE)
+        return _incomparable(row, "no_published_reference")
     ratio = _Ratio(quantity=quantity, value=value, samples=samples, tolerance=tolerance)
     return _judgement(row, ratio, rates.confidence)
 
 
-def _incomparable(row: Row, code: ReasonCode, **facts: object) -> Judgement:
+def _incomparable(row: Row, code: str, **facts: object) -> Judgement:
     return Judgement(row=row, entry=row.told(Verdict.INCOMPARABLE, Statement.of(code, **facts)))
 
 
@@ -102,16 +102,16 @@ def _judgement(row: Row, ratio: _Ratio, confidence: float) -> Judgement:
 
 def _reason(ratio: _Ratio, verdict: Verdict, change: float, required: RequiredRuns) -> Statement:
     if verdict is Verdict.CONSISTENT:
-        code = ReasonCode.PUBLISHED_EXCEEDED if change >= 0 else ReasonCode.PUBLISHED_MET
+        code = "published_exceeded" if change >= 0 else "published_met"
     elif verdict is Verdict.INCONSISTENT:
-        code = ReasonCode.PUBLISHED_MISSED
+        code = "published_missed"
     else:
-        code = ReasonCode.PUBLISHED_UNCERTAIN
+        code = "published_uncertain"
     settled = required.needed is not None
     return Statement.of(
         code,
         quantity=ratio.quantity,
         change=change,
         tolerance=ratio.tolerance,
-        remedy=required.advice if settled else Statement.of(ReasonCode.MORE_RUNS),
+        remedy=required.advice if settled else Statement.of("more_runs"),
     )

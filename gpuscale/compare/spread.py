@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpuscale.records import ReasonCode, Statement
+from gpuscale.records import Statement
 from gpuscale.statistics.estimates import (
     Difference,
     Moderated,
@@ -172,20 +172,20 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
     of_current, of_baseline = (
         math.fsum(end.own_variance / end.count for end in side.all) for side in (current, baseline)
     )
-    code, side, most = ReasonCode.RUNS_DIFFER, current, of_current
+    code, side, most = "runs_differ", current, of_current
     if of_baseline > of_current:
-        code, side, most = ReasonCode.BASELINE_RUNS_DIFFER, baseline, of_baseline
+        code, side, most = "baseline_runs_differ", baseline, of_baseline
     shares = baseline.allocation_share + current.allocation_share
     if _estimates_allocations(baseline, current):
         # Their means hold the spread of the baseline's runs already.
-        code, side, most = ReasonCode.RUNS_DIFFER, current, of_current
+        code, side, most = "runs_differ", current, of_current
         means = log_sample([baseline.in_allocation(name) for name in baseline.common_allocations])
         between = (means.variance or 0.0) * shares
     else:
         between = (gain.variance or 0.0) - (baseline.variance_of_means + current.variance_of_means)
     variance = max(end.own_variance for end in side.all)
     if between > most:
-        code, variance = ReasonCode.NIGHTS_DIFFER, between / shares
+        code, variance = "nights_differ", between / shares
     return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
 
 

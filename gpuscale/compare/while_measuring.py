@@ -22,7 +22,6 @@ from gpuscale.records import (
     Configuration,
     EntryKey,
     EntryVerdict,
-    ReasonCode,
     Results,
     Run,
     Statement,
@@ -236,14 +235,14 @@ def _reported(progress: RowProgress, row: Row) -> RowProgress:
         entry = replace(entry, further_runs=None)
         if few is None:
             made = 0 if row.after is None else row.after.point.valid_runs
-            reason = Statement.of(ReasonCode.TOO_FEW_TO_LOOK, made=made)
+            reason = Statement.of("too_few_to_look", made=made)
         else:
-            reason = Statement.of(ReasonCode.TOO_FEW_VALID_RUNS, **few)
+            reason = Statement.of("too_few_valid_runs", **few)
     elif few is not None and entry.verdict.is_pass:
-        reason = Statement.of(ReasonCode.TOO_FEW_SINCE_LOOK, **few, otherwise=entry.reason)
+        reason = Statement.of("too_few_since_look", **few, otherwise=entry.reason)
         status = RowStatus.NEEDS_RUNS
     elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
-        reason = Statement.of(ReasonCode.NOT_YET_CONFIRMED, otherwise=entry.reason)
+        reason = Statement.of("not_yet_confirmed", otherwise=entry.reason)
     else:
         return replace(progress, status=status)
     entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)

@@ -63,51 +63,17 @@ class Finding(StrEnum):
     FASTER = "faster"
 
 
-ReasonCode = StrEnum(
-    "ReasonCode",
-    "NO_LOSS BOUNDED_LOSS MOVED MOVED_WITH_EFFICIENCY SCALING_LOST EACH_GPU_SLOWER "
-    "REFERENCE_FASTER METRIC_LOST SINGLE_RUN LOSS_NOT_EXCLUDED WITHIN_MARGIN "
-    "NOT_BEYOND_CHANCE UNKNOWN_END_MOVED SPEEDUP_UNKNOWN NEITHER_ON_1_GPU "
-    "BASELINE_NOT_ON_1_GPU RESULTS_NOT_ON_1_GPU OTHER_BATCH_ON_1_GPU "
-    # What settles an inconclusive row.
-    "FURTHER_RUNS UNKNOWN_FURTHER_RUNS RUNS_DIFFER BASELINE_RUNS_DIFFER NIGHTS_DIFFER "
-    "MORE_RUNS "
-    # Runs that are too few.
-    "TOO_FEW_VALID_RUNS TOO_FEW_OF_ALL_RUNS TOO_FEW_SINCE_LOOK TOO_FEW_TO_LOOK "
-    "NOT_YET_CONFIRMED "
-    # What keeps a row from being judged.
-    "NOT_MEASURED ON_NEITHER_SIDE NO_ENTRY NO_ENTRY_ALIKE OTHER_MEASUREMENT "
-    "OTHER_MACHINE SHARED_GPU MIXED_MACHINES ONLY_RUN_FAILED ALL_RUNS_FAILED "
-    # Beside a published figure.
-    "PUBLISHED_EXCEEDED PUBLISHED_MET PUBLISHED_MISSED PUBLISHED_UNCERTAIN "
-    "SPEEDUP_REFERENCE ONLY_SPEEDUP_REFERENCE NO_PUBLISHED_REFERENCE "
-    "NO_MEASURED_REFERENCE OTHER_PUBLISHED_REFERENCE",
-)
-"""Why a row got its verdict; `report.reason_words` has the words, and so the facts, of each."""
-
-NoteCode = StrEnum(
-    "NoteCode",
-    "EMPTY_BASELINE NO_VALID_RUN NO_ROW_LEFT IDLE_OVERRIDE ONE_ALLOCATION "
-    "FEW_ALLOCATIONS ESTIMATED_SPREAD ESTIMATED_SPREAD_OF_OTHERS FEW_RUNS "
-    "FEW_RUNS_OF_SEVERAL SAME_ALLOCATION DIFFERING_ALLOCATION PUBLISHED_WITHOUT_SPREAD "
-    "PUBLISHED_ON_REAL_DATA PUBLISHED_IN_OTHER_PRECISION PUBLISHED_WITHOUT_PRECISION "
-    "FAILED_RUNS ENVIRONMENT_CHANGED BUSY_HOST BUSY_HOST_BEFORE NOT_JUDGED UNIT_ERROR "
-    "UNIT_ERROR_OF_SIDE EXPIRED_YESTERDAY EXPIRED OTHER_HOST HOST_HAS_OTHER_CPU "
-    "HOST_HAS_MORE_GPUS",
-)
-"""Things to know beside the rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
     """Something to be said, as a code and the facts that its words need."""
 
-    code: ReasonCode | NoteCode
+    code: str
+    """Of its words in `report.reason_words`, which take the facts."""
     facts: Mapping[str, object]
     """Text, numbers, several of them, and further statements, by name; changes are relative."""
 
     @classmethod
-    def of(cls, code: ReasonCode | NoteCode, /, **facts: object) -> "Statement":
+    def of(cls, code: str, /, **facts: object) -> "Statement":
         """The statement with these facts."""
         return cls(code, facts)
 

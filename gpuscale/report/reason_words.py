@@ -5,8 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuscale.environment_diff import change_text
-from gpuscale.records import EntryVerdict, FieldChange, MetricVerdict, QuantityName, Verdict
-from gpuscale.records.verdict import NoteCode, ReasonCode, Statement
+from gpuscale.records import (
+    EntryVerdict,
+    FieldChange,
+    MetricVerdict,
+    QuantityName,
+    Statement,
+    Verdict,
+)
 from gpuscale.report.phrases import amount_text, counted, gpus_text, load_text, quantity_text
 from gpuscale.units import format_percent
 
@@ -23,166 +29,156 @@ _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
     "({deviation_time:percent} of T, {deviation_speedup:percent} of S and E)"
 )
-_FEW_RUNS = "fewer than {enough} runs in the baseline: {row:row} ({runs})"
-_EXPIRED = (
-    "it may no longer be what this machine can do; measure again and run 'gpuscale baseline "
-    "update --expires DATE', which without --expires keeps the old date"
-)
-WORDS: Mapping[ReasonCode | NoteCode, str] = {
-    ReasonCode.NO_LOSS: "no loss, with 95 % confidence",
-    ReasonCode.BOUNDED_LOSS: "any loss is below {bound:percent}, with 95 % confidence",
-    ReasonCode.MOVED: "the throughput on {gpus:gpus} {throughput:moved}",
-    ReasonCode.MOVED_WITH_EFFICIENCY: (
+WORDS: Mapping[str, str] = {
+    "no_loss": "no loss, with 95 % confidence",
+    "bounded_loss": "any loss is below {bound:percent}, with 95 % confidence",
+    "moved": "the throughput on {gpus:gpus} {throughput:moved}",
+    "moved_with_efficiency": (
         "the throughput on {gpus:gpus} {throughput:moved}; E({gpus}) {efficiency:moved}"
     ),
-    ReasonCode.SCALING_LOST: (
+    "scaling_lost": (
         "E({gpus}) {efficiency:moved}: the throughput on {gpus:gpus} {throughput:moved}, "
         "that on 1 GPU {reference:moved}"
     ),
-    ReasonCode.EACH_GPU_SLOWER: (
+    "each_gpu_slower": (
         "the throughput on {gpus:gpus} {throughput:moved}, as that on 1 GPU {reference:moved}: "
         "each GPU is slower, not the scaling"
     ),
-    ReasonCode.REFERENCE_FASTER: (
+    "reference_faster": (
         "E({gpus}) {efficiency:moved} only because the throughput on 1 GPU {reference:moved}; "
         "the throughput on {gpus:gpus} {throughput:moved}"
     ),
-    ReasonCode.METRIC_LOST: "{metric:metric}; otherwise {otherwise}",
-    ReasonCode.SINGLE_RUN: f"{_SINGLE_RUN}; measure 3 or more",
-    ReasonCode.LOSS_NOT_EXCLUDED: (
-        f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}"
-    ),
-    ReasonCode.WITHIN_MARGIN: (
+    "metric_lost": "{metric:metric}; otherwise {otherwise}",
+    "single_run": f"{_SINGLE_RUN}; measure 3 or more",
+    "loss_not_excluded": f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}",
+    "within_margin": (
         f"{_CHANGED}, within the margin of {{margin:percent}}, but {_NOT_EXCLUDED}{{remedy:after}}"
     ),
-    ReasonCode.NOT_BEYOND_CHANCE: (
+    "not_beyond_chance": (
         f"{_CHANGED}, a loss, but not beyond chance at {{significance:percent}} "
         "(one-sided p {p:.2g}, corrected for all tests){remedy:after}"
     ),
-    ReasonCode.UNKNOWN_END_MOVED: (
+    "unknown_end_moved": (
         f"{_CHANGED}, and the runs do not tell whether 1 GPU got faster or more GPUs slower"
         "{remedy:after}"
     ),
-    ReasonCode.SPEEDUP_UNKNOWN: "{otherwise}; the speedup is unknown: {why}",
-    ReasonCode.NEITHER_ON_1_GPU: "neither side has runs on 1 GPU",
-    ReasonCode.BASELINE_NOT_ON_1_GPU: "the baseline has no runs on 1 GPU",
-    ReasonCode.RESULTS_NOT_ON_1_GPU: "no valid run on 1 GPU was measured",
-    ReasonCode.OTHER_BATCH_ON_1_GPU: "the batch on 1 GPU differs ({before} → {now})",
-    ReasonCode.FURTHER_RUNS: "about {needed:further runs} would settle it",
-    ReasonCode.UNKNOWN_FURTHER_RUNS: (
-        "more runs may settle it; {made:runs are} too few to tell how many"
-    ),
-    ReasonCode.RUNS_DIFFER: (
+    "speedup_unknown": "{otherwise}; the speedup is unknown: {why}",
+    "neither_on_1_gpu": "neither side has runs on 1 GPU",
+    "baseline_not_on_1_gpu": "the baseline has no runs on 1 GPU",
+    "results_not_on_1_gpu": "no valid run on 1 GPU was measured",
+    "other_batch_on_1_gpu": "the batch on 1 GPU differs ({before} → {now})",
+    "further_runs": "about {needed:further runs} would settle it",
+    "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
+    "runs_differ": (
         "further runs cannot settle it, since these differ by {deviation:percent} from one to the "
         "next: find what disturbs them"
     ),
-    ReasonCode.BASELINE_RUNS_DIFFER: (
+    "baseline_runs_differ": (
         "further runs cannot settle it, since the baseline's differ by {deviation:percent} from "
         "one to the next: record more of them"
     ),
-    ReasonCode.NIGHTS_DIFFER: (
+    "nights_differ": (
         "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "
         "runs of more nights in the baseline may"
     ),
-    ReasonCode.MORE_RUNS: "measure more runs",
-    ReasonCode.TOO_FEW_VALID_RUNS: _GAVE_A_NUMBER,
-    ReasonCode.TOO_FEW_OF_ALL_RUNS: f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
-    ReasonCode.TOO_FEW_SINCE_LOOK: f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}",
-    ReasonCode.TOO_FEW_TO_LOOK: "too few runs to look at ({made} so far)",
-    ReasonCode.NOT_YET_CONFIRMED: "{otherwise}; not yet confirmed by fresh runs",
-    ReasonCode.NOT_MEASURED: "not measured",
-    ReasonCode.ON_NEITHER_SIDE: "asked for, and on neither side",
-    ReasonCode.NO_ENTRY: f"no entry in the baseline; {_RECORD_ONE}",
-    ReasonCode.NO_ENTRY_ALIKE: (
+    "more_runs": "measure more runs",
+    "too_few_valid_runs": _GAVE_A_NUMBER,
+    "too_few_of_all_runs": f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
+    "too_few_since_look": f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}",
+    "too_few_to_look": "too few runs to look at ({made} so far)",
+    "not_yet_confirmed": "{otherwise}; not yet confirmed by fresh runs",
+    "not_measured": "not measured",
+    "on_neither_side": "asked for, and on neither side",
+    "no_entry": f"no entry in the baseline; {_RECORD_ONE}",
+    "no_entry_alike": (
         f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
     ),
-    ReasonCode.OTHER_MEASUREMENT: "not the same measurement ({differences:list})",
-    ReasonCode.OTHER_MACHINE: "measured on {now:device}, the baseline on {before:device}",
-    ReasonCode.SHARED_GPU: "{ranks} ranks shared a GPU, which tells nothing of a speedup",
-    ReasonCode.MIXED_MACHINES: "the results mix {one} and {other}; compare them one at a time",
-    ReasonCode.ONLY_RUN_FAILED: "the only run failed: {failure}",
-    ReasonCode.ALL_RUNS_FAILED: "all {made} runs failed: {failure}",
-    ReasonCode.PUBLISHED_EXCEEDED: _PUBLISHED,
-    ReasonCode.PUBLISHED_MET: f"{_PUBLISHED}, within {_TOLERANCE}",
-    ReasonCode.PUBLISHED_MISSED: f"{_PUBLISHED}, more than {_TOLERANCE}",
-    ReasonCode.PUBLISHED_UNCERTAIN: (
-        f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy:after}}"
-    ),
-    ReasonCode.SPEEDUP_REFERENCE: "the reference of the speedups",
-    ReasonCode.ONLY_SPEEDUP_REFERENCE: (
+    "other_measurement": "not the same measurement ({differences:list})",
+    "other_machine": "measured on {now:device}, the baseline on {before:device}",
+    "shared_gpu": "{ranks} ranks shared a GPU, which tells nothing of a speedup",
+    "mixed_machines": "the results mix {one} and {other}; compare them one at a time",
+    "only_run_failed": "the only run failed: {failure}",
+    "all_runs_failed": "all {made} runs failed: {failure}",
+    "published_exceeded": _PUBLISHED,
+    "published_met": f"{_PUBLISHED}, within {_TOLERANCE}",
+    "published_missed": f"{_PUBLISHED}, more than {_TOLERANCE}",
+    "published_uncertain": f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy:after}}",
+    "speedup_reference": "the reference of the speedups",
+    "only_speedup_reference": (
         "the reference of the speedups says nothing alone; measure on more GPUs too"
     ),
-    ReasonCode.NO_PUBLISHED_REFERENCE: "the publication has no comparable figure for 1 GPU",
-    ReasonCode.NO_MEASURED_REFERENCE: "its speedup is unknown: no valid run on 1 GPU was measured",
-    ReasonCode.OTHER_PUBLISHED_REFERENCE: (
+    "no_published_reference": "the publication has no comparable figure for 1 GPU",
+    "no_measured_reference": "its speedup is unknown: no valid run on 1 GPU was measured",
+    "other_published_reference": (
         "its speedup is over another measurement on 1 GPU (batch_per_gpu: {before} → {now})"
     ),
-    NoteCode.EMPTY_BASELINE: (
-        "the baseline has no entries; record some with 'gpuscale baseline record'"
-    ),
-    NoteCode.NO_VALID_RUN: "the results have no valid run; nothing was judged",
-    NoteCode.NO_ROW_LEFT: "no row is left after the choice of cases and GPUs",
-    NoteCode.IDLE_OVERRIDE: (
+    "empty_baseline": "the baseline has no entries; record some with 'gpuscale baseline record'",
+    "no_valid_run": "the results have no valid run; nothing was judged",
+    "no_row_left": "no row is left after the choice of cases and GPUs",
+    "idle_override": (
         "an override in 'tolerances' fits no entry of the baseline ({conditions:list})"
     ),
-    NoteCode.ONE_ALLOCATION: f"the baseline comes from one allocation: {_DECLARED}",
-    NoteCode.FEW_ALLOCATIONS: (
+    "one_allocation": f"the baseline comes from one allocation: {_DECLARED}",
+    "few_allocations": (
         "the baseline comes from {count} allocations, fewer than the {enough} that tell their "
         f"spread: {_DECLARED}"
     ),
-    NoteCode.ESTIMATED_SPREAD: (
+    "estimated_spread": (
         "the spread between allocations is estimated from the baseline's {count} allocations"
     ),
-    NoteCode.ESTIMATED_SPREAD_OF_OTHERS: (
+    "estimated_spread_of_others": (
         "the spread between allocations of the other entries is estimated from the baseline's "
         "{count} allocations"
     ),
-    NoteCode.FEW_RUNS: f"{_FEW_RUNS}; intervals are wide",
-    NoteCode.FEW_RUNS_OF_SEVERAL: f"{_FEW_RUNS} and {{others}} more; intervals are wide",
-    NoteCode.SAME_ALLOCATION: (
+    "few_runs": (
+        "fewer than {enough} runs in the baseline: {row:row} ({runs}){others:and more}; "
+        "intervals are wide"
+    ),
+    "same_allocation": (
         "the results come from an allocation that the baseline was recorded in ({name}); "
         "they cannot tell what changed since"
     ),
-    NoteCode.DIFFERING_ALLOCATION: (
+    "differing_allocation": (
         "the results are of several allocations that differ: on {row:row} T of {name} is "
         "{change:signed} beside the others; judge each alone to see which is slower"
     ),
-    NoteCode.PUBLISHED_WITHOUT_SPREAD: (
+    "published_without_spread": (
         "published figures have no spread: consistent or not is told with a stated tolerance, "
         "and only to the worse side"
     ),
-    NoteCode.PUBLISHED_ON_REAL_DATA: (
+    "published_on_real_data": (
         "the published figures were made on real data, these results on synthetic data"
     ),
-    NoteCode.PUBLISHED_IN_OTHER_PRECISION: (
+    "published_in_other_precision": (
         "the published figures are of {then}; {label} was measured in {options:list}"
     ),
-    NoteCode.PUBLISHED_WITHOUT_PRECISION: (
+    "published_without_precision": (
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
-    NoteCode.FAILED_RUNS: "{row:row}: {failed} of {made} runs failed ({failure})",
-    NoteCode.ENVIRONMENT_CHANGED: "changed since the baseline: {changes:changes}",
-    NoteCode.BUSY_HOST: "the host was busy in {busy} of {runs} runs ({load:load})",
-    NoteCode.BUSY_HOST_BEFORE: (
-        "the baseline's host was busy in {busy} of {runs} runs ({load:load})"
-    ),
-    NoteCode.NOT_JUDGED: (
+    "failed_runs": "{row:row}: {failed} of {made} runs failed ({failure})",
+    "environment_changed": "changed since the baseline: {changes:changes}",
+    "busy_host": "the host was busy in {busy} of {runs} runs ({load:load})",
+    "busy_host_before": "the baseline's host was busy in {busy} of {runs} runs ({load:load})",
+    "not_judged": (
         "{row:row} was also measured with another configuration that is not judged "
         "({differences:list})"
     ),
-    NoteCode.UNIT_ERROR: (
+    "unit_error": (
         "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
         "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
     ),
-    NoteCode.UNIT_ERROR_OF_SIDE: "{side}: {error}",
-    NoteCode.EXPIRED_YESTERDAY: f"the baseline expired on {{on}} (yesterday): {_EXPIRED}",
-    NoteCode.EXPIRED: f"the baseline expired on {{on}} ({{days}} days ago): {_EXPIRED}",
-    NoteCode.OTHER_HOST: (
+    "unit_error_of_side": "{side}: {error}",
+    "expired": (
+        "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
+        "do; measure again and run 'gpuscale baseline update --expires DATE', which without "
+        "--expires keeps the old date"
+    ),
+    "other_host": (
         "the baseline may be of another machine: {differences:list}; what depends on the host, "
         "such as loading data, may differ for that alone"
     ),
-    NoteCode.HOST_HAS_OTHER_CPU: "its CPU is {before}, here {now}",
-    NoteCode.HOST_HAS_MORE_GPUS: "its nodes have {before} GPUs, here {now}",
+    "host_has_other_cpu": "its CPU is {before}, here {now}",
+    "host_has_more_gpus": "its nodes have {before} GPUs, here {now}",
 }
 _FAILED = {
     "raised": ("raised an error", "raised an error"),
@@ -266,6 +262,8 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "load": load_text,
     "changes": lambda changes: "; ".join(map(change_text, changes)),
     "device": lambda name: _DEVICES.get(name, name),
+    "and more": lambda count: f" and {count} more" if count else "",
+    "days ago": lambda count: "yesterday" if count == 1 else f"{count} days ago",
     "further runs": lambda count: counted(count, "further run"),
     "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
