@@ -15,6 +15,7 @@ from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.statistics.distributions import f_tail
 from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 
+PARTS = ("communication", "data", "skew")
 _DECLARED_DEVIATION = 0.01
 """Between runs on one GPU; its weight is that of the moderated variances of `compare`."""
 _DECLARED_DF = 3
@@ -24,30 +25,26 @@ _DECLARED_DF = 3
 class EfficiencyBudget:
     """The lost efficiency of one (configuration, gpus), each part as a fraction of T(n).
 
-    Parts may be negative: data that more ranks wait for less are a gain. What is None was not
-    measured and is in the rest.
+    Parts may be negative: data that more ranks wait for less are a gain.
     """
 
     key: EntryKey
     configuration: Configuration
     efficiency: float
-    communication: float | None
-    """Exposed communication, beyond what DDP does with the gradients of a single rank."""
-    data: float | None
-    """Waiting for batches and copying them, beyond what the ideal time contains."""
-    skew: float | None
+    parts: Mapping[str, float]
+    """Those of `PARTS` that were measured: communication is exposed and beyond what DDP does with
+    the gradients of a single rank; data is waiting for batches and copying them, beyond what the
+    ideal time contains."""
     rest: float
+    """With the parts that were not measured in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSkew:
     """The slowest rank of one run, by its own pace."""
 
-    key: EntryKey
-    run: int
-    rank: int
-    host: str
-    device_uuids: tuple[str, ...]
+    run: Run
+    slowest: RankReport
     pace_s: float
     """Seconds per step without waiting for other ranks."""
     median_pace_s: float
@@ -57,25 +54,6 @@ class RankSkew:
     def skew_s(self) -> float:
         """Seconds per step by which the rank lags behind the median rank."""
         return self.pace_s - self.median_pace_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSpread:
-    """The fastest and the slowest device of the runs on one GPU."""
-
-    key: EntryKey
-    configuration: Configuration
-    fastest: str
-    """UUID, like `slowest`."""
-    fastest_step_time_s: float
-    slowest: str
-    slowest_step_time_s: float
-    devices: int
-
-    @property
-    def spread(self) -> float:
-        """The fraction by which the slowest device takes longer than the fastest."""
-        return self.slowest_step_time_s / self.fastest_step_time_s - 1
 
 
 def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
@@ -112,25 +90,22 @@ def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) 
     ideal = point.batch_per_gpu / reference[0].batch_per_gpu
     data_s, reference_data_s = _mean(map(_data_s, runs)), _mean(map(_data_s, reference))
     exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
-    # DDP handles gradients on one rank too, and so does the ideal step.
-    alone_s = _mean(run.synchronization_s for run in reference) or 0.0
     skew_s = _mean(skew.skew_s for skew in rank_skews(runs))
-    communication = data = skew = None
+    parts = {}
     if exposed_s is not None:
-        communication = (exposed_s - ideal * alone_s) / step_time_s
+        # DDP handles gradients on one rank too, and so does the ideal step.
+        alone_s = _mean(run.synchronization_s for run in reference) or 0.0
+        parts["communication"] = (exposed_s - ideal * alone_s) / step_time_s
     if data_s is not None and reference_data_s is not None:
-        data = (data_s - ideal * reference_data_s) / step_time_s
+        parts["data"] = (data_s - ideal * reference_data_s) / step_time_s
     if skew_s is not None:
-        skew = skew_s / step_time_s
-    known = sum(part for part in (communication, data, skew) if part is not None)
+        parts["skew"] = skew_s / step_time_s
     return EfficiencyBudget(
         key=point.key,
         configuration=point.configuration,
         efficiency=efficiency,
-        communication=communication,
-        data=data,
-        skew=skew,
-        rest=1 - efficiency - known,
+        parts=parts,
+        rest=1 - efficiency - sum(parts.values()),
     )
 
 
@@ -139,19 +114,9 @@ def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
     skews = []
     for run in runs:
         paced = _by_pace(run.ranks)
-        if not run.is_valid or len(paced) < 2:
-            continue
-        (median_pace_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
-        skew = RankSkew(
-            key=run.key,
-            run=run.index,
-            rank=slowest.rank,
-            host=slowest.host,
-            device_uuids=slowest.device_uuids,
-            pace_s=pace_s,
-            median_pace_s=median_pace_s,
-        )
-        skews.append(skew)
+        if run.is_valid and len(paced) > 1:
+            (median_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
+            skews.append(RankSkew(run=run, slowest=slowest, pace_s=pace_s, median_pace_s=median_s))
     return tuple(skews)
 
 
@@ -171,19 +136,12 @@ def _data_s(run: Run) -> float | None:
     return None if phases is None else phases.data_s + phases.h2d_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataWait:
-    """How long a step waits for its batch, at one point."""
+def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
+    """The share of a step that is a wait for its batch, of every point with phases.
 
-    configuration: Configuration
-    key: EntryKey
-    share: float
-    """Of a step, of the rank that waits longest; the mean over runs."""
-
-
-def data_waits(runs: Sequence[Run]) -> tuple[DataWait, ...]:
-    """The waits for batches of every point whose phases were measured."""
-    waits = []
+    It is that of the rank that waits longest, and the mean over runs.
+    """
+    waits = {}
     for point, its in valid_by_point(runs).items():
         shares = [
             max(rank.phases.data_s for rank in run.ranks if rank.phases) / run.step_time_s
@@ -191,22 +149,24 @@ def data_waits(runs: Sequence[Run]) -> tuple[DataWait, ...]:
             if any(rank.phases for rank in run.ranks)
         ]
         if shares:
-            share = statistics.fmean(shares)
-            waits.append(DataWait(configuration=point.configuration, key=its[0].key, share=share))
-    return tuple(waits)
+            waits[point] = statistics.fmean(shares)
+    return waits
 
 
-def device_spreads(runs: Sequence[Run]) -> tuple[DeviceSpread, ...]:
-    """The configurations whose T(1) differs between devices by more than runs differ anyway.
+def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
+    """The points on one GPU whose T(1) differs between devices by more than runs differ anyway.
 
-    Runs on the same devices, on any number of GPUs, tell the noise together with a declared
-    deviation; an analysis of variance must find the devices different with p < 0.01.
+    Of each the step time in seconds on each device, by UUID, the fastest first. Runs on the same
+    devices, on any number of GPUs, tell the noise together with a declared deviation; an analysis
+    of variance must find the devices different with p < 0.01.
     """
     valid = valid_by_point(runs)
-    return tuple(filter(None, (_device_spread(key, valid) for key in valid if key.gpus == 1)))
+    spreads = {key: _step_times_s(key, valid) for key in valid if key.gpus == 1}
+    return {key: step_times_s for key, step_times_s in spreads.items() if step_times_s}
 
 
-def _device_spread(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> DeviceSpread | None:
+def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:
+    """Those of a point by device; none where they do not differ."""
     repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
     devices: dict[str, list[float]] = {}
     for key, runs in valid.items():
@@ -216,17 +176,9 @@ def _device_spread(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> 
             for uuid in uuids if key == point else ():
                 devices.setdefault(uuid, []).append(run.log_step_time)
     if len(devices) < 2 or not _differ(devices.values(), *_noise(repeated.values())):
-        return None
+        return {}
     means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
-    return DeviceSpread(
-        key=valid[point][0].key,
-        configuration=point.configuration,
-        fastest=means[0][1],
-        fastest_step_time_s=exponential(means[0][0]),
-        slowest=means[-1][1],
-        slowest_step_time_s=exponential(means[-1][0]),
-        devices=len(devices),
-    )
+    return {uuid: exponential(mean) for mean, uuid in means}
 
 
 def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from changing import replace
 from comparison_records import entry, peak_memory
 
 from gpuscale import diagnose
-from gpuscale.budget import EfficiencyBudget
+from gpuscale.budget import PARTS, EfficiencyBudget
 from gpuscale.diagnose import lost_parts
 from gpuscale.diagnose.attribution import Rank, Step
 from gpuscale.diagnose.causes import device_faults, lost_to_ideal, not_established
@@ -193,14 +193,11 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
 def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_first(
     efficiency: float, parts: tuple[float | None, ...], shares: tuple[float, ...]
 ) -> None:
-    shown, data_part, skew = parts
     budget = EfficiencyBudget(
         key=EntryKey("mnist_cnn", "ddp", 4),
         configuration=CNN,
         efficiency=efficiency,
-        communication=shown,
-        data=data_part,
-        skew=skew,
+        parts={name: part for name, part in zip(PARTS, parts, strict=True) if part is not None},
         rest=0.0,
     )
     *found, still_open = lost_to_ideal(budget)

@@ -147,9 +147,9 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
         parts = (
-            (CauseKind.COMMUNICATION, budget.communication),
-            (CauseKind.DATA, budget.data),
-            (CauseKind.SLOW_RANK, budget.skew),
+            (CauseKind.COMMUNICATION, budget.parts.get("communication")),
+            (CauseKind.DATA, budget.parts.get("data")),
+            (CauseKind.SLOW_RANK, budget.parts.get("skew")),
         )
         causes = [
             Cause(

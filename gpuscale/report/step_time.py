@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.budget import (
-    DataWait,
-    DeviceSpread,
+    PARTS,
     EfficiencyBudget,
     RankSkew,
     data_waits,
     device_spreads,
     efficiency_budgets,
     rank_skews,
+    valid_by_point,
 )
-from gpuscale.records import EntryKey, Phases, Run
+from gpuscale.records import Configuration, EntryKey, Phases, Run
 from gpuscale.report import phrases
 from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.screen import fitted, table
@@ -31,7 +31,6 @@ NAMED_DATA_WAIT = 0.1
 _LOADED = ("loader", "real")
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
-_PARTS = ("communication", "data", "skew")
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -40,33 +39,40 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
     all where none of it was measured.
     """
-    lines: list[tuple[EfficiencyBudget | DeviceSpread | DataWait, str]] = []
-    budgets = [budget for budget in efficiency_budgets(runs) if _measured(budget)]
+    names = phrases.set_apart([run.configuration for run in runs])
+    lines: list[tuple[str, str]] = []
+
+    def add(configuration: Configuration, gpus: int, text: str) -> None:
+        lines.append((f"{names[configuration]} {phrases.gpus_text(gpus)}", text))
+
+    budgets = [budget for budget in efficiency_budgets(runs) if budget.parts]
     for budget in budgets:
-        lines.append((budget, budget_text(budget)))
-        if budget.skew is not None and budget.skew >= NAMED_SKEW:
-            lines += [(budget, line) for line in _stragglers(budget, runs)]
-    for spread in device_spreads(runs):
-        text = (
-            f"T(1) over {spread.devices} devices: {format_seconds(spread.slowest_step_time_s)} on "
-            f"{spread.slowest}, {format_percent(spread.spread)} more than on {spread.fastest}"
+        add(budget.configuration, budget.key.gpus, budget_text(budget))
+        if budget.parts.get("skew", 0.0) >= NAMED_SKEW:
+            for text in _stragglers(budget, runs):
+                add(budget.configuration, budget.key.gpus, text)
+    for point, step_times_s in device_spreads(runs).items():
+        (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
+        add(
+            point.configuration,
+            point.gpus,
+            f"T(1) over {len(step_times_s)} devices: {format_seconds(most_s)} on {slowest}, "
+            f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
         )
-        lines.append((spread, text))
-    for wait in data_waits(runs):
-        if wait.configuration.data in _LOADED and wait.share > NAMED_DATA_WAIT:
-            text = (
-                f"{format_percent(wait.share)} of a step is a wait for its batch: the loader sets "
-                "the pace; give it more --data-workers, or measure GPUs alone with --data synthetic"
+    for point, share in data_waits(runs).items():
+        if point.configuration.data in _LOADED and share > NAMED_DATA_WAIT:
+            add(
+                point.configuration,
+                point.gpus,
+                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
+                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
             )
-            lines.append((wait, text))
     if not lines:
         return
-    names = phrases.set_apart([run.configuration for run in runs])
-    labels = [f"{names[its.configuration]} {phrases.gpus_text(its.key.gpus)}" for its, _ in lines]
-    width = max(map(len, labels))
+    width = max(len(label) for label, _ in lines)
     yield ""
-    yield from (f"{label:<{width}}  {text}" for label, (_, text) in zip(labels, lines, strict=True))
-    if any(budget.communication is not None for budget in budgets):
+    yield from (f"{label:<{width}}  {text}" for label, text in lines)
+    if any("communication" in budget.parts for budget in budgets):
         yield (
             "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
             "DDP does with the gradients of a single rank (show --phases has both together)"
@@ -75,9 +81,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 
 def budget_text(budget: EfficiencyBudget) -> str:
     """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
-    measured = _measured(budget)
     loss = 100 - round(budget.efficiency * 100)
-    exact = {name: part * 100 for name, part in (*measured.items(), ("rest", budget.rest))}
+    exact = {name: part * 100 for name, part in {**budget.parts, "rest": budget.rest}.items()}
     # Whole points whose sum is the loss; each stays within a point of its part.
     points = {name: math.floor(part) for name, part in exact.items()}
     largest_fraction_first = sorted(points, key=lambda name: points[name] - exact[name])
@@ -87,14 +92,9 @@ def budget_text(budget: EfficiencyBudget) -> str:
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
         for name, value in points.items()
     )
-    absent = ", ".join(name for name in _PARTS if name not in measured)
+    absent = ", ".join(name for name in PARTS if name not in budget.parts)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
     return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
-
-
-def _measured(budget: EfficiencyBudget) -> dict[str, float]:
-    parts = {name: getattr(budget, name) for name in _PARTS}
-    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
@@ -105,9 +105,9 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
             found.setdefault(_rank_text(skew), []).append(skew)
     for who, skews in found.items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
-        numbers = ", ".join(str(skew.run) for skew in skews)
+        numbers = ", ".join(str(skew.run.index) for skew in skews)
         # Of two ranks the median one is the other.
-        other = f"rank {1 - skews[0].rank}" if budget.key.gpus == 2 else "the median rank"
+        other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
             f"skew: {who} {format_percent(lag)} slower than {other} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
@@ -115,7 +115,8 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 
 
 def _rank_text(skew: RankSkew) -> str:
-    return f"rank {skew.rank} ({', '.join([skew.host, *skew.device_uuids])})"
+    rank = skew.slowest
+    return f"rank {rank.rank} ({', '.join([rank.host, *rank.device_uuids])})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +137,8 @@ class _Step:
 
 def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
-    groups: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        if run.is_valid:
-            groups.setdefault(PointKey.of(run), []).append(run)
-    steps = {point: step for point, its in groups.items() if (step := _step(its)) is not None}
+    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
+    steps = {point: step for point, step in found.items() if step is not None}
     if not steps:
         yield "no phases were recorded"
         return
@@ -153,9 +151,9 @@ def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     yield ""
     rows = [
         [
-            f"{skew.key.case}/{skew.key.strategy}",
-            str(skew.key.gpus),
-            str(skew.run),
+            skew.run.configuration.label,
+            str(skew.run.gpus),
+            str(skew.run.index),
             _rank_text(skew),
             format_seconds(skew.pace_s),
             format_percent(skew.skew_s / skew.median_pace_s),
@@ -246,13 +244,12 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
             "efficiency budget leaves out"
         )
     several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
-    demands = {name: STRATEGIES[name] for name in several if name in STRATEGIES}
-    measurable = {name for name, its in demands.items() if its.inside_computing is None}
-    for strategy in demands:
-        if strategy not in measurable:
+    inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
+    for strategy, collectives in inside.items():
+        if collectives is not None:
             yield (
-                f"{strategy}: {demands[strategy].inside_computing} are inside forward and "
-                "backward; communication cannot be told apart"
+                f"{strategy}: {collectives} are inside forward and backward; communication cannot "
+                "be told apart"
             )
     for point, step in steps.items():
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
@@ -262,8 +259,8 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
                 f"{format_seconds(step.typical_s)} in the scaling table, since its runs or windows "
                 "are of different pace"
             )
-        could_measure = point.gpus > 1 and point.configuration.strategy in measurable
-        if could_measure and step.phases_s["communication"] is None:
+        could_measure = inside.get(point.configuration.strategy, "") is None
+        if point.gpus > 1 and could_measure and step.phases_s["communication"] is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
             yield (
