@@ -5,7 +5,7 @@ import os
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -111,17 +111,14 @@ def table(
     which a narrow terminal shows first, `left`, which are aligned to the left (None is the first
     header alone), and `spare`, which only one whole table has.
     """
-    # Not for comparisons, which have no table: importing it takes a sixth of their time.
-    from tabulate import tabulate
-
     aligned_left = headers[:1] if left is None else left
-    sides = ["left" if name in aligned_left else "right" for name in headers]
-    whole = tabulate(rows, headers, disable_numparse=True, colalign=sides)
+    texts = [*zip(headers, *rows, strict=True)]
+    roomy = [max(map(len, (f"{name}{_GAP}", *cells))) for name, *cells in texts]
+    whole = _drawn(texts, roomy, aligned_left)
     if columns is None or max(map(len, whole.splitlines())) <= columns:
         return whole
-    cells = dict(zip(headers, zip(*rows, strict=True), strict=True))
     # A header of several words may stand in several lines, a cell stands in one.
-    widths = {name: max(map(len, (*name.split(), *cells[name]))) for name in headers}
+    widths = {name: max(map(len, (*name.split(), *cells))) for name, *cells in texts}
     named = headers[:keys]
     free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in named)
     groups: list[list[str]] = [[]]
@@ -133,25 +130,24 @@ def table(
             room = free
         groups[-1].append(name)
         room -= needed
-    shown = ([name for name in headers if name in (*named, *group)] for group in groups)
-    return "\n\n".join(_drawn(names, cells, widths, aligned_left) for names in shown)
+    shown = ([each for each in texts if each[0] in (*named, *group)] for group in groups)
+    return "\n\n".join(
+        _drawn(part, [widths[name] for name, *_ in part], aligned_left) for part in shown
+    )
 
 
 def _drawn(
-    names: Sequence[str],
-    cells: Mapping[str, Sequence[str]],
-    widths: Mapping[str, int],
-    aligned_left: Collection[str],
+    columns: Sequence[Sequence[str]], widths: Sequence[int], aligned_left: Collection[str]
 ) -> str:
-    """The table of those columns."""
-    heads = {name: textwrap.wrap(name, widths[name]) for name in names}
-    height = max(map(len, heads.values()))
-    columns = []
-    for name, head in heads.items():
-        width, side = widths[name], "<" if name in aligned_left else ">"
-        texts = [*[""] * (height - len(head)), *head, "-" * width, *cells[name]]
-        columns.append([f"{text:{side}{width}}" for text in texts])
-    return "\n".join(_GAP.join(line).rstrip() for line in zip(*columns, strict=True))
+    """The table of those columns, each of which begins with its header."""
+    heads = [textwrap.wrap(name, width) for (name, *_), width in zip(columns, widths, strict=True)]
+    height = max(map(len, heads))
+    drawn = []
+    for (name, *cells), width, head in zip(columns, widths, heads, strict=True):
+        side = "<" if name in aligned_left else ">"
+        texts = [*[""] * (height - len(head)), *head, "-" * width, *cells]
+        drawn.append([f"{text:{side}{width}}" for text in texts])
+    return "\n".join(_GAP.join(line).rstrip() for line in zip(*drawn, strict=True))
 
 
 def can_redraw(stream: TextIO) -> bool:
