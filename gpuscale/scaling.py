@@ -86,19 +86,13 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     }
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
     ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
-    references = References(samples)
-    return tuple(_point(key, groups[key], samples, references.of(key)) for key in ordered)
+    return tuple(_point(key, groups[key], samples) for key in ordered)
 
 
-def _point(
-    key: PointKey,
-    runs: Sequence[Run],
-    samples: Mapping[PointKey, Sample],
-    reference: PointKey | None,
-) -> ScalingPoint:
+def _point(key: PointKey, runs: Sequence[Run], samples: Mapping[PointKey, Sample]) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
     step_time = geometric_mean(samples[key]) if valid else None
-    speedup = _speedup(key, samples, reference) if valid else None
+    speedup = _speedup(key, samples) if valid else None
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
         key=runs[0].key,
@@ -130,32 +124,26 @@ def log_speedup(
     return reference.mean - sample.mean + math.log(global_batch / reference_batch)
 
 
-class References:
-    """The 1-GPU points of a set of points, for the speedups of the others."""
+def reference_of(key: PointKey, points: Iterable[PointKey]) -> PointKey | None:
+    """The point on 1 GPU that a speedup is taken over, or None where there is none.
 
-    def __init__(self, candidates: Iterable[PointKey]) -> None:
-        self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
-        for key in candidates:
-            if key.gpus == 1:
-                self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
-
-    def of(self, key: PointKey) -> PointKey | None:
-        """The 1-GPU point that a speedup is taken over, or None where there is none.
-
-        Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
-        it); of several, the one with the same batch per GPU is taken.
-        """
-        found = self._found.get((key.configuration, key.sample_shape), [])
-        same_batch = (other for other in found if other.batch_per_gpu == key.batch_per_gpu)
-        return next(same_batch, found[0] if found else None)
+    Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
+    it); of several, the one with the same batch per GPU is taken, or else the first.
+    """
+    found = [
+        each
+        for each in points
+        if each.gpus == 1
+        and each.sample_shape == key.sample_shape
+        and each.configuration == key.configuration
+    ]
+    return max(found, key=lambda each: each.batch_per_gpu == key.batch_per_gpu, default=None)
 
 
-def _speedup(
-    key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
-) -> Estimate | None:
+def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | None:
     if key.gpus == 1:
         return Estimate(value=1.0)
-    if reference is None:
+    if (reference := reference_of(key, samples)) is None:
         return None
     sample, alone = samples[key], samples[reference]
     value = log_speedup(sample, key.global_batch, alone, reference.global_batch)

@@ -174,7 +174,7 @@ def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -
     assert said == set(WORDS)
 
 
-_TAKE_A_CODE = ("Statement.of", "row.blocked", "Row(key=key).blocked", "_incomparable")
+_TAKE_A_CODE = ("Statement.of", "row.blocked", "Row(key=key).blocked", "without_ratio")
 
 
 def _texts(*nodes: ast.AST) -> set[str]:

@@ -18,7 +18,7 @@ from gpuscale.records import (
     Verdict,
     differences,
 )
-from gpuscale.scaling import PointKey, References, ScalingPoint, published_speedup, scaling_points
+from gpuscale.scaling import PointKey, ScalingPoint, published_speedup, scaling_points
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
@@ -84,7 +84,6 @@ class Side:
     by_row: Mapping[EntryKey, Sequence[Entry]]
     by_point: Mapping[PointKey, Entry]
     """Those that have a valid run."""
-    references: References
 
 
 def side_of_baseline(baseline: Baseline) -> Side:
@@ -116,7 +115,7 @@ def _side(placed: Sequence[tuple[str, Run]]) -> Side:
         entries.append(Entry(point=point, logs=logs, runs=runs, failed=failures))
         by_row.setdefault(point.key, []).append(entries[-1])
     by_point = {entry.point.point_key: entry for entry in entries if entry.logs}
-    return Side(entries=entries, by_row=by_row, by_point=by_point, references=References(by_point))
+    return Side(entries=entries, by_row=by_row, by_point=by_point)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
-from gpuscale.scaling import PointKey
+from gpuscale.scaling import PointKey, reference_of
 from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
@@ -162,7 +162,7 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
         assert row.before is not None, "a row of measured runs has them on both sides"
         assert row.after is not None, "a row of measured runs has them on both sides"
         keys = row.before.point.point_key, row.after.point.point_key
-        ones = before.references.of(keys[0]), after.references.of(keys[1])
+        ones = reference_of(keys[0], before.by_point), reference_of(keys[1], after.by_point)
         why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
         used = (None, None) if row.key.gpus == 1 or why is not None else ones
         old, new = (

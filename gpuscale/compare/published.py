@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.decision import ErrorRates, Judgement, RequiredRuns, required_runs
+from gpuscale.compare.decision import ErrorRates, Judgement, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
-from gpuscale.scaling import Figures, log_speedup
+from gpuscale.scaling import Figures, log_speedup, reference_of
 from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
 
 
@@ -44,15 +44,19 @@ def judge_published(
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
-    tolerance = tolerances.published_margin(figure.key, nodes=figure.nodes)
+
+    def without_ratio(verdict: Verdict, code: str, **facts: object) -> Judgement:
+        return Judgement(row=row, entry=row.told(verdict, Statement.of(code, **facts)))
+
     key, samples = entry.point.point_key, [log_sample(entry.all_logs)]
     if figure.gpus > 1 and row.published_speedup is not None:
-        reference, published_one = after.references.of(key), figures[figure.key._replace(gpus=1)]
+        reference = reference_of(key, after.by_point)
         if reference is None:
-            return _incomparable(row, "no_measured_reference")
-        batches = {"before": published_one.batch_per_gpu, "now": reference.batch_per_gpu}
-        if batches["before"] != batches["now"]:
-            return _incomparable(row, "other_published_reference", **batches)
+            return without_ratio(Verdict.INCOMPARABLE, "no_measured_reference")
+        before, now = figures[figure.key._replace(gpus=1)].batch_per_gpu, reference.batch_per_gpu
+        if before != now:
+            code = "other_published_reference"
+            return without_ratio(Verdict.INCOMPARABLE, code, before=before, now=now)
         samples.append(log_sample(after.by_point[reference].all_logs))
         speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
         quantity, value = QuantityName.EFFICIENCY, speedup - math.log(row.published_speedup)
@@ -61,20 +65,15 @@ def judge_published(
         value = math.log(key.global_batch / figure.samples_per_s) - samples[0].mean
     elif figure.gpus == 1:
         # A wall clock holds start-up and validation: it is no throughput to be held against.
-        reason = Statement.of("speedup_reference")
-        return Judgement(row=row, entry=row.told(Verdict.CONSISTENT, reason))
+        return without_ratio(Verdict.CONSISTENT, "speedup_reference")
     else:
-        return _incomparable(row, "no_published_reference")
+        return without_ratio(Verdict.INCOMPARABLE, "no_published_reference")
+    tolerance = tolerances.published_margin(figure.key, nodes=figure.nodes)
     ratio = _Ratio(quantity=quantity, value=value, samples=samples, tolerance=tolerance)
-    return _judgement(row, ratio, rates.confidence)
+    return _judgement(row, ratio, ratio.verdict(rates.confidence))
 
 
-def _incomparable(row: Row, code: str, **facts: object) -> Judgement:
-    return Judgement(row=row, entry=row.told(Verdict.INCOMPARABLE, Statement.of(code, **facts)))
-
-
-def _judgement(row: Row, ratio: _Ratio, confidence: float) -> Judgement:
-    verdict = ratio.verdict(confidence)
+def _judgement(row: Row, ratio: _Ratio, verdict: Verdict) -> Judgement:
     required = required_runs(
         lambda runs: ratio.verdict(CONFIDENCE, runs) is not Verdict.INCONCLUSIVE,
         made=min(sample.count for sample in ratio.samples),
@@ -85,10 +84,21 @@ def _judgement(row: Row, ratio: _Ratio, confidence: float) -> Judgement:
         # From this loss on, the whole interval lies below the tolerance 19 times in 20.
         detectable = 1 - (1 - ratio.tolerance) * (1 + change.low) / (1 + change.high)
     excess_loss = -change.value - ratio.tolerance
+    code = "published_met" if change.value < 0 else "published_exceeded"
+    if verdict is not Verdict.CONSISTENT:
+        is_missed = verdict is Verdict.INCONSISTENT
+        code = "published_missed" if is_missed else "published_uncertain"
+    reason = Statement.of(
+        code,
+        quantity=ratio.quantity,
+        change=change.value,
+        tolerance=ratio.tolerance,
+        remedy=Statement.of("more_runs") if required.needed is None else required.advice,
+    )
     return Judgement(
         row=row,
         entry=replace(
-            row.told(verdict, _reason(ratio, verdict, change.value, required)),
+            row.told(verdict, reason),
             change=change,
             changed_quantity=ratio.quantity,
             minimum_detectable_loss=detectable,
@@ -97,21 +107,4 @@ def _judgement(row: Row, ratio: _Ratio, confidence: float) -> Judgement:
         excess_losses={ratio.quantity: excess_loss},
         decided_by=ratio.quantity,
         is_suspect=excess_loss > 0,
-    )
-
-
-def _reason(ratio: _Ratio, verdict: Verdict, change: float, required: RequiredRuns) -> Statement:
-    if verdict is Verdict.CONSISTENT:
-        code = "published_exceeded" if change >= 0 else "published_met"
-    elif verdict is Verdict.INCONSISTENT:
-        code = "published_missed"
-    else:
-        code = "published_uncertain"
-    settled = required.needed is not None
-    return Statement.of(
-        code,
-        quantity=ratio.quantity,
-        change=change,
-        tolerance=ratio.tolerance,
-        remedy=required.advice if settled else Statement.of("more_runs"),
     )
