@@ -95,16 +95,9 @@ def compare(
 ) -> Comparison:
     """The verdict on every row of the results and of the baseline.
 
-    Args:
-        baseline: measured runs or published figures of one cluster.
-        results: one or several results files, taken together.
-        cases: judge only these, each as `mnist_cnn` or `mnist_cnn/ddp`; None is all.
-        gpus: judge only these numbers of GPUs; None is all. Runs on 1 GPU still serve as the
-            reference of the speedups.
-        rates: how often this look may err; the usual rates for a comparison made once.
-
-    Raises:
-        UsageError: a case or number of GPUs was asked for that neither side has.
+    Several results are taken together. Of cases, each as `mnist_cnn` or `mnist_cnn/ddp`, and of
+    numbers of GPUs only those given are judged; runs on 1 GPU still serve as the reference of the
+    speedups. Raises UsageError for one that neither side has.
     """
     choice = Choice(cases=cases, gpus=gpus)
     assessment = assess(baseline, results, choice, rates)
@@ -179,10 +172,6 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     if few is None or not entry.verdict.is_pass:
         return judgement
     reason = Statement.of("too_few_of_all_runs", **few, otherwise=entry.reason)
-    entry = replace(
-        row.told(Verdict.INCONCLUSIVE, reason),
-        change=entry.change,
-        changed_quantity=entry.changed_quantity,
-        metrics=entry.metrics,
-    )
-    return Judgement(row=row, entry=entry)
+    told = row.told(Verdict.INCONCLUSIVE, reason)
+    kept = replace(told, change=entry.change, metrics=entry.metrics)
+    return Judgement(row=row, entry=replace(kept, changed_quantity=entry.changed_quantity))

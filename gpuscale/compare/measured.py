@@ -79,13 +79,8 @@ class _Pairing:
         """The changes, now or after further runs that leave the means; no p is adjusted yet."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
-        def change(
-            name: QuantityName,
-            limits: Limits,
-            then: SideSample,
-            now: SideSample,
-            apart: float = 0.0,
-        ) -> Quantity:
+        def change(name: QuantityName, limits: Limits, ends: slice, apart: float = 0.0) -> Quantity:
+            then, now = SideSample(before.ends[ends]), SideSample(after.ends[ends])
             deviation = limits.allocation_deviation
             gain = gain_of(then, now, deviation=deviation, deviation_apart=apart)
             weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
@@ -93,17 +88,16 @@ class _Pairing:
 
         name = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
         of_time = tolerances.limits(key, THROUGHPUT)
-        time = change(name, of_time, before.alone, after.alone)
-        if before.reference is None or after.reference is None:
+        time = change(name, of_time, slice(1))
+        if len(before.ends) == 1:
             return Quantities(time=time)
         of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
         of_speedup = tolerances.limits(key, SPEEDUP)
         apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
-        one = SideSample(time=before.reference), SideSample(time=after.reference)
         return Quantities(
             time=time,
-            speedup=change(QuantityName.EFFICIENCY, of_speedup, before, after, apart),
-            reference=change(QuantityName.THROUGHPUT_ON_1, of_one, *one),
+            speedup=change(QuantityName.EFFICIENCY, of_speedup, slice(2), apart),
+            reference=change(QuantityName.THROUGHPUT_ON_1, of_one, slice(1, 2)),
         )
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
@@ -113,7 +107,8 @@ class _Pairing:
         before, after = self.before, self.after.with_further_runs(most)
         if of_speedup and quantities.speedup is not None:
             return largest_spread(before, after, quantities.speedup.gain)
-        return largest_spread(before.alone, after.alone, quantities.time.gain)
+        alone = SideSample(before.ends[:1]), SideSample(after.ends[:1])
+        return largest_spread(*alone, quantities.time.gain)
 
 
 def judge_measured(
@@ -164,10 +159,10 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
         keys = row.before.point.point_key, row.after.point.point_key
         ones = reference_of(keys[0], before.by_point), reference_of(keys[1], after.by_point)
         why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
-        used = (None, None) if row.key.gpus == 1 or why is not None else ones
+        used = [keys] if row.key.gpus == 1 or why is not None else [keys, ones]
         old, new = (
-            SideSample(time=side[key], reference=None if one is None else side[one])
-            for side, key, one in zip((then, now), keys, used, strict=True)
+            SideSample(tuple(side[key] for key in of_side if key is not None))
+            for side, of_side in zip((then, now), zip(*used, strict=True), strict=True)
         )
         pairings.append(_Pairing(row=row, before=old, after=new, without_speedup=why))
     return pairings
@@ -247,7 +242,7 @@ def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
         tested = its.with_tests(map(rule.alone, its.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
 
-    return required_runs(settles, made=min(sample.count for sample in pairing.after.all))
+    return required_runs(settles, made=min(sample.count for sample in pairing.after.ends))
 
 
 def _reason(

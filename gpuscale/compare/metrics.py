@@ -99,7 +99,7 @@ def _quantity(
     spec: MetricSpec, before: RunSample, after: RunSample, limits: Limits, rates: ErrorRates
 ) -> Quantity:
     deviation = limits.allocation_deviation
-    fall = gain_of(SideSample(time=before), SideSample(time=after), deviation=deviation)
+    fall = gain_of(SideSample((before,)), SideSample((after,)), deviation=deviation)
     loss_of = relative_fall if spec.more_is_better else relative_rise
     return Quantity(
         name=spec.name,

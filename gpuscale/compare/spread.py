@@ -103,59 +103,53 @@ def moderated_samples(
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SideSample:
-    """One side of a judged quantity: the runs on n GPUs and, for S(n), those on 1 GPU."""
+    """One side of a judged quantity."""
 
-    time: RunSample
-    reference: RunSample | None = None
-
-    @property
-    def alone(self) -> "SideSample":
-        """The runs on n GPUs without those on 1 GPU."""
-        return SideSample(time=self.time)
-
-    @property
-    def all(self) -> tuple[RunSample, ...]:
-        """The one or two samples."""
-        return (self.time,) if self.reference is None else (self.time, self.reference)
+    ends: tuple[RunSample, ...]
+    """The runs on n GPUs and, for S(n), those on 1 GPU."""
 
     @property
     def value(self) -> float:
         """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
-        return self.time.mean - (self.reference.mean if self.reference else 0.0)
+        return _difference([end.mean for end in self.ends])
 
     @property
     def common_allocations(self) -> tuple[str, ...]:
         """The allocations in which every end was measured, in order."""
-        return tuple(name for name in self.time.values if all(name in s.values for s in self.all))
+        first, *others = (end.values for end in self.ends)
+        return tuple(name for name in first if all(name in values for values in others))
 
     @property
     def allocation_share(self) -> float:
         """The part of the variance between allocations that is left in the value."""
-        return max(end.allocation_share for end in self.all)
+        return max(end.allocation_share for end in self.ends)
 
     @property
     def variance_of_means(self) -> float:
         """The part of the variance between runs that is left in the value."""
-        return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.all)
+        return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.ends)
 
     def with_further_runs(self, count: int) -> "SideSample":
-        """Both samples with so many more runs."""
-        reference = self.reference and self.reference.with_further_runs(count)
-        return SideSample(time=self.time.with_further_runs(count), reference=reference)
+        """Each end with so many more runs."""
+        return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
 
     def in_allocation(self, name: str) -> float:
         """The value as that allocation alone gives it."""
-        time = statistics.fmean(self.time.values[name])
-        return time - (statistics.fmean(self.reference.values[name]) if self.reference else 0.0)
+        return _difference([statistics.fmean(end.values[name]) for end in self.ends])
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
         """The variance that the declared deviation between allocations puts on the value."""
-        if self.reference is None or self.common_allocations:
+        if len(self.ends) == 1 or self.common_allocations:
             return deviation**2 * self.allocation_share
         # Two samples from different nodes share nothing: each has the full deviation of a time.
-        return deviation_apart**2 * math.fsum(end.allocation_share for end in self.all)
+        return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
+
+
+def _difference(logs: Sequence[float]) -> float:
+    """The first, less the other one if there is one."""
+    return logs[0] - math.fsum(logs[1:])
 
 
 def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
@@ -170,7 +164,7 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
     A side is blamed for what its own runs differ by, not for what moderation adds.
     """
     of_current, of_baseline = (
-        math.fsum(end.own_variance / end.count for end in side.all) for side in (current, baseline)
+        math.fsum(end.own_variance / end.count for end in side.ends) for side in (current, baseline)
     )
     code, side, most = "runs_differ", current, of_current
     if of_baseline > of_current:
@@ -183,7 +177,7 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
         between = (means.variance or 0.0) * shares
     else:
         between = (gain.variance or 0.0) - (baseline.variance_of_means + current.variance_of_means)
-    variance = max(end.own_variance for end in side.all)
+    variance = max(end.own_variance for end in side.ends)
     if between > most:
         code, variance = "nights_differ", between / shares
     return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
@@ -205,7 +199,7 @@ def gain_of(
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
     )
-    runs = moderated_term((end.moderated, 1 / end.count) for end in (*baseline.all, *current.all))
+    runs = moderated_term((end.moderated, 1 / end.count) for end in (*baseline.ends, *current.ends))
     return difference_of_levels(
         baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
     )
@@ -218,7 +212,7 @@ def _gain_over_allocations(
     share = current.allocation_share
     means = log_sample([baseline.in_allocation(name) for name in names])
     of_runs = math.fsum(
-        (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.all
+        (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
     )
     between = Moderated(sample=means, prior=Term(variance=deviation**2 + of_runs, df=DECLARED_DF))
     of_allocations = Term(
@@ -229,7 +223,7 @@ def _gain_over_allocations(
     # baseline allocation had add to it is still to be counted.
     extra = moderated_term(
         (now.moderated, max(0.0, 1 / now.count - share * _mean_share(before, names)))
-        for before, now in zip(baseline.all, current.all, strict=True)
+        for before, now in zip(baseline.ends, current.ends, strict=True)
     )
     return difference_of_levels(means.mean - current.value, [of_allocations, extra])
 

@@ -83,7 +83,7 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
     yield "summary", view.summary
     yield "exit_code", str(view.exit_code)
     for row in view.ranked:
-        entry, loss = row.entry, row.entry.minimum_detectable_loss
+        entry = row.entry
         yield f"{row.label}: verdict", entry.verdict.value
         estimates = {"E baseline": entry.baseline.efficiency, "E": entry.current.efficiency}
         if entry.changed_quantity is not None:
@@ -93,11 +93,10 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
             unit = f"{metric.metric.words} ({metric.metric.unit})"
             estimates |= {f"{unit} baseline": metric.baseline, unit: metric.current}
         numbers: dict[str, float | None] = {}
-        for name, estimate in estimates.items():
-            if estimate is not None:
-                low, high = (estimate.low, estimate.high) if estimate.has_interval else (None, None)
-                numbers |= {name: estimate.value, f"{name}, low": low, f"{name}, high": high}
-        numbers["minimum detectable loss"] = loss
+        for name, its in estimates.items():
+            if its is not None:
+                numbers |= {name: its.value, f"{name}, low": its.low, f"{name}, high": its.high}
+        numbers["minimum detectable loss"] = entry.minimum_detectable_loss
         for name, number in numbers.items():
             if number is not None:
                 yield f"{row.label}: {name}", f"{number:.6g}"
