@@ -171,6 +171,8 @@ def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -
                 said |= _texts(*node.args)
             elif isinstance(node, ast.Assign) and "code" in ast.unparse(node.targets[0]).lower():
                 said |= _texts(node.value)
+            elif isinstance(node, ast.For) and "code" in ast.unparse(node.target):
+                said |= _texts(node.iter)
     assert said == set(WORDS)
 
 
