@@ -219,15 +219,13 @@ def _beside_nearest(row: Row, found: Sequence[tuple[Sequence[FieldChange], Entry
     different, after = min(found, key=lambda each: len(each[0]))
     row = replace(row, after=after)
     if different:
-        code = "other_measurement"
-        return row.blocked(Verdict.INCOMPARABLE, code, differences=different)
+        return row.blocked(Verdict.INCOMPARABLE, "other_measurement", differences=different)
     if ranks := after.point.configuration.ranks_per_gpu:
         return row.blocked(Verdict.INCOMPARABLE, "shared_gpu", ranks=ranks)
     if after.point.valid_runs:
         return row
-    made = len(after.failed)
-    code = "only_run_failed" if made == 1 else "all_runs_failed"
-    return row.blocked(Verdict.MISSING, code, made=made, failure=after.first_failure)
+    made, failure = len(after.failed), after.first_failure
+    return row.blocked(Verdict.MISSING, "all_runs_failed", made=made, failure=failure)
 
 
 def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldChange, ...]:

@@ -167,12 +167,12 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
         math.fsum(end.own_variance / end.count for end in side.ends) for side in (current, baseline)
     )
     code, side, most = "runs_differ", current, of_current
-    if of_baseline > of_current:
-        code, side, most = "baseline_runs_differ", baseline, of_baseline
     shares = baseline.allocation_share + current.allocation_share
-    if _estimates_allocations(baseline, current):
-        # Their means hold the spread of the baseline's runs already.
-        code, side, most = "runs_differ", current, of_current
+    is_estimated = _estimates_allocations(baseline, current)
+    # Means of allocations hold the spread of the baseline's runs already.
+    if of_baseline > of_current and not is_estimated:
+        code, side, most = "baseline_runs_differ", baseline, of_baseline
+    if is_estimated:
         means = log_sample([baseline.in_allocation(name) for name in baseline.common_allocations])
         between = (means.variance or 0.0) * shares
     else:

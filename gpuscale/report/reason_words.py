@@ -97,8 +97,7 @@ WORDS: Mapping[str, str] = {
     "other_machine": "measured on {now:device}, the baseline on {before:device}",
     "shared_gpu": "{ranks} ranks shared a GPU, which tells nothing of a speedup",
     "mixed_machines": "the results mix {one} and {other}; compare them one at a time",
-    "only_run_failed": "the only run failed: {failure}",
-    "all_runs_failed": "all {made} runs failed: {failure}",
+    "all_runs_failed": "{made:all runs} failed: {failure}",
     "published_exceeded": _PUBLISHED,
     "published_met": f"{_PUBLISHED}, within {_TOLERANCE}",
     "published_missed": f"{_PUBLISHED}, more than {_TOLERANCE}",
@@ -264,6 +263,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",
     "days ago": lambda count: "yesterday" if count == 1 else f"{count} days ago",
+    "all runs": lambda count: "the only run" if count == 1 else f"all {count} runs",
     "further runs": lambda count: counted(count, "further run"),
     "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
