@@ -45,6 +45,7 @@ WORKER_MAY_IMPORT = 2
 COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
+    "report": {"tabulate"},
     "telemetry": {"pynvml"},
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL", "pynvml"},
