@@ -23,8 +23,8 @@ from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest import OverheadRun, judge_overhead
 from gpuscale.worker.data import training_batches
+from gpuscale.worker.entry import bare_loop, paused
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.overhead import bare_loop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.training import Parts, Training, build_parts, parameter_digest
 

@@ -21,7 +21,13 @@ from gpuscale.launch.failures import failure_of
 from gpuscale.launch.placement import Placement, place, without_excluded
 from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
 from gpuscale.records.request import NodeProbeRequest
-from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
+from gpuscale.run_directory import (
+    NodeSamples,
+    RunDirectory,
+    finding_gpuscale,
+    scratch_folder,
+    write_atomically,
+)
 
 _RENDEZVOUS_PORTS = range(12_000, 32_000)
 """Where the first rank may wait for the others: below what systems hand out by themselves."""
@@ -165,10 +171,7 @@ class NodesLauncher(Launcher):
         program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
         keeper = [sys.executable, "-I", "-S", gpuscale.host.__file__, str(os.getpid())]
-        # gpuscale can be imported there even if it is not installed.
-        package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
-        paths = (os.environ.get("PYTHONPATH"), package_parent)
-        given = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        given = finding_gpuscale()
         with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],

@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
-from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
+from gpuscale.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, Reading, fold, values_problem
-from gpuscale.telemetry.sampler import SampledDevice, Sampler, read_samples
+from gpuscale.telemetry.sampler import SampledDevice, read_samples
 
 Interval = tuple[float, float]
 
@@ -82,7 +82,7 @@ def sampling_beside(
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
         here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
-        sampler = Sampler.start(uuids=uuids, output=here.path)
+        sampler = Sampler(uuids=uuids, output=here.path)
         try:
             yield RunSampling(lambda: [here], sampler)
         finally:

@@ -1,13 +1,15 @@
-"""A rank from its first line to its last, and the files by which it speaks to its launcher."""
+"""A rank from its first line to its last: its run, or the trial of what measuring costs."""
 
+import contextlib
 import faulthandler
 import os
 import re
 import resource
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,11 +20,19 @@ from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.injections import parse_injection
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
+from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.data import real_dataset, training_batches
 from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import measure, own_pace_s
+from gpuscale.worker.loop import (
+    measure,
+    own_pace_s,
+    steps_per_mark,
+    timed_window,
+    warm_up,
+    window_plan,
+)
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Parts, Training, build_parts, load_case, parameter_digest
 
@@ -92,10 +102,15 @@ class RankFiles:
 
 def main(directory: str) -> None:
     """Make the run that the directory's request asks for, as the rank that the environment says."""
-    be_rank(directory, _run)
+    _be_rank(directory, _run)
 
 
-def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
+def compare_with_bare_loop(directory: str) -> None:
+    """Be a rank of the trial that the directory's request and overhead plan ask for."""
+    _be_rank(directory, _measure_overhead)
+
+
+def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
     """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
     die_with_parent()
     end_at_interrupt()
@@ -117,7 +132,7 @@ def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> No
         raise
 
 
-def prepare(request: RunRequest) -> tuple[Parts, float]:
+def _prepare(request: RunRequest) -> tuple[Parts, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
@@ -141,7 +156,7 @@ def prepare(request: RunRequest) -> tuple[Parts, float]:
     return build_parts(case, request, strategy, batches), joined_at_s
 
 
-def keep_to_the_end(*objects: object) -> None:
+def _keep_to_the_end(*objects: object) -> None:
     """Let nothing take these down before the process ends.
 
     Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo
@@ -152,7 +167,7 @@ def keep_to_the_end(*objects: object) -> None:
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    parts, joined_at_s = prepare(request)
+    parts, joined_at_s = _prepare(request)
     strategy = parts.strategy
     injections = [parse_injection(text) for text in request.injections]
     faults = Faults(injections, rank=strategy.rank, device=strategy.device)
@@ -170,7 +185,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     )
     report = _report(parts, training, measurement)
     strategy.barrier()
-    keep_to_the_end(training, strategy)
+    _keep_to_the_end(training, strategy)
     outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
     files.directory.outcome(strategy.rank).write(outcome)
 
@@ -192,3 +207,76 @@ def _report(parts: Parts, training: Training, measurement: Measurement) -> RankR
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
+
+
+def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
+    plan = files.directory.overhead_plan.read()
+    parts, _ = _prepare(request)
+    strategy = parts.strategy
+    training = Training(parts, Faults([], rank=strategy.rank, device=strategy.device))
+    step_time_s, _ = warm_up(training, strategy, request.timing, files.report)
+    steps, _ = window_plan(step_time_s, request.timing, pausing=False)
+    sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
+    pairs = []
+    for number in range(plan.pairs):
+        if number % 2:
+            bare_s = _bare_s(training, parts, steps, sampler_pid)
+        # Seconds from a common start to a window's end, its own barrier and reports included.
+        training.synchronize()
+        strategy.barrier()
+        opened = time.perf_counter()
+        files.report("pair", number, plan.pairs)
+        timed_window(training, strategy, steps, marked_every=steps_per_mark(step_time_s))
+        measured_s = time.perf_counter() - opened
+        if not number % 2:
+            # In turn first and second, so that a drift cancels.
+            bare_s = _bare_s(training, parts, steps, sampler_pid)
+        pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
+    strategy.barrier()
+    _keep_to_the_end(training, strategy)
+    outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
+    files.directory.overhead(files.rank).write(outcome)
+
+
+def bare_loop(parts: Parts, steps: int) -> None:
+    """Make so many steps in fp32 with what `Training` has, and nothing else around them."""
+    case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
+    device, memory_format = parts.strategy.device, parts.memory_format
+    for _ in range(steps):
+        inputs, targets = next(parts.batches)
+        inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
+        targets = targets.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss = case.loss(case.forward(model, inputs), targets)
+        loss.backward()
+        optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bare_s(training: Training, parts: Parts, steps: int, sampler_pid: int | None) -> float:
+    """Seconds from a common start until a bare loop has made its steps.
+
+    It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
+    before the clock of a step time, not in it.
+    """
+    training.synchronize()
+    with paused(sampler_pid):
+        parts.strategy.barrier()
+        opened = time.perf_counter()
+        parts.strategy.barrier()
+        bare_loop(parts, steps)
+        return time.perf_counter() - opened
+
+
+@contextlib.contextmanager
+def paused(pid: int | None) -> Iterator[None]:
+    """Stop a process for as long as the context lasts."""
+    if pid is None:
+        yield
+        return
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
