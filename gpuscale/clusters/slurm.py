@@ -3,14 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscale.clusters.scheduler import (
-    UNKNOWN,
-    Demand,
-    Ending,
-    JobState,
-    Scheduler,
-    answer_of,
-)
+from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler, answer_of
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
 """So many seconds before its end a job is told, to compare what it has: to end ranks on other

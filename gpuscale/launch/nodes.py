@@ -67,8 +67,7 @@ class NodesLauncher(Launcher):
         """The nodes of the job as the ranks see them; found out at the first use."""
         placement = replace(self._each_host, independent=True)
         with self._run_folder() as directory:
-            left = [directory.environment(name).path for name in placement.hosts]
-            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S, left)
+            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S)
             found = job_environment(
                 placement.hosts, directory, self._device, exit_code=code, timed_out=timed_out
             )
@@ -81,11 +80,10 @@ class NodesLauncher(Launcher):
         placement = self._placement(request)
         directory.request.write(request)
         self._ask_for_samples(directory, request, placement)
-        left = [directory.outcome(rank).path for rank in range(request.processes)]
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
-            code, timed_out = self._start(directory, "rank", placement, request.timeout_s, left)
+            code, timed_out = self._start(directory, "rank", placement, request.timeout_s)
         finally:
             self.running = None
         wall_s = time.monotonic() - started
@@ -99,8 +97,7 @@ class NodesLauncher(Launcher):
         placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
-            left = [directory.probe(rank).path for rank in range(placement.ranks)]
-            _, timed_out = self._start(directory, "probe", placement, request.timeout_s, left)
+            _, timed_out = self._start(directory, "probe", placement, request.timeout_s)
             return probes_left(directory, placement.hosts, timed_out=timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
@@ -154,16 +151,11 @@ class NodesLauncher(Launcher):
             directory.sampled.write(SampledDevices(uuids=sampled))
 
     def _start(
-        self,
-        directory: RunDirectory,
-        job: str,
-        placement: Placement,
-        timeout_s: float,
-        left: Sequence[Path],
+        self, directory: RunDirectory, job: str, placement: Placement, timeout_s: float
     ) -> tuple[int, bool]:
-        """Start tasks and wait for them, and for the files that they leave when all goes well.
+        """The exit code of the command that starts tasks, and True if time ran out.
 
-        The command's exit code, and True if time ran out.
+        Where all goes well, the files that the tasks leave can be read here.
         """
         write_atomically(directory.hosts, "\n".join(placement.hosts))
         # A new one for each run: the last one's may not be free again yet.
@@ -190,7 +182,13 @@ class NodesLauncher(Launcher):
             finally:
                 _end(process)
         if process.returncode == 0:
-            _wait_for(left, _FILES_S)
+            ranks = range(placement.ranks)
+            left = {
+                "describe": [directory.environment(host).path for host in placement.hosts],
+                "rank": [directory.outcome(rank).path for rank in ranks],
+                "probe": [directory.probe(rank).path for rank in ranks],
+            }
+            _wait_for(left[job], _FILES_S)
         return process.returncode, timed_out
 
 

@@ -167,11 +167,11 @@ class Night:
         command, environment = found
         answer = answer_of(command, {**environment, RETRY_OF: str(self._folder.absolute())})
         problem = f"{self._scheduler.title} does not take the job once more without these nodes"
-        if answer is not None:
-            try:
+        try:
+            if answer is not None:
                 return self._scheduler.number_in(answer)
-            except GpuscaleError as error:
-                problem = str(error)
+        except GpuscaleError as error:
+            problem = str(error)
         _say(f"{problem}; trying again here")
         return None
 

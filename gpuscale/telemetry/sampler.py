@@ -64,10 +64,9 @@ def line_of(record: Header | Tick) -> str:
 
 
 def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
-    """The header and the ticks of a file that may still be growing.
+    """The header and the ticks of a file that may still be growing or be missing.
 
-    A line that is cut short, as the last one is while the sampler writes it, is left out. A
-    file that does not exist or has no whole first line has no header and no ticks.
+    A line that is cut short, as the last one is while the sampler writes it, is left out.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
@@ -102,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with open_nvml() as driver_version:
                 for uuid in dict.fromkeys(options.uuid):
                     try:
-                        devices[uuid] = find_device(uuid)
-                        described[uuid] = SampledDevice(name=devices[uuid].name)
+                        device = devices[uuid] = find_device(uuid)
+                        described[uuid] = SampledDevice(name=device.name)
                     except DeviceAbsentError as error:
                         described[uuid] = SampledDevice(absent=str(error))
                 output.write(line_of(Header(driver_version=driver_version, devices=described)))
@@ -126,15 +125,13 @@ def _sample(
     started = inspection_due = time.monotonic()
     tick, is_last = 0, False
     while is_last or os.getppid() == parent:
-        # At the end the counters then cover the run, and energy its last window.
-        inspects = is_last or time.monotonic() >= inspection_due
-        if inspects:
-            inspection_due = time.monotonic() + INSPECTION_S
-        now_s = time.time()
+        now_s, begun = time.time(), time.monotonic()
         # A driver that hangs leaves no chance to look for signals or for the parent.
         signal.alarm(HANG_S)
         readings = {uuid: device.read() for uuid, device in devices.items()}
-        if inspects:
+        # At the end the counters then cover the run, and energy its last window.
+        if is_last or begun >= inspection_due:
+            inspection_due = begun + INSPECTION_S
             readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
         signal.alarm(0)
         output.write(line_of(Tick(time_s=now_s, readings=readings)))

@@ -17,24 +17,15 @@ import torch.distributed as dist
 
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.host import die_with_parent, end_at_interrupt
-from gpuscale.injections import parse_injection
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker import loop
 from gpuscale.worker.data import real_dataset, training_batches
-from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import (
-    measure,
-    own_pace_s,
-    steps_per_mark,
-    timed_window,
-    warm_up,
-    window_plan,
-)
 from gpuscale.worker.strategies import strategy_for
-from gpuscale.worker.training import Parts, Training, build_parts, load_case, parameter_digest
+from gpuscale.worker.training import Training, load_case, parameter_digest
 
 # CUDA, NCCL and gloo tell by the text of an exception only.
 _OF_THE_SYSTEM = re.compile(
@@ -132,7 +123,7 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         raise
 
 
-def _prepare(request: RunRequest) -> tuple[Parts, float]:
+def _prepare(request: RunRequest) -> tuple[Training, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
@@ -153,7 +144,7 @@ def _prepare(request: RunRequest) -> tuple[Parts, float]:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    return build_parts(case, request, strategy, batches), joined_at_s
+    return Training(case, request, strategy, batches), joined_at_s
 
 
 def _keep_to_the_end(*objects: object) -> None:
@@ -167,15 +158,12 @@ def _keep_to_the_end(*objects: object) -> None:
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    parts, joined_at_s = _prepare(request)
-    strategy = parts.strategy
-    injections = [parse_injection(text) for text in request.injections]
-    faults = Faults(injections, rank=strategy.rank, device=strategy.device)
-    training = Training(parts, faults)
-    if any(injection.factor is not None for injection in injections):
+    training, joined_at_s = _prepare(request)
+    strategy = training.strategy
+    if training.faults.any_is_slow:
         # Every rank, slowed or not: steps are made together.
-        faults.know_pace(own_pace_s(training, strategy))
-    measurement = measure(
+        training.faults.know_pace(loop.own_pace_s(training, strategy))
+    measurement = loop.measure(
         training,
         strategy,
         request.timing,
@@ -183,15 +171,15 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
         loaders=request.configuration.data_workers or 0,
     )
-    report = _report(parts, training, measurement)
+    report = _report(training, measurement)
     strategy.barrier()
     _keep_to_the_end(training, strategy)
     outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
     files.directory.outcome(strategy.rank).write(outcome)
 
 
-def _report(parts: Parts, training: Training, measurement: Measurement) -> RankReport:
-    strategy = parts.strategy
+def _report(training: Training, measurement: Measurement) -> RankReport:
+    strategy = training.strategy
     uuids = (torch.cuda.get_device_properties(device).uuid for device in strategy.devices)
     peaks_bytes = (torch.cuda.max_memory_allocated(device) for device in strategy.devices)
     return RankReport(
@@ -200,7 +188,7 @@ def _report(parts: Parts, training: Training, measurement: Measurement) -> RankR
         host=socket.gethostname(),
         devices=strategy.devices,
         device_uuids=tuple(str(uuid) for uuid in uuids),
-        parameter_digest=parameter_digest(parts.model),
+        parameter_digest=parameter_digest(training.model),
         final_loss=training.finite_loss(),
         peak_memory_bytes=max(peaks_bytes, default=None),
         peak_host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -211,26 +199,26 @@ def _report(parts: Parts, training: Training, measurement: Measurement) -> RankR
 
 def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     plan = files.directory.overhead_plan.read()
-    parts, _ = _prepare(request)
-    strategy = parts.strategy
-    training = Training(parts, Faults([], rank=strategy.rank, device=strategy.device))
-    step_time_s, _ = warm_up(training, strategy, request.timing, files.report)
-    steps, _ = window_plan(step_time_s, request.timing, pausing=False)
+    training, _ = _prepare(request)
+    strategy = training.strategy
+    step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
+    marked_every = loop.steps_per_mark(step_time_s)
+    steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []
     for number in range(plan.pairs):
         if number % 2:
-            bare_s = _bare_s(training, parts, steps, sampler_pid)
+            bare_s = _bare_s(training, steps, sampler_pid)
         # Seconds from a common start to a window's end, its own barrier and reports included.
         training.synchronize()
         strategy.barrier()
         opened = time.perf_counter()
         files.report("pair", number, plan.pairs)
-        timed_window(training, strategy, steps, marked_every=steps_per_mark(step_time_s))
+        loop.timed_window(training, strategy, steps, marked_every=marked_every)
         measured_s = time.perf_counter() - opened
         if not number % 2:
             # In turn first and second, so that a drift cancels.
-            bare_s = _bare_s(training, parts, steps, sampler_pid)
+            bare_s = _bare_s(training, steps, sampler_pid)
         pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
     strategy.barrier()
     _keep_to_the_end(training, strategy)
@@ -238,12 +226,12 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     files.directory.overhead(files.rank).write(outcome)
 
 
-def bare_loop(parts: Parts, steps: int) -> None:
-    """Make so many steps in fp32 with what `Training` has, and nothing else around them."""
-    case, model, optimizer = parts.case, parts.forward_model, parts.optimizer
-    device, memory_format = parts.strategy.device, parts.memory_format
+def bare_loop(training: Training, steps: int) -> None:
+    """Make so many steps in fp32 with what a training has, and nothing else around them."""
+    case, model, optimizer = training.case, training.forward_model, training.optimizer
+    device, memory_format = training.strategy.device, training.memory_format
     for _ in range(steps):
-        inputs, targets = next(parts.batches)
+        inputs, targets = next(training.batches)
         inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
         targets = targets.to(device, non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
@@ -254,7 +242,7 @@ def bare_loop(parts: Parts, steps: int) -> None:
         torch.cuda.synchronize(device)
 
 
-def _bare_s(training: Training, parts: Parts, steps: int, sampler_pid: int | None) -> float:
+def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
     """Seconds from a common start until a bare loop has made its steps.
 
     It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
@@ -262,10 +250,10 @@ def _bare_s(training: Training, parts: Parts, steps: int, sampler_pid: int | Non
     """
     training.synchronize()
     with paused(sampler_pid):
-        parts.strategy.barrier()
+        training.strategy.barrier()
         opened = time.perf_counter()
-        parts.strategy.barrier()
-        bare_loop(parts, steps)
+        training.strategy.barrier()
+        bare_loop(training, steps)
         return time.perf_counter() - opened
 
 

@@ -18,6 +18,8 @@ class Faults:
 
     def __init__(self, injections: Sequence[Injection], *, rank: int, device: torch.device) -> None:
         mine = [injection for injection in injections if injection.rank in (None, rank)]
+        self.any_is_slow = any(injection.factor is not None for injection in injections)
+        """True where some rank is to be slow, this one or another."""
         self._data_s = sum(i.seconds or 0.0 for i in mine if i.kind == "data")
         self._slower_by = sum(i.factor - 1 for i in mine if i.factor is not None)
         self._hang_at = {i.step for i in mine if i.kind == "hang"}

@@ -30,15 +30,12 @@ class Strategy(Peers, Protocol):
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model, on its device, made parallel."""
-        ...
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does all but synchronise gradients."""
-        ...
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Give every rank the parameters, buffers and optimiser state of rank 0."""
-        ...
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
