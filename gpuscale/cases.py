@@ -99,12 +99,11 @@ class TrainingCase:
     def named_size(self, name: str | None) -> Size:
         """The size of that name; a CaseError where the case has none, or does not tell its own."""
         if self.sizes:
-            if name not in self.sizes:
+            if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
                 raise CaseError(f"{self.name()} has no size '{name}'; it has {known}")
             return self.sizes[name]
         if not self.sample_shape or self.batch < 1:
-            raise CaseError(
-                f"{self.name()}: set sample_shape and batch (at least 1) on {type(self).__name__}"
-            )
+            remedy = f"set sample_shape and batch (at least 1) on {type(self).__name__}"
+            raise CaseError(f"{self.name()}: {remedy}")
         return Size(batch=self.batch, sample_shape=self.sample_shape)

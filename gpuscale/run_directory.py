@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpuscale.errors import DecodeError
+from gpuscale.host import finding_gpuscale
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.as_json import from_json, to_json
 from gpuscale.records.request import NodeProbeRequest, RankExit, RankFailure, RankOutcome
@@ -138,12 +139,6 @@ def write_atomically(path: Path, text: str) -> None:
 def stderr_path(samples: Path) -> Path:
     """Where the sampler of a samples file leaves its error messages."""
     return samples.with_name(f"{samples.name}.stderr")
-
-
-def finding_gpuscale() -> dict[str, str]:
-    """The variables of a Python that is to import gpuscale even where it is not installed."""
-    folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[1]))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 class Sampler:

@@ -83,9 +83,8 @@ def left_by_ranks(
     try:
         return [file_of(rank).read() for rank in range(request.processes)]
     except (OSError, DecodeError) as error:
-        return Failure(
-            kind="launch", message=f"a rank ended without leaving its measurement ({error})"
-        )
+        message = f"a rank ended without leaving its measurement ({error})"
+        return Failure(kind="launch", message=message)
 
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
@@ -151,9 +150,8 @@ def job_environment(
             f"(exit code {exit_code}: {tail})",
             hosts=missing,
         )
-    raise MachineError(
-        f"no node could be looked at (exit code {exit_code}: {tail or 'no message'})"
-    )
+    said = tail or "no message"
+    raise MachineError(f"no node could be looked at (exit code {exit_code}: {said})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:

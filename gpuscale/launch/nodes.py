@@ -21,13 +21,7 @@ from gpuscale.launch.failures import failure_of
 from gpuscale.launch.placement import Placement, place, without_excluded
 from gpuscale.records import Environment, NodeProbe, Run, RunRequest, SampledDevices
 from gpuscale.records.request import NodeProbeRequest
-from gpuscale.run_directory import (
-    NodeSamples,
-    RunDirectory,
-    finding_gpuscale,
-    scratch_folder,
-    write_atomically,
-)
+from gpuscale.run_directory import NodeSamples, RunDirectory, scratch_folder, write_atomically
 
 _RENDEZVOUS_PORTS = range(12_000, 32_000)
 """Where the first rank may wait for the others: below what systems hand out by themselves."""
@@ -54,7 +48,7 @@ class NodesLauncher(Launcher):
         self._device = device
         self._folder = folder
         self._kept = contextlib.ExitStack()
-        self._samples: tuple[NodeSamples, ...] = ()
+        self._samples: list[NodeSamples] = []
 
     @cached_property
     def _each_host(self) -> Placement:
@@ -137,17 +131,14 @@ class NodesLauncher(Launcher):
         """Leave the UUIDs of the run's GPUs, by host, for the tasks that sample them."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
-        sampled = {}
+        self._samples = []
         for position, name in enumerate(placement.hosts):
-            node = nodes[name]
+            node, path = nodes[name], directory.samples(nodes[name].host)
             used = request.devices[: placement.ranks_on(position) * devices_per_rank]
             if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
-                sampled[node.host] = uuids
-        self._samples = tuple(
-            NodeSamples(host=host, path=directory.samples(host), uuids=uuids)
-            for host, uuids in sampled.items()
-        )
-        if sampled:
+                self._samples.append(NodeSamples(host=node.host, path=path, uuids=uuids))
+        if self._samples:
+            sampled = {left.host: left.uuids for left in self._samples}
             directory.sampled.write(SampledDevices(uuids=sampled))
 
     def _start(
@@ -163,7 +154,7 @@ class NodesLauncher(Launcher):
         program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
         keeper = [sys.executable, "-I", "-S", gpuscale.host.__file__, str(os.getpid())]
-        given = finding_gpuscale()
+        given = gpuscale.host.finding_gpuscale()
         with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],

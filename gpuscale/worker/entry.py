@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,17 +52,8 @@ class RankFiles:
         self.directory = directory
         self.rank = rank
         self._progress: int | None = None
-
-    def announce(self, timeout_s: float) -> None:
-        """Leave the process id, and have the interpreter write all stacks after `timeout_s`.
-
-        The stacks are written by a thread without the interpreter's lock, so also from a rank
-        that is stuck in a collective; ending the rank is the launcher's, after all have spoken.
-        """
-        write_atomically(self.directory.pid(self.rank), str(os.getpid()))
-        # The file must stay open for as long as the process lives.
-        self._stacks = self.directory.stacks(self.rank).open("w")
-        faulthandler.dump_traceback_later(timeout_s, exit=False, file=self._stacks)
+        # It must stay open for as long as the process lives.
+        self.stacks = directory.stacks(rank).open("w")
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Tell how far the run is; rank 0 speaks for all."""
@@ -91,16 +83,6 @@ class RankFiles:
         self.directory.failure(self.rank).write(report)
 
 
-def main(directory: str) -> None:
-    """Make the run that the directory's request asks for, as the rank that the environment says."""
-    _be_rank(directory, _run)
-
-
-def compare_with_bare_loop(directory: str) -> None:
-    """Be a rank of the trial that the directory's request and overhead plan ask for."""
-    _be_rank(directory, _measure_overhead)
-
-
 def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
     """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
     die_with_parent()
@@ -108,7 +90,10 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
-    files.announce(request.timeout_s)
+    write_atomically(run_directory.pid(files.rank), str(os.getpid()))
+    # By a thread without the interpreter's lock, so also from a rank that is stuck in a
+    # collective; ending the rank is the launcher's, after all have left their stacks.
+    faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=files.stacks)
     try:
         work(request, files)
         faulthandler.cancel_dump_traceback_later()
@@ -268,3 +253,9 @@ def paused(pid: int | None) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+main = partial(_be_rank, work=_run)
+"""Makes the run that a directory's request asks for, as the rank that the environment says."""
+compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
+"""Does so with the trial that the directory's overhead plan asks for."""

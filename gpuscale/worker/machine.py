@@ -40,16 +40,12 @@ def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
     end_at_interrupt()
-    RecordFile(Path(path), Environment).write(_describe(device))
-
-
-def _describe(device: str) -> Environment:
     gpus = () if device == "cpu" else _gpus(device)
     on_gpu = device == "cuda" or bool(gpus)
     cudnn = torch.backends.cudnn.version() if on_gpu else None
     set_here = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
-    return Environment(
+    found = Environment(
         device="cuda" if on_gpu else "cpu",
         host=socket.gethostname(),
         cpu_model=cpu_model(),
@@ -66,6 +62,7 @@ def _describe(device: str) -> Environment:
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
+    RecordFile(Path(path), Environment).write(found)
 
 
 def _gpus(device: str) -> tuple[GpuDevice, ...]:

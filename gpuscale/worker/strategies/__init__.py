@@ -2,7 +2,7 @@
 
 import pkgutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -33,9 +33,11 @@ class Strategy(Peers, Protocol):
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does all but synchronise gradients."""
+        return nullcontext()
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Give every rank the parameters, buffers and optimiser state of rank 0."""
+        return
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
