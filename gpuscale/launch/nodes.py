@@ -171,7 +171,12 @@ class NodesLauncher(Launcher):
                     stacks = [directory.stacks(rank) for rank in range(placement.ranks)]
                     _wait_for(stacks, _STACKS_S)
             finally:
-                _end(process)
+                if process.poll() is None:
+                    # Both srun and mpirun then kill what they started.
+                    process.terminate()
+                    if not _ended_within(process, _END_S):
+                        process.kill()
+                        process.wait()
         if process.returncode == 0:
             ranks = range(placement.ranks)
             left = {
@@ -232,16 +237,6 @@ def _ended_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and with it its tasks, if they have not ended."""
-    if process.poll() is None:
-        # Both srun and mpirun then kill what they started.
-        process.terminate()
-        if not _ended_within(process, _END_S):
-            process.kill()
-            process.wait()
 
 
 def _failed(directory: RunDirectory, ranks: int) -> dict[int, int]:

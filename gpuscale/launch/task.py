@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuscale.launch import do_in_rank, process_starter
@@ -42,26 +42,24 @@ def main(launcher: str, job: str, folder: str, detail: str) -> int:
         parent = os.getppid()
         code = _watch(_forked(lambda: do_in_rank("describe", path, detail)), parent, directory)
     else:
-        found = starter.rank_variables(os.environ, directory)
-        variables = {**gloo_variables(os.environ, directory.host_names()), **found}
-        code = _be_rank(directory, variables, lambda: do_in_rank(job, folder))
+        os.environ.update(
+            gloo_variables(os.environ, directory.host_names())
+            | starter.rank_variables(os.environ, directory)
+        )
+        code = _be_rank(directory, lambda: do_in_rank(job, folder))
     return code if code >= 0 else 128 - code
 
 
-def _be_rank(
-    directory: RunDirectory, variables: Mapping[str, str], work: Callable[[], None]
-) -> int:
-    rank = int(variables["RANK"])
-    host = socket.gethostname()
+def _be_rank(directory: RunDirectory, work: Callable[[], None]) -> int:
+    rank, host = int(os.environ["RANK"]), socket.gethostname()
     write_atomically(directory.host(rank), host)
     # Everything that is printed from here on goes to the rank's file.
     with directory.output(rank).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    os.environ.update(variables)
     parent = os.getppid()
     child = _forked(work)
-    sampled = directory.sampled.read_if_left() if variables["LOCAL_RANK"] == "0" else None
+    sampled = directory.sampled.read_if_left() if os.environ["LOCAL_RANK"] == "0" else None
     sampler = None
     if sampled is not None and host in sampled.uuids:
         sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))

@@ -176,10 +176,10 @@ class Night:
         return None
 
     def _hand_over(self, attempt: Attempt, job: str, compare_exit: int | None) -> NightExit:
-        code = NightExit.REGRESSED if self._first_regressed else NightExit.INFRASTRUCTURE
+        code = NightExit.INFRASTRUCTURE
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
         if self._first_regressed:
-            meaning = f"regressed, and {meaning}"
+            code, meaning = NightExit.REGRESSED, f"regressed, and {meaning}"
         self._record(attempt, code, meaning, compare_exit, retried_as=job)
         _say(f"{meaning}; kept in {self._folder / FIRST_ATTEMPT}")
         return code

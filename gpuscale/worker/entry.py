@@ -49,8 +49,7 @@ class RankFiles:
     """One rank's corner of the run's directory."""
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
-        self.directory = directory
-        self.rank = rank
+        self.directory, self.rank = directory, rank
         self._progress: int | None = None
         # It must stay open for as long as the process lives.
         self.stacks = directory.stacks(rank).open("w")

@@ -43,6 +43,7 @@ def describe_to(path: str, device: str) -> None:
     gpus = () if device == "cpu" else _gpus(device)
     on_gpu = device == "cuda" or bool(gpus)
     cudnn = torch.backends.cudnn.version() if on_gpu else None
+    has_nccl = on_gpu and dist.is_nccl_available()
     set_here = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
     found = Environment(
@@ -56,7 +57,7 @@ def describe_to(path: str, device: str) -> None:
         torchvision_version=_torchvision_version(),
         cuda_version=torch.version.cuda,
         cudnn_version=None if cudnn is None else str(cudnn),
-        nccl_version=_nccl_version(on_gpu),
+        nccl_version=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
         kernel=platform.release(),
         variables={name: value for name, value in set_here if name.startswith(VARIABLE_FAMILIES)},
         scheduler=None if scheduler is None else scheduler.name,
@@ -169,12 +170,6 @@ def _torchvision_version() -> str | None:
         # torchvision raises RuntimeError beside a torch that it was not built for.
         return None
     return str(torchvision.__version__)
-
-
-def _nccl_version(on_gpu: bool) -> str | None:
-    if not on_gpu or not torch.distributed.is_nccl_available():
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def probe(directory: str) -> None:

@@ -115,7 +115,10 @@ class Training:
         faults.at_step()
         faults.in_data()
         inputs, targets = next(self.batches)
-        self._step_scheduler_after_epochs()
+        if self.batches.epoch != self._epoch:
+            self._epoch = self.batches.epoch
+            if self._scheduler is not None:
+                self._scheduler.step()
         clock.mark(Phase.DATA)
         inputs = inputs.to(self._device, non_blocking=True, memory_format=self.memory_format)
         targets = targets.to(self._device, non_blocking=True)
@@ -135,12 +138,6 @@ class Training:
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
-
-    def _step_scheduler_after_epochs(self) -> None:
-        if self.batches.epoch != self._epoch:
-            self._epoch = self.batches.epoch
-            if self._scheduler is not None:
-                self._scheduler.step()
 
     def begin_window(self, *, marked_every: int) -> None:
         """Start to take the phases of a window, in one step of so many."""

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from gpuscale.errors import CaseError
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.loop import Peers
@@ -56,8 +55,6 @@ def all_finite(model: torch.nn.Module) -> bool:
 
 def strategy_for(request: RunRequest) -> Strategy:
     """The strategy that the request names, joined to its process group."""
-    name = request.configuration.strategy
-    if name not in STRATEGIES:
-        raise CaseError(f"no strategy '{name}'; there are {', '.join(sorted(STRATEGIES))}")
-    strategy: Strategy = pkgutil.resolve_name(STRATEGIES[name].implementation)(request)
+    demands = STRATEGIES[request.configuration.strategy]
+    strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
     return strategy

@@ -28,11 +28,15 @@ class DistributedDataParallelStrategy:
         self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
         # Barriers go through gloo on the CPU also beside NCCL: a barrier by kernel would
         # wait in the very stream that is being timed.
-        backend = f"cpu:gloo,cuda:{_gpu_backend(request)}" if self.devices else "gloo"
+        backend = "gloo"
+        if self.devices:
+            # NCCL refuses ranks that share a GPU, unless (from 2.30) it was told to bear that.
+            may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+            shares = request.configuration.ranks_per_gpu and not may_share
+            backend = f"cpu:gloo,cuda:{'gloo' if shares else 'nccl'}"
         # Longer than the run may take: a hang is then told by the stacks of all ranks, and not
         # by the complaint of one that waited.
-        patience = timedelta(seconds=request.timeout_s + 60)
-        dist.init_process_group(backend, timeout=patience)
+        dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model on this rank's device inside DDP."""
@@ -81,12 +85,6 @@ class DistributedDataParallelStrategy:
             )
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
-
-
-def _gpu_backend(request: RunRequest) -> str:
-    """NCCL; gloo where ranks share a GPU, unless NCCL (from 2.30) was told to bear that."""
-    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return "gloo" if request.configuration.ranks_per_gpu and not may_share else "nccl"
 
 
 def _tensors_in(value: object) -> Iterator[torch.Tensor]:
