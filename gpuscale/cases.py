@@ -73,11 +73,7 @@ class TrainingCase:
         return model(inputs)
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
-        """Samples that each GPU trains on in a step.
-
-        Raises:
-            CaseError: a strong-scaling batch cannot be divided among the GPUs.
-        """
+        """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
         if self.scaling == "weak":
             return size.batch
         if size.batch % gpus:
@@ -101,19 +97,13 @@ class TrainingCase:
         )
 
     def named_size(self, name: str | None) -> Size:
-        """The size of that name.
-
-        Raises:
-            CaseError: the case has no such size, or does not say how large it is.
-        """
+        """The size of that name; a CaseError where the case has none, or does not tell its own."""
         if self.sizes:
-            try:
-                return self.sizes[name or ""]
-            except KeyError:
+            if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
-                raise CaseError(f"{self.name()} has no size '{name}'; it has {known}") from None
+                raise CaseError(f"{self.name()} has no size '{name}'; it has {known}")
+            return self.sizes[name]
         if not self.sample_shape or self.batch < 1:
-            raise CaseError(
-                f"{self.name()}: set sample_shape and batch (at least 1) on {type(self).__name__}"
-            )
+            remedy = f"set sample_shape and batch (at least 1) on {type(self).__name__}"
+            raise CaseError(f"{self.name()}: {remedy}")
         return Size(batch=self.batch, sample_shape=self.sample_shape)

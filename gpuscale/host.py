@@ -63,6 +63,12 @@ def end_at_interrupt() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def finding_gpuscale() -> dict[str, str]:
+    """The variables of a Python that is to import gpuscale even where it is not installed."""
+    folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[1]))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
 if __name__ == "__main__":
     _signal_at_parent_death(signal.SIGTERM)
     if os.getppid() == int(sys.argv[1]):

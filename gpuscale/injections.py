@@ -1,6 +1,5 @@
 """Faults that are made on purpose, to see whether gpuscale finds them: the texts of `--inject`."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,11 +41,7 @@ class Injection:
 
 
 def parse_injection(text: str) -> Injection:
-    """The fault that a text stands for, such as `data=5ms` or `slow-rank=1:1.2`.
-
-    Raises:
-        UsageError: the text means nothing; the message names what would.
-    """
+    """The fault that a text such as `slow-rank=1:1.2` stands for; a UsageError where it is none."""
     kind, equals, value = text.strip().partition("=")
     if not equals or kind not in _KINDS:
         examples = ", ".join(example for example, *_ in _KINDS.values())
@@ -63,35 +58,28 @@ def parse_injection(text: str) -> Injection:
 
 
 def parse_injections(texts: Iterable[str]) -> tuple[Injection, ...]:
-    """The faults of several texts, which may hit one rank in each way only once.
-
-    Raises:
-        UsageError: a text means nothing, or says the same thing as another one.
-    """
-    found: dict[tuple[str, int | None], str] = {}
-    injections: list[Injection] = []
+    """The faults of several texts; a UsageError where two hit one rank in the same way."""
+    found: dict[tuple[str, int | None], tuple[str, Injection]] = {}
     for text in texts:
         injection = parse_injection(text)
-        first = found.setdefault((injection.kind, injection.rank), text)
-        if len(found) == len(injections):
+        place = injection.kind, injection.rank
+        if place in found:
+            first, _ = found[place]
             raise UsageError(f"--inject: {first} and {text} are of one kind; give only one of them")
-        injections.append(injection)
-    return tuple(injections)
+        found[place] = text, injection
+    return tuple(injection for _, injection in found.values())
 
 
 def _number(field: str, value: str, text: str) -> float:
     """The value of a field of the fault that the text stands for, within its bounds."""
-    number: float
     if field == "seconds":
         written = _DURATION.fullmatch(value)
-        number = float(written[1]) * _UNITS[written[2]] if written else math.nan
+        number = float(written[1]) * _UNITS[written[2]] if written else 0.0
         is_valid = 0 < number <= _MOST_SECONDS
-        demand = (
-            f" needs a time above 0 and up to {_MOST_SECONDS:g} s, "
-            "with its unit (us, ms or s); for example data=5ms"
-        )
+        demand = f" needs a time above 0 and up to {_MOST_SECONDS:g} s, with its unit (us, ms or s)"
+        demand += "; for example data=5ms"
     elif field == "factor":
-        number = float(value) if _FACTOR.fullmatch(value) else math.nan
+        number = float(value) if _FACTOR.fullmatch(value) else 0.0
         is_valid = 1 < number <= _MOST_FACTOR
         demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% slower"
     else:

@@ -5,15 +5,18 @@ import fcntl
 import os
 import shutil
 import socket
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Generic, TypeVar
 
 import msgspec
 
 from gpuscale.errors import DecodeError
+from gpuscale.host import finding_gpuscale
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.as_json import from_json, to_json
 from gpuscale.records.request import NodeProbeRequest, RankExit, RankFailure, RankOutcome
@@ -22,6 +25,7 @@ from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
 R = TypeVar("R", bound=msgspec.Struct)
 
 _OWNER = "owner"
+_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,29 @@ def write_atomically(path: Path, text: str) -> None:
 def stderr_path(samples: Path) -> Path:
     """Where the sampler of a samples file leaves its error messages."""
     return samples.with_name(f"{samples.name}.stderr")
+
+
+class Sampler:
+    """A process that samples at least one device into a file, until it is stopped or we end."""
+
+    def __init__(self, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> None:
+        command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
+        command += ["--output", str(output), "--interval-s", str(interval_s)]
+        command += ["--parent-pid", str(os.getpid())]
+        command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+        with stderr_path(output).open("wb") as errors:
+            self._process = Popen(
+                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=finding_gpuscale()
+            )
+        self.pid = self._process.pid
+
+    def stop(self) -> None:
+        """Have the last sample written and wait for the end, a few seconds at most."""
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(TimeoutExpired):
+                self._process.wait(_PATIENCE_S)
+                return
 
 
 @contextlib.contextmanager

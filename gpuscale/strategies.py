@@ -4,7 +4,7 @@ A new strategy is such a file and its entry in `STRATEGIES`. Records may name ot
 tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -18,8 +18,8 @@ class Demands:
     """What T(1) is, which S(n) and E(n) are taken over."""
     implementation: str
     """The module and the class that a rank uses."""
-    processes: Callable[[int], int]
-    """How many ranks so many GPUs take; each drives as many of them as any other."""
+    one_process: bool = False
+    """True where a single rank drives all GPUs, and not a rank each."""
     ranks_agree: bool
     """All ranks have the same parameters after training, bit for bit, or the run is invalid."""
     inside_computing: str | None = None
@@ -29,15 +29,9 @@ class Demands:
     not_compiled: str | None = None
     """Why it cannot be measured with --compile; None where it can."""
 
-
-def one_process(gpus: int) -> int:
-    """A single rank, which drives all GPUs."""
-    return 1
-
-
-def process_per_gpu(gpus: int) -> int:
-    """As many ranks as GPUs."""
-    return gpus
+    def processes(self, gpus: int) -> int:
+        """How many ranks so many GPUs take."""
+        return 1 if self.one_process else gpus
 
 
 STRATEGIES: Mapping[str, Demands] = {
@@ -45,7 +39,7 @@ STRATEGIES: Mapping[str, Demands] = {
         words="DataParallel: one process scatters each batch over its GPUs and gathers the outputs",
         single="the same with one GPU",
         implementation="gpuscale.worker.strategies.dp:DataParallelStrategy",
-        processes=one_process,
+        one_process=True,
         ranks_agree=True,
         inside_computing="scatter, replicate and gather",
         not_on_cpu="DataParallel has no CPU counterpart",
@@ -57,11 +51,10 @@ STRATEGIES: Mapping[str, Demands] = {
         words="DistributedDataParallel: a process per GPU; gradients are averaged in the backward",
         single="the same wrapper in a group of one",
         implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
-        processes=process_per_gpu,
         ranks_agree=True,
     ),
 }
-OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.processes(2) == 1)
+OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
 
 
 def ranks_of(strategy: str, gpus: int) -> int | None:

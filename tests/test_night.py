@@ -14,6 +14,7 @@ from gpuscale.clusters.scheduler import Ending, JobState
 from gpuscale.errors import FileError, MachineError, UsageError
 from gpuscale.launch.collect import joined
 from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded
+from gpuscale.night import FIRST_ATTEMPT, has_regressed, new_night, next_job, nights_folder
 from gpuscale.night.attempt import (
     FAULT_FILE,
     Attempt,
@@ -27,13 +28,6 @@ from gpuscale.night.attempt import (
     read_machine_faults,
     suspects,
     tell_night,
-)
-from gpuscale.night.night import (
-    FIRST_ATTEMPT,
-    has_regressed,
-    new_night,
-    next_job,
-    nights_folder,
 )
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind

@@ -23,10 +23,9 @@ from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.selftest import OverheadRun, judge_overhead
 from gpuscale.worker.data import training_batches
-from gpuscale.worker.faults import Faults
-from gpuscale.worker.overhead import bare_loop, paused
+from gpuscale.worker.entry import bare_loop, paused
 from gpuscale.worker.strategies.dp import DataParallelStrategy
-from gpuscale.worker.training import Parts, Training, build_parts, parameter_digest
+from gpuscale.worker.training import Training, parameter_digest
 
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
 
@@ -92,26 +91,24 @@ def test_a_failed_run_does_not_count_and_only_failed_ones_are_an_error() -> None
 
 
 def test_the_bare_loop_trains_bit_for_bit_as_gpuscale_does() -> None:
-    def digest_after(train: Callable[[Training, Parts], None]) -> str:
+    def digest_after(train: Callable[[Training], None]) -> str:
         torch.manual_seed(42)
         request = request_for_cpu()
-        strategy = DataParallelStrategy(request)
         case = MnistCnn()
         batches = training_batches(
             case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
         )
-        parts = build_parts(case, request, strategy, batches)
-        training = Training(parts, Faults([], rank=0, device=torch.device("cpu")))
-        train(training, parts)
-        return parameter_digest(parts.model)
+        training = Training(case, request, DataParallelStrategy(request), batches)
+        train(training)
+        return parameter_digest(training.model)
 
-    def four_steps(training: Training, _: Parts) -> None:
-        for _step in range(4):
+    def four_steps(training: Training) -> None:
+        for _ in range(4):
             training.step()
 
     measured = digest_after(four_steps)
-    bare = digest_after(lambda _, parts: bare_loop(parts, 4))
-    fewer = digest_after(lambda _, parts: bare_loop(parts, 3))
+    bare = digest_after(lambda training: bare_loop(training, 4))
+    fewer = digest_after(lambda training: bare_loop(training, 3))
     assert measured == bare
     assert measured != fewer
 

@@ -32,8 +32,9 @@ from nvml.library import (
 )
 
 from gpuscale.records import GpuDevice, Window
+from gpuscale.run_directory import Sampler
 from gpuscale.telemetry.fields import NUMBERS
-from gpuscale.telemetry.sampler import Sampler, next_tick
+from gpuscale.telemetry.sampler import next_tick
 from gpuscale.telemetry.summary import TelemetryReport, sampling_beside, summarize
 
 MIB = 1024 * 1024
@@ -99,7 +100,7 @@ def sample(tmp_path: Path) -> Sample:
     def sampled(*uuids: str, ticks: int = 5) -> TelemetryReport:
         output = tmp_path / "samples.jsonl"
         began = time.time()
-        sampler = Sampler.start(uuids=uuids, output=output, interval_s=0.01)
+        sampler = Sampler(uuids=uuids, output=output, interval_s=0.01)
         try:
             wait_until(
                 lambda: lines_of(output) > ticks or not is_running(sampler.pid),
@@ -278,7 +279,7 @@ def test_a_driver_without_the_newer_calls_is_asked_by_the_older(
 def test_energy_is_the_counters_difference_and_so_is_each_windows(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     uuids = [GPU_A, GPU_WITHOUT_POWER]
-    sampler = Sampler.start(uuids=uuids, output=output, interval_s=0.02)
+    sampler = Sampler(uuids=uuids, output=output, interval_s=0.02)
     try:
         wait_until(lambda: lines_of(output) > 1, "the first sample was there")
         began = time.time()
@@ -417,7 +418,7 @@ def test_every_line_can_be_read_while_the_sampler_still_writes_and_stop_may_be_c
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler.start(uuids=[GPU_A], output=output, interval_s=0.01)
+    sampler = Sampler(uuids=[GPU_A], output=output, interval_s=0.01)
     try:
         wait_until(lambda: lines_of(output) > 3, "there were some samples")
         header, *ticks = output.read_text().splitlines()[:4]
@@ -437,7 +438,7 @@ def test_stop_ends_a_process_that_hangs_in_the_driver(
 ) -> None:
     monkeypatch.setenv("FAKE_NVML_HANG", "1")
     output = tmp_path / "samples.jsonl"
-    sampler = Sampler.start(uuids=[GPU_A], output=output)
+    sampler = Sampler(uuids=[GPU_A], output=output)
     wait_until(lambda: lines_of(output) == 1, "the header was there")
     sampler.stop()
     assert not is_running(sampler.pid)
@@ -447,8 +448,8 @@ def test_stop_ends_a_process_that_hangs_in_the_driver(
 def test_a_killed_parent_leaves_no_sampler_behind(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     program = (
-        "import pathlib, sys, time; from gpuscale.telemetry.sampler import Sampler\n"
-        f"sampler = Sampler.start(uuids=[{GPU_A!r}], output=pathlib.Path(sys.argv[1]))\n"
+        "import pathlib, sys, time; from gpuscale.run_directory import Sampler\n"
+        f"sampler = Sampler(uuids=[{GPU_A!r}], output=pathlib.Path(sys.argv[1]))\n"
         "print(sampler.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen(

@@ -6,7 +6,7 @@ from io import StringIO
 
 from gpuscale import cli
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.night.night import Night, print_on
+from gpuscale.night import Night, print_on
 
 _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 

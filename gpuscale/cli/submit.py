@@ -29,8 +29,8 @@ from gpuscale.clusters.profile import (
 )
 from gpuscale.clusters.scheduler import TIME_LIMIT, UNKNOWN, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
+from gpuscale.night import next_job, nights_folder
 from gpuscale.night.attempt import exit_of_both, job_exit
-from gpuscale.night.night import next_job, nights_folder
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import write_report
 from gpuscale.units import format_seconds

@@ -8,9 +8,7 @@ from gpuscale.clusters.scheduler import Scheduler
 from gpuscale.clusters.sge import Sge
 from gpuscale.clusters.slurm import Slurm
 
-SCHEDULERS: Mapping[str, Scheduler] = {
-    scheduler.name: scheduler for scheduler in (Slurm(), Sge(), Lsf(), Pbs())
-}
+SCHEDULERS: Mapping[str, Scheduler] = {its.name: its for its in (Slurm(), Sge(), Lsf(), Pbs())}
 """By the names that profiles have for them."""
 
 

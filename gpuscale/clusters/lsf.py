@@ -46,12 +46,10 @@ class Lsf(Scheduler):
     questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """See `Scheduler`."""
         tasks = demand.nodes * demand.tasks_per_node
         return {"tasks": tasks, "minutes": math.ceil(demand.limit_s / 60)}
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """See `Scheduler`."""
         told = re.match(r"\s*([A-Z]+):(\S*)", answers[0])
         if told is None:
             return UNKNOWN

@@ -51,7 +51,6 @@ class Pbs(Scheduler):
     questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """See `Scheduler`."""
         # Where nobody knows the cores, one for each GPU: PBS would give one in all.
         cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
         return {
@@ -60,7 +59,6 @@ class Pbs(Scheduler):
         }
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """See `Scheduler`."""
         told = re.search(r"^\s*job_state = (\w)", answers[-1], re.MULTILINE)
         status = re.search(r"^\s*Exit_status = (-?\d+)", answers[-1], re.MULTILINE)
         if told is None:

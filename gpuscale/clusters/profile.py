@@ -206,7 +206,9 @@ def read_profile(path: Path) -> ClusterProfile:
         # Bounded: somebody may name a results file, or a device.
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        text = content.decode("utf-8") if len(content) <= _MOST_BYTES else None
+        if len(content) > _MOST_BYTES:
+            raise FileError(named, f"has more than {_MOST_BYTES} bytes; is it a cluster profile?")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         problem = "is not UTF-8 text; save it as UTF-8"
         raise FileError(named, problem, place=f"byte {error.start + 1}") from None
@@ -214,8 +216,6 @@ def read_profile(path: Path) -> ClusterProfile:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = f"cannot be read ({reason}); name a TOML file, or a profile that is shipped"
         raise FileError(named, problem) from None
-    if text is None:
-        raise FileError(named, f"has more than {_MOST_BYTES} bytes; is it a cluster profile?")
     return parse_profile(text, name=path.stem, shown_as=named)
 
 

@@ -114,10 +114,8 @@ class Scheduler(ABC):
 
     def options_of(self, demand: Demand) -> Iterator[str]:
         """The options of a job, in order, without what its profile adds."""
-        own, default = demand.gpu_option, self.default_gpu_option
-        gpus = ((default if own is None else own) or "").replace(
-            "{gpus}", str(demand.gpus_per_node)
-        )
+        asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
+        gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
         known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
         for option in self.options:
             named = (name for _, name, _, _ in Formatter().parse(option) if name)

@@ -43,11 +43,10 @@ class Sge(Scheduler):
     questions = (("qstat", "-j"), ("qacct", "-j"))
 
     def is_here(self, environment: Mapping[str, str]) -> bool:
-        """See `Scheduler`; JOB_ID alone is too common a name to mean SGE."""
+        # JOB_ID alone is too common a name to mean SGE.
         return self.job_variable in environment and "SGE_TASK_ID" in environment
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """See `Scheduler`."""
         if answers[0]:
             # qstat -j shows usage lines only of jobs that run.
             runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None

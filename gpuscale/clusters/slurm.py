@@ -3,14 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscale.clusters.scheduler import (
-    UNKNOWN,
-    Demand,
-    Ending,
-    JobState,
-    Scheduler,
-    answer_of,
-)
+from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler, answer_of
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
 """So many seconds before its end a job is told, to compare what it has: to end ranks on other
@@ -70,7 +63,6 @@ class Slurm(Scheduler):
     )
 
     def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
-        """See `Scheduler`."""
         warning_s = min(_WARNING_S, demand.limit_s // 10)
         return {
             # The night goes on with the other nodes and tries once more.
@@ -79,7 +71,6 @@ class Slurm(Scheduler):
         }
 
     def preparation(self, demand: Demand) -> Iterator[str]:
-        """See `Scheduler`."""
         if demand.cores_per_task is not None:
             yield "# srun has not taken over --cpus-per-task from sbatch since Slurm 22.05."
             yield 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
@@ -87,7 +78,6 @@ class Slurm(Scheduler):
         yield 'export GPUSCALE_JOB_SCRIPT="$0"'
 
     def read_state(self, answers: Sequence[str]) -> JobState:
-        """See `Scheduler`."""
         told = re.search(r"\bJobState=(\w+)(?:.*?\bExitCode=(\d+):(\d+))?", answers[0])
         if told is None and len(answers) > 1:
             told = re.match(r"\s*(\w+)[^|]*\|(\d+):(\d+)", answers[1])
@@ -104,7 +94,6 @@ class Slurm(Scheduler):
     def submit_again(
         self, environment: Mapping[str, str], *, avoid: Sequence[str]
     ) -> tuple[list[str], dict[str, str]] | None:
-        """See `Scheduler`."""
         script = environment.get("GPUSCALE_JOB_SCRIPT")
         if not script or not avoid:
             return None
@@ -129,14 +118,12 @@ class Slurm(Scheduler):
         return [*command, script], fresh
 
     def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
-        """See `Scheduler`."""
         nodes = environment.get("SLURM_JOB_NODELIST")
         if nodes is None:
             return None
         return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """See `Scheduler`."""
         if not nodes:
             return ()
         question = ["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N"]

@@ -21,7 +21,7 @@ LAUNCHERS = ("local", *ACROSS_NODES)
 # The ranks, which no module of this layer imports.
 _IN_RANKS: Mapping[str, str] = {
     "rank": "gpuscale.worker.entry:main",
-    "overhead": "gpuscale.worker.overhead:main",
+    "overhead": "gpuscale.worker.entry:compare_with_bare_loop",
     "describe": "gpuscale.worker.machine:describe_to",
     "probe": "gpuscale.worker.machine:probe",
 }

@@ -34,10 +34,9 @@ def collect_run(
     started_at_s: float,
     wall_s: float,
 ) -> Run:
-    """The run that the ranks made, or the reason why there is none.
+    """The run that the ranks made, or the reason why there is none: a failure tells how they ended.
 
-    It started at a Unix time, and all ranks had ended `wall_s` later; a failure is how they did,
-    where they did not end well.
+    It started at a Unix time, and all ranks had ended `wall_s` later.
     """
     empty = Run(
         configuration=request.configuration,
@@ -92,23 +91,16 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
     """The reason why a run that ended has no valid result: its ranks did not train together."""
     for rank in ranks:
         if rank.final_loss is None:
-            return Failure(
-                kind="invalid",
-                message=f"the loss or a parameter of rank {rank.rank} is not a finite number",
-                rank=rank.rank,
-                host=rank.host,
-            )
+            message = f"the loss or a parameter of rank {rank.rank} is not a finite number"
+            return Failure(kind="invalid", message=message, rank=rank.rank, host=rank.host)
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
-    return Failure(
-        kind="invalid",
-        message=(
-            f"the parameters of {len(ranks)} ranks differ after training: their gradients "
-            "were not synchronised, so this speedup is none"
-        ),
-        detail="\n".join(groups),
+    message = (
+        f"the parameters of {len(ranks)} ranks differ after training: their gradients "
+        "were not synchronised, so this speedup is none"
     )
+    return Failure(kind="invalid", message=message, detail="\n".join(groups))
 
 
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
@@ -158,9 +150,8 @@ def job_environment(
             f"(exit code {exit_code}: {tail})",
             hosts=missing,
         )
-    raise MachineError(
-        f"no node could be looked at (exit code {exit_code}: {tail or 'no message'})"
-    )
+    said = tail or "no message"
+    raise MachineError(f"no node could be looked at (exit code {exit_code}: {said})")
 
 
 def joined(found: dict[str, Environment], device: str) -> Environment:
@@ -182,15 +173,12 @@ def joined(found: dict[str, Environment], device: str) -> Environment:
                 f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
                 f"{change.after[0]} on {host}; measure on nodes of one kind"
             )
-    nodes = (
-        Node(
-            host=each.host or name,
-            cpu_model=each.cpu_model,
-            cpu_count=each.cpu_count,
-            gpus=each.gpus,
+    nodes = []
+    for name, its in found.items():
+        host = its.host or name
+        nodes.append(
+            Node(host=host, cpu_model=its.cpu_model, cpu_count=its.cpu_count, gpus=its.gpus)
         )
-        for name, each in found.items()
-    )
     return replace(first, nodes=tuple(nodes))
 
 
@@ -201,7 +189,7 @@ def probes_left(
     left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
     if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
         why = "in time " if timed_out else ""
-        outputs = [directory.output(rank) for rank in range(len(hosts))]
+        outputs = map(directory.output, range(len(hosts)))
         said = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
         raise GpuscaleError(
             f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "

@@ -53,14 +53,11 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
         text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
         stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
     stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
-    return Failure(
-        kind="timeout",
-        message=(
-            f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
-            "Give it more with --timeout, or see below where each rank was"
-        ),
-        detail="\n\n".join(stacks),
+    message = (
+        f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
+        "Give it more with --timeout, or see below where each rank was"
     )
+    return Failure(kind="timeout", message=message, detail="\n\n".join(stacks))
 
 
 def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
@@ -127,16 +124,12 @@ def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
 def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
     hosts = [_host_of(directory, rank) for rank in ranks]
     places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
-    return Failure(
-        kind="launch",
-        message=(
-            f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
-            "the job was cancelled; see what the scheduler says of the node, and leave it out"
-        ),
-        rank=ranks[0],
-        host=hosts[0],
-        detail=text_of(directory.launcher_log),
+    message = (
+        f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
+        "the job was cancelled; see what the scheduler says of the node, and leave it out"
     )
+    said = text_of(directory.launcher_log)
+    return Failure(kind="launch", message=message, rank=ranks[0], host=hosts[0], detail=said)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

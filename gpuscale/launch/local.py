@@ -46,9 +46,8 @@ class LocalLauncher(Launcher):
         with scratch_folder("gpuscale-machine-") as folder:
             file = RunDirectory(path=folder).environment("here")
             # A process that may touch CUDA, as this one may not.
-            process = _fork_server().Process(
-                target=do_in_rank, args=("describe", str(file.path), self._device)
-            )
+            asked = ("describe", str(file.path), self._device)
+            process = _fork_server().Process(target=do_in_rank, args=asked)
             process.start()
             process.join(_DESCRIBE_TIMEOUT_S)
             if process.is_alive():

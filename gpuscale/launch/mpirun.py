@@ -49,9 +49,8 @@ class OpenMpi(ProcessStarter):
         exported = (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(os.environ))
         # The launcher gives this to mpirun also where this process has none.
         exported.add("PYTHONPATH")
-        slots = (
-            f"{host}:{placement.ranks_on(place)}" for place, host in enumerate(placement.hosts)
-        )
+        places = enumerate(placement.hosts)
+        slots = (f"{host}:{placement.ranks_on(place)}" for place, host in places)
         return [
             "mpirun",
             *(["--allow-run-as-root"] if os.geteuid() == 0 else []),

@@ -48,7 +48,7 @@ class NodesLauncher(Launcher):
         self._device = device
         self._folder = folder
         self._kept = contextlib.ExitStack()
-        self._samples: tuple[NodeSamples, ...] = ()
+        self._samples: list[NodeSamples] = []
 
     @cached_property
     def _each_host(self) -> Placement:
@@ -61,8 +61,7 @@ class NodesLauncher(Launcher):
         """The nodes of the job as the ranks see them; found out at the first use."""
         placement = replace(self._each_host, independent=True)
         with self._run_folder() as directory:
-            left = [directory.environment(name).path for name in placement.hosts]
-            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S, left)
+            code, timed_out = self._start(directory, "describe", placement, _DESCRIBE_S)
             found = job_environment(
                 placement.hosts, directory, self._device, exit_code=code, timed_out=timed_out
             )
@@ -75,11 +74,10 @@ class NodesLauncher(Launcher):
         placement = self._placement(request)
         directory.request.write(request)
         self._ask_for_samples(directory, request, placement)
-        left = [directory.outcome(rank).path for rank in range(request.processes)]
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
-            code, timed_out = self._start(directory, "rank", placement, request.timeout_s, left)
+            code, timed_out = self._start(directory, "rank", placement, request.timeout_s)
         finally:
             self.running = None
         wall_s = time.monotonic() - started
@@ -93,8 +91,7 @@ class NodesLauncher(Launcher):
         placement = self._each_host
         with self._run_folder() as directory:
             directory.probe_request.write(request)
-            left = [directory.probe(rank).path for rank in range(placement.ranks)]
-            _, timed_out = self._start(directory, "probe", placement, request.timeout_s, left)
+            _, timed_out = self._start(directory, "probe", placement, request.timeout_s)
             return probes_left(directory, placement.hosts, timed_out=timed_out)
 
     def samples(self) -> Sequence[NodeSamples]:
@@ -134,30 +131,22 @@ class NodesLauncher(Launcher):
         """Leave the UUIDs of the run's GPUs, by host, for the tasks that sample them."""
         nodes = dict(zip(self._each_host.hosts, self.environment.nodes, strict=True))
         devices_per_rank = max(1, request.gpus // request.processes)
-        sampled = {}
+        self._samples = []
         for position, name in enumerate(placement.hosts):
-            node = nodes[name]
+            node, path = nodes[name], directory.samples(nodes[name].host)
             used = request.devices[: placement.ranks_on(position) * devices_per_rank]
             if uuids := tuple(gpu.uuid for gpu in node.gpus if gpu.index in used and gpu.uuid):
-                sampled[node.host] = uuids
-        self._samples = tuple(
-            NodeSamples(host=host, path=directory.samples(host), uuids=uuids)
-            for host, uuids in sampled.items()
-        )
-        if sampled:
+                self._samples.append(NodeSamples(host=node.host, path=path, uuids=uuids))
+        if self._samples:
+            sampled = {left.host: left.uuids for left in self._samples}
             directory.sampled.write(SampledDevices(uuids=sampled))
 
     def _start(
-        self,
-        directory: RunDirectory,
-        job: str,
-        placement: Placement,
-        timeout_s: float,
-        left: Sequence[Path],
+        self, directory: RunDirectory, job: str, placement: Placement, timeout_s: float
     ) -> tuple[int, bool]:
-        """Start tasks and wait for them, and for the files that they leave when all goes well.
+        """The exit code of the command that starts tasks, and True if time ran out.
 
-        The command's exit code, and True if time ran out.
+        Where all goes well, the files that the tasks leave can be read here.
         """
         write_atomically(directory.hosts, "\n".join(placement.hosts))
         # A new one for each run: the last one's may not be free again yet.
@@ -165,10 +154,7 @@ class NodesLauncher(Launcher):
         program = [sys.executable, "-P", "-m", "gpuscale.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
         keeper = [sys.executable, "-I", "-S", gpuscale.host.__file__, str(os.getpid())]
-        # gpuscale can be imported there even if it is not installed.
-        package_parent = str(Path(gpuscale.__file__).resolve().parent.parent)
-        paths = (os.environ.get("PYTHONPATH"), package_parent)
-        given = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        given = gpuscale.host.finding_gpuscale()
         with _terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],
@@ -185,9 +171,20 @@ class NodesLauncher(Launcher):
                     stacks = [directory.stacks(rank) for rank in range(placement.ranks)]
                     _wait_for(stacks, _STACKS_S)
             finally:
-                _end(process)
+                if process.poll() is None:
+                    # Both srun and mpirun then kill what they started.
+                    process.terminate()
+                    if not _ended_within(process, _END_S):
+                        process.kill()
+                        process.wait()
         if process.returncode == 0:
-            _wait_for(left, _FILES_S)
+            ranks = range(placement.ranks)
+            left = {
+                "describe": [directory.environment(host).path for host in placement.hosts],
+                "rank": [directory.outcome(rank).path for rank in ranks],
+                "probe": [directory.probe(rank).path for rank in ranks],
+            }
+            _wait_for(left[job], _FILES_S)
         return process.returncode, timed_out
 
 
@@ -240,16 +237,6 @@ def _ended_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the command and with it its tasks, if they have not ended."""
-    if process.poll() is None:
-        # Both srun and mpirun then kill what they started.
-        process.terminate()
-        if not _ended_within(process, _END_S):
-            process.kill()
-            process.wait()
 
 
 def _failed(directory: RunDirectory, ranks: int) -> dict[int, int]:

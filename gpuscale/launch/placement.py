@@ -104,9 +104,8 @@ def without_excluded(hosts: Sequence[str], environment: Mapping[str, str]) -> tu
     excluded = environment.get(EXCLUDED_HOSTS, "").split(",")
     left = tuple(host for host in hosts if host not in excluded)
     if not left:
-        raise UsageError(
-            f"{EXCLUDED_HOSTS} names all hosts of this job ({', '.join(hosts)}); unset it"
-        )
+        named = ", ".join(hosts)
+        raise UsageError(f"{EXCLUDED_HOSTS} names all hosts of this job ({named}); unset it")
     return left
 
 

@@ -2,8 +2,8 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
+from subprocess import PIPE, SubprocessError, check_output
 
 from gpuscale.errors import UsageError
 from gpuscale.launch.placement import Placement, ProcessStarter, required_variable
@@ -97,11 +97,8 @@ def hostnames(nodes: str) -> tuple[str, ...]:
     """The hosts that a node list of Slurm, such as `n[1-2,7]`, stands for, in its order."""
     command = ["scontrol", "show", "hostnames", nodes]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(
-            f"cannot tell the nodes of the job: '{' '.join(command)}': {error}"
-        ) from None
-    return tuple(answer.stdout.split())
+        told = check_output(command, text=True, stderr=PIPE, timeout=_PATIENCE_S)
+    except (OSError, SubprocessError) as error:
+        problem = f"'{' '.join(command)}': {error}"
+        raise UsageError(f"cannot tell the nodes of the job: {problem}") from None
+    return tuple(told.split())

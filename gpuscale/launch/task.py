@@ -8,21 +8,19 @@ and ends with whoever started it.
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuscale.launch import do_in_rank, process_starter
 from gpuscale.launch.placement import gloo_variables
 from gpuscale.records.request import RankExit
-from gpuscale.run_directory import RunDirectory, stderr_path, write_atomically
+from gpuscale.run_directory import RunDirectory, Sampler, write_atomically
 
 _LOOK_S = 0.5
 _LOOK_AT_FOLDER_S = 2.0
-_PATIENCE_S = 2.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -44,28 +42,30 @@ def main(launcher: str, job: str, folder: str, detail: str) -> int:
         parent = os.getppid()
         code = _watch(_forked(lambda: do_in_rank("describe", path, detail)), parent, directory)
     else:
-        found = starter.rank_variables(os.environ, directory)
-        variables = {**gloo_variables(os.environ, directory.host_names()), **found}
-        code = _be_rank(directory, variables, lambda: do_in_rank(job, folder))
+        os.environ.update(
+            gloo_variables(os.environ, directory.host_names())
+            | starter.rank_variables(os.environ, directory)
+        )
+        code = _be_rank(directory, lambda: do_in_rank(job, folder))
     return code if code >= 0 else 128 - code
 
 
-def _be_rank(
-    directory: RunDirectory, variables: Mapping[str, str], work: Callable[[], None]
-) -> int:
-    rank = int(variables["RANK"])
-    host = socket.gethostname()
+def _be_rank(directory: RunDirectory, work: Callable[[], None]) -> int:
+    rank, host = int(os.environ["RANK"]), socket.gethostname()
     write_atomically(directory.host(rank), host)
     # Everything that is printed from here on goes to the rank's file.
     with directory.output(rank).open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
-    os.environ.update(variables)
     parent = os.getppid()
     child = _forked(work)
-    sampler = _start_sampler(directory, host) if variables["LOCAL_RANK"] == "0" else None
+    sampled = directory.sampled.read_if_left() if os.environ["LOCAL_RANK"] == "0" else None
+    sampler = None
+    if sampled is not None and host in sampled.uuids:
+        sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))
     code = _watch(child, parent, directory)
-    _stop(sampler)
+    if sampler is not None:
+        sampler.stop()
     if directory.path.exists():
         directory.exit(rank).write(RankExit(rank=rank, host=host, code=code))
     return code
@@ -113,29 +113,6 @@ def _watch(child: int, parent: int, directory: RunDirectory) -> int:
             is_abandoned = is_abandoned or not directory.path.exists()
         if is_abandoned:
             os.kill(child, signal.SIGKILL)
-
-
-def _start_sampler(directory: RunDirectory, host: str) -> "subprocess.Popen[bytes] | None":
-    sampled = directory.sampled.read_if_left()
-    if sampled is None or host not in sampled.uuids:
-        return None
-    samples = directory.samples(host)
-    command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler", "--output", str(samples)]
-    command += [argument for uuid in sampled.uuids[host] for argument in ("--uuid", uuid)]
-    with stderr_path(samples).open("wb") as errors:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors)
-
-
-def _stop(sampler: "subprocess.Popen[bytes] | None") -> None:
-    if sampler is None:
-        return
-    for end in (sampler.terminate, sampler.kill):
-        end()
-        try:
-            sampler.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            continue
-        return
 
 
 if __name__ == "__main__":

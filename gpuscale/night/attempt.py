@@ -29,7 +29,7 @@ _OF_PYTEST_ITSELF = (3, 4)
 """Pytest's exit codes for an internal error and for a wrong use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Items:
     """Of one invocation of pytest; each item stands for a run that was asked for."""
 
@@ -79,12 +79,6 @@ class Attempt:
     def has_measured(self) -> bool:
         """True where at least one run gave a number."""
         return any(run.is_valid for run in self.runs)
-
-    @property
-    def could_run(self) -> bool:
-        """True where pytest understood its arguments, could read all cases, and did not break."""
-        # A case that cannot be imported ends pytest with 2, and so does an interrupt.
-        return self.exit_code not in _OF_PYTEST_ITSELF and not self.items.uncollected
 
     @property
     def is_complete(self) -> bool:
@@ -180,9 +174,7 @@ def read_items(path: Path) -> Items:
     broken = "error[@message='collection failure']"
     uncollected = tuple(case.get("name", "") for case in cases if case.find(broken) is not None)
     missing = tuple(text for text, why in reasons.items() if why == "GPUs missing")
-    return Items(
-        count=len(cases), left_out=tuple(reasons), gpus_missing=missing, uncollected=uncollected
-    )
+    return Items(len(cases), tuple(reasons), missing, uncollected)
 
 
 def tell_night(error: GpuscaleError, environment: Mapping[str, str]) -> None:
@@ -246,7 +238,9 @@ def night_exit(
     if attempt.faults:
         return NightExit.INFRASTRUCTURE
     if not attempt.has_measured:
-        return NightExit.NOTHING_COMPARABLE if attempt.could_run else NightExit.FAILED
+        # A case that cannot be imported ends pytest with 2, and so does an interrupt.
+        could_run = attempt.exit_code not in _OF_PYTEST_ITSELF and not attempt.items.uncollected
+        return NightExit.NOTHING_COMPARABLE if could_run else NightExit.FAILED
     if not attempt.is_complete:
         return NightExit.INCOMPLETE
     return NightExit.NOTHING_COMPARABLE if compare_exit is None else NightExit(compare_exit)

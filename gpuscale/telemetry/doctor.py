@@ -11,16 +11,9 @@ from importlib import metadata
 
 from gpuscale.host import cpu_model
 from gpuscale.records import HostLoad
+from gpuscale.telemetry import nvml
 from gpuscale.telemetry.fields import Reading
 from gpuscale.telemetry.host_load import HostLoadMeter
-from gpuscale.telemetry.nvml import (
-    DeviceAbsentError,
-    DriverAbsentError,
-    DriverBrokenError,
-    NvmlDevice,
-    all_devices,
-    open_nvml,
-)
 
 _BUSY_UTILIZATION = 0.5
 """From here on a GPU counts as busy, so that its PCIe link should run at full speed."""
@@ -96,16 +89,16 @@ def examine() -> Machine:
         load=HostLoadMeter(()).read(),
     )
     try:
-        with open_nvml() as driver_version:
-            gpus = tuple(_examined(*numbered) for numbered in enumerate(all_devices()))
+        with nvml.open_nvml() as driver_version:
+            gpus = tuple(_examined(*numbered) for numbered in enumerate(nvml.all_devices()))
             return replace(machine, driver_version=driver_version, gpus=gpus)
-    except DriverAbsentError as error:
-        is_broken = isinstance(error, DriverBrokenError)
+    except nvml.DriverAbsentError as error:
+        is_broken = isinstance(error, nvml.DriverBrokenError)
         return replace(machine, driver_absent=str(error), driver_broken=is_broken)
 
 
-def _examined(number: int, device: NvmlDevice | DeviceAbsentError) -> ExaminedGpu:
-    if isinstance(device, DeviceAbsentError):
+def _examined(number: int, device: nvml.NvmlDevice | nvml.DeviceAbsentError) -> ExaminedGpu:
+    if isinstance(device, nvml.DeviceAbsentError):
         return ExaminedGpu(number=number, unreachable=str(device))
     reading = device.inspect(device.read())
     return ExaminedGpu(number=number, name=device.name, uuid=device.uuid, reading=reading)

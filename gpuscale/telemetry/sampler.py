@@ -8,27 +8,22 @@ import argparse
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
-import gpuscale
-from gpuscale.run_directory import stderr_path
 from gpuscale.telemetry.fields import Reading
 
 if TYPE_CHECKING:
-    # Only the process itself loads the binding, not whoever starts it.
+    # Only the process itself loads the binding, not whoever reads what it left.
     from gpuscale.telemetry.nvml import NvmlDevice
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PATIENCE_S = 2.0
 
 HANG_S = 30
 """A reading that takes longer ends the process, by SIGALRM."""
@@ -69,10 +64,9 @@ def line_of(record: Header | Tick) -> str:
 
 
 def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
-    """The header and the ticks of a file that may still be growing.
+    """The header and the ticks of a file that may still be growing or be missing.
 
-    A line that is cut short, as the last one is while the sampler writes it, is left out. A
-    file that does not exist or has no whole first line has no header and no ticks.
+    A line that is cut short, as the last one is while the sampler writes it, is left out.
     """
     decoder, ticks = msgspec.json.Decoder(Tick), []
     try:
@@ -85,45 +79,6 @@ def read_samples(path: Path) -> tuple[Header | None, list[Tick]]:
         with suppress(msgspec.DecodeError):
             ticks.append(decoder.decode(line))
     return header, ticks
-
-
-class Sampler:
-    """A running sampling process; it also ends by itself when this process does."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @classmethod
-    def start(cls, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> Self:
-        """Starts to sample at least one device into a new file, and waits for nothing."""
-        command = [sys.executable, "-P", "-m", "gpuscale.telemetry.sampler"]
-        command += ["--output", str(output), "--interval-s", str(interval_s)]
-        command += ["--parent-pid", str(os.getpid())]
-        command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
-        # gpuscale is to be found there even if it is not installed.
-        folders = [os.environ.get("PYTHONPATH"), str(Path(gpuscale.__file__).parents[1].resolve())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        with stderr_path(output).open("wb") as errors:
-            process = subprocess.Popen(
-                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=environment
-            )
-        return cls(process)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the sampling process."""
-        return self._process.pid
-
-    def stop(self) -> None:
-        """Ends the sampling and waits for it, a few seconds at most; does nothing if it ended.
-
-        Samples that were taken before the call are in the file after it.
-        """
-        for end in (self._process.terminate, self._process.kill):
-            end()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_PATIENCE_S)
-                return
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with open_nvml() as driver_version:
                 for uuid in dict.fromkeys(options.uuid):
                     try:
-                        devices[uuid] = find_device(uuid)
-                        described[uuid] = SampledDevice(name=devices[uuid].name)
+                        device = devices[uuid] = find_device(uuid)
+                        described[uuid] = SampledDevice(name=device.name)
                     except DeviceAbsentError as error:
                         described[uuid] = SampledDevice(absent=str(error))
                 output.write(line_of(Header(driver_version=driver_version, devices=described)))
@@ -170,15 +125,13 @@ def _sample(
     started = inspection_due = time.monotonic()
     tick, is_last = 0, False
     while is_last or os.getppid() == parent:
-        # At the end the counters then cover the run, and energy its last window.
-        inspects = is_last or time.monotonic() >= inspection_due
-        if inspects:
-            inspection_due = time.monotonic() + INSPECTION_S
-        now_s = time.time()
+        now_s, begun = time.time(), time.monotonic()
         # A driver that hangs leaves no chance to look for signals or for the parent.
         signal.alarm(HANG_S)
         readings = {uuid: device.read() for uuid, device in devices.items()}
-        if inspects:
+        # At the end the counters then cover the run, and energy its last window.
+        if is_last or begun >= inspection_due:
+            inspection_due = begun + INSPECTION_S
             readings = {uuid: device.inspect(readings[uuid]) for uuid, device in devices.items()}
         signal.alarm(0)
         output.write(line_of(Tick(time_s=now_s, readings=readings)))

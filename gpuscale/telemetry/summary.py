@@ -3,21 +3,21 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
-from gpuscale.run_directory import NodeSamples, scratch_folder, stderr_path
+from gpuscale.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, Reading, fold, values_problem
-from gpuscale.telemetry.sampler import SampledDevice, Sampler, read_samples
+from gpuscale.telemetry.sampler import SampledDevice, read_samples
 
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TelemetryReport:
     """Telemetry of one run."""
 
@@ -50,19 +50,15 @@ class RunSampling:
         if self.sampler is not None:
             self.sampler.stop()
         windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
-        gpu_summaries: list[GpuSummary] = []
+        summaries: list[GpuSummary] = []
         absent, driver_version = [], None
         for left in self.samples():
             report = summarize(left.path, uuids=left.uuids, intervals=windows)
-            gpu_summaries += report.gpu_summaries
+            summaries += report.gpu_summaries
             driver_version = driver_version or report.driver_version
             if report.absent:
                 absent.append(f"{left.host}: {report.absent}" if left.host else report.absent)
-        return TelemetryReport(
-            gpu_summaries=tuple(gpu_summaries),
-            absent="; ".join(absent) or None,
-            driver_version=driver_version,
-        )
+        return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
 
 
 @contextmanager
@@ -82,7 +78,7 @@ def sampling_beside(
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
         here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
-        sampler = Sampler.start(uuids=uuids, output=here.path)
+        sampler = Sampler(uuids=uuids, output=here.path)
         try:
             yield RunSampling(lambda: [here], sampler)
         finally:
@@ -109,13 +105,11 @@ def summarize(
         mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
         times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
         seen_of[uuid] = _Seen(header.devices[uuid], times, readings)
+    summaries: tuple[GpuSummary, ...] = ()
+    reasons, absent = dict.fromkeys(seen.device.absent for seen in seen_of.values()), None
     if any(seen.within(intervals) for seen in seen_of.values()):
-        return TelemetryReport(
-            gpu_summaries=tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items()),
-            driver_version=header.driver_version,
-        )
-    reasons = dict.fromkeys(seen.device.absent for seen in seen_of.values())
-    if not uuids:
+        summaries = tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items())
+    elif not uuids:
         absent = "the run used no GPU"
     elif None not in reasons:
         absent = "; ".join(map(str, reasons))
@@ -125,13 +119,13 @@ def summarize(
         absent = "the run has no timed windows"
     else:
         absent = f"none of the sampler's {len(ticks)} samples fell into the run's windows"
-    return TelemetryReport(absent=absent, driver_version=header.driver_version)
+    return TelemetryReport(summaries, absent, header.driver_version)
 
 
 def _sampler_ended(samples: Path) -> str:
-    errors, lines = stderr_path(samples), []
-    if errors.exists():
-        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines: list[str] = []
+    with suppress(FileNotFoundError):
+        lines = stderr_path(samples).read_text("utf-8", errors="replace").strip().splitlines()
     message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
     return f"the GPU sampler ended before its first sample: {message}"
 

@@ -1,13 +1,16 @@
-"""A rank from its first line to its last, and the files by which it speaks to its launcher."""
+"""A rank from its first line to its last: its run, or the trial of what measuring costs."""
 
+import contextlib
 import faulthandler
 import os
 import re
 import resource
+import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,16 +18,15 @@ import torch.distributed as dist
 
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.host import die_with_parent, end_at_interrupt
-from gpuscale.injections import parse_injection
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
+from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker import loop
 from gpuscale.worker.data import real_dataset, training_batches
-from gpuscale.worker.faults import Faults
-from gpuscale.worker.loop import measure, own_pace_s
 from gpuscale.worker.strategies import strategy_for
-from gpuscale.worker.training import Parts, Training, build_parts, load_case, parameter_digest
+from gpuscale.worker.training import Training, load_case, parameter_digest
 
 # CUDA, NCCL and gloo tell by the text of an exception only.
 _OF_THE_SYSTEM = re.compile(
@@ -47,20 +49,10 @@ class RankFiles:
     """One rank's corner of the run's directory."""
 
     def __init__(self, directory: RunDirectory, rank: int) -> None:
-        self.directory = directory
-        self.rank = rank
+        self.directory, self.rank = directory, rank
         self._progress: int | None = None
-
-    def announce(self, timeout_s: float) -> None:
-        """Leave the process id, and have the interpreter write all stacks after `timeout_s`.
-
-        The stacks are written by a thread without the interpreter's lock, so also from a rank
-        that is stuck in a collective; ending the rank is the launcher's, after all have spoken.
-        """
-        write_atomically(self.directory.pid(self.rank), str(os.getpid()))
-        # The file must stay open for as long as the process lives.
-        self._stacks = self.directory.stacks(self.rank).open("w")
-        faulthandler.dump_traceback_later(timeout_s, exit=False, file=self._stacks)
+        # It must stay open for as long as the process lives.
+        self.stacks = directory.stacks(rank).open("w")
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Tell how far the run is; rank 0 speaks for all."""
@@ -90,19 +82,17 @@ class RankFiles:
         self.directory.failure(self.rank).write(report)
 
 
-def main(directory: str) -> None:
-    """Make the run that the directory's request asks for, as the rank that the environment says."""
-    be_rank(directory, _run)
-
-
-def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
+def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
     """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
     die_with_parent()
     end_at_interrupt()
     run_directory = RunDirectory(path=Path(directory))
     request = run_directory.request.read()
     files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
-    files.announce(request.timeout_s)
+    write_atomically(run_directory.pid(files.rank), str(os.getpid()))
+    # By a thread without the interpreter's lock, so also from a rank that is stuck in a
+    # collective; ending the rank is the launcher's, after all have left their stacks.
+    faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=files.stacks)
     try:
         work(request, files)
         faulthandler.cancel_dump_traceback_later()
@@ -117,7 +107,7 @@ def be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> No
         raise
 
 
-def prepare(request: RunRequest) -> tuple[Parts, float]:
+def _prepare(request: RunRequest) -> tuple[Training, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
@@ -138,10 +128,10 @@ def prepare(request: RunRequest) -> tuple[Parts, float]:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    return build_parts(case, request, strategy, batches), joined_at_s
+    return Training(case, request, strategy, batches), joined_at_s
 
 
-def keep_to_the_end(*objects: object) -> None:
+def _keep_to_the_end(*objects: object) -> None:
     """Let nothing take these down before the process ends.
 
     Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo
@@ -152,15 +142,12 @@ def keep_to_the_end(*objects: object) -> None:
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    parts, joined_at_s = prepare(request)
-    strategy = parts.strategy
-    injections = [parse_injection(text) for text in request.injections]
-    faults = Faults(injections, rank=strategy.rank, device=strategy.device)
-    training = Training(parts, faults)
-    if any(injection.factor is not None for injection in injections):
+    training, joined_at_s = _prepare(request)
+    strategy = training.strategy
+    if training.faults.any_is_slow:
         # Every rank, slowed or not: steps are made together.
-        faults.know_pace(own_pace_s(training, strategy))
-    measurement = measure(
+        training.faults.know_pace(loop.own_pace_s(training, strategy))
+    measurement = loop.measure(
         training,
         strategy,
         request.timing,
@@ -168,15 +155,15 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
         loaders=request.configuration.data_workers or 0,
     )
-    report = _report(parts, training, measurement)
+    report = _report(training, measurement)
     strategy.barrier()
-    keep_to_the_end(training, strategy)
+    _keep_to_the_end(training, strategy)
     outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
     files.directory.outcome(strategy.rank).write(outcome)
 
 
-def _report(parts: Parts, training: Training, measurement: Measurement) -> RankReport:
-    strategy = parts.strategy
+def _report(training: Training, measurement: Measurement) -> RankReport:
+    strategy = training.strategy
     uuids = (torch.cuda.get_device_properties(device).uuid for device in strategy.devices)
     peaks_bytes = (torch.cuda.max_memory_allocated(device) for device in strategy.devices)
     return RankReport(
@@ -185,10 +172,89 @@ def _report(parts: Parts, training: Training, measurement: Measurement) -> RankR
         host=socket.gethostname(),
         devices=strategy.devices,
         device_uuids=tuple(str(uuid) for uuid in uuids),
-        parameter_digest=parameter_digest(parts.model),
+        parameter_digest=parameter_digest(training.model),
         final_loss=training.finite_loss(),
         peak_memory_bytes=max(peaks_bytes, default=None),
         peak_host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         pace_s=measurement.pace_s(ranks=strategy.world_size),
         phases=measurement.phases_per_step(),
     )
+
+
+def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
+    plan = files.directory.overhead_plan.read()
+    training, _ = _prepare(request)
+    strategy = training.strategy
+    step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
+    marked_every = loop.steps_per_mark(step_time_s)
+    steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
+    sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
+    pairs = []
+    for number in range(plan.pairs):
+        if number % 2:
+            bare_s = _bare_s(training, steps, sampler_pid)
+        # Seconds from a common start to a window's end, its own barrier and reports included.
+        training.synchronize()
+        strategy.barrier()
+        opened = time.perf_counter()
+        files.report("pair", number, plan.pairs)
+        loop.timed_window(training, strategy, steps, marked_every=marked_every)
+        measured_s = time.perf_counter() - opened
+        if not number % 2:
+            # In turn first and second, so that a drift cancels.
+            bare_s = _bare_s(training, steps, sampler_pid)
+        pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
+    strategy.barrier()
+    _keep_to_the_end(training, strategy)
+    outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
+    files.directory.overhead(files.rank).write(outcome)
+
+
+def bare_loop(training: Training, steps: int) -> None:
+    """Make so many steps in fp32 with what a training has, and nothing else around them."""
+    case, model, optimizer = training.case, training.forward_model, training.optimizer
+    device, memory_format = training.strategy.device, training.memory_format
+    for _ in range(steps):
+        inputs, targets = next(training.batches)
+        inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
+        targets = targets.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss = case.loss(case.forward(model, inputs), targets)
+        loss.backward()
+        optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
+    """Seconds from a common start until a bare loop has made its steps.
+
+    It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
+    before the clock of a step time, not in it.
+    """
+    training.synchronize()
+    with paused(sampler_pid):
+        training.strategy.barrier()
+        opened = time.perf_counter()
+        training.strategy.barrier()
+        bare_loop(training, steps)
+        return time.perf_counter() - opened
+
+
+@contextlib.contextmanager
+def paused(pid: int | None) -> Iterator[None]:
+    """Stop a process for as long as the context lasts."""
+    if pid is None:
+        yield
+        return
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+main = partial(_be_rank, work=_run)
+"""Makes the run that a directory's request asks for, as the rank that the environment says."""
+compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
+"""Does so with the trial that the directory's overhead plan asks for."""

@@ -18,13 +18,14 @@ class Faults:
 
     def __init__(self, injections: Sequence[Injection], *, rank: int, device: torch.device) -> None:
         mine = [injection for injection in injections if injection.rank in (None, rank)]
+        self.any_is_slow = any(injection.factor is not None for injection in injections)
+        """True where some rank is to be slow, this one or another."""
         self._data_s = sum(i.seconds or 0.0 for i in mine if i.kind == "data")
         self._slower_by = sum(i.factor - 1 for i in mine if i.factor is not None)
         self._hang_at = {i.step for i in mine if i.kind == "hang"}
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._device = device
-        self._data_pause = Pause()
-        self._forward_pause = Pause()
+        self._data_pause, self._forward_pause = Pause(), Pause()
         self._delay_cycles = 0
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
@@ -38,8 +39,7 @@ class Faults:
         # Late data are another fault, which being slow must not enlarge.
         pace_s -= self._data_s
         if self._device.type == "cuda":
-            delay_s = self._slower_by * pace_s
-            self._delay_cycles = int(delay_s * _cycles_per_second(self._device))
+            self._delay_cycles = int(self._slower_by * pace_s * _cycles_per_second(self._device))
         else:
             self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
@@ -67,11 +67,9 @@ class Faults:
             self._forward_began_s = time.perf_counter()
 
     def end_forward(self) -> None:
-        """Take longer over the computation, on a CPU.
-
-        By the time that this forward took, and not by a fixed one: what else runs on the machine
-        makes steps longer and shorter, and the rank is to be slower by its factor all the same.
-        """
+        """Take longer over the computation, on a CPU."""
+        # By the time that this forward took, and not by a fixed one: what else runs on the machine
+        # makes steps longer and shorter, and the rank is to be slower by its factor all the same.
         if not self._slower_by or self._device.type == "cuda":
             return
         forward_s = time.perf_counter() - self._forward_began_s

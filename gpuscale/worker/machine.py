@@ -7,7 +7,7 @@ import contextlib
 import os
 import platform
 import socket
-import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from gpuscale.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_
 from gpuscale.records import Environment, GpuDevice, NodeProbe
 from gpuscale.records.request import NodeProbeRequest, SendTime
 from gpuscale.run_directory import RecordFile, RunDirectory
+from gpuscale.worker.strategies import cuda_device
 
 _GPU_MATRIX = 4096
 _CPU_MATRIX = 512
@@ -32,23 +33,20 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 """Of `CUDA_VISIBLE_DEVICES`; the last is what Slurm sets for a job without GPUs."""
 _FIRST_OF_CUDA_13 = (7, 5)
 """The least capability that default builds of torch serve from 2.11 on; those for CUDA 12.6, which
-serve older ones, end with 2.14
-(pytorch/pytorch, issues 172352 and 190385)."""
+serve older ones, end with 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
 
 
 def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
     end_at_interrupt()
-    RecordFile(Path(path), Environment).write(_describe(device))
-
-
-def _describe(device: str) -> Environment:
     gpus = () if device == "cpu" else _gpus(device)
     on_gpu = device == "cuda" or bool(gpus)
     cudnn = torch.backends.cudnn.version() if on_gpu else None
+    has_nccl = on_gpu and dist.is_nccl_available()
+    set_here = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
-    return Environment(
+    found = Environment(
         device="cuda" if on_gpu else "cpu",
         host=socket.gethostname(),
         cpu_model=cpu_model(),
@@ -59,16 +57,13 @@ def _describe(device: str) -> Environment:
         torchvision_version=_torchvision_version(),
         cuda_version=torch.version.cuda,
         cudnn_version=None if cudnn is None else str(cudnn),
-        nccl_version=_nccl_version(on_gpu),
+        nccl_version=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
         kernel=platform.release(),
-        variables={
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(VARIABLE_FAMILIES)
-        },
+        variables={name: value for name, value in set_here if name.startswith(VARIABLE_FAMILIES)},
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
+    RecordFile(Path(path), Environment).write(found)
 
 
 def _gpus(device: str) -> tuple[GpuDevice, ...]:
@@ -143,17 +138,10 @@ def _why_no_cuda() -> str:
 def refuse_missing_kernels(
     number: int, name: str, capability: tuple[int, int], built_for: Sequence[str]
 ) -> None:
-    """Checks that torch has kernels for a GPU, of which only the first kernel would tell.
+    """A GpuscaleError where torch has no kernels for a GPU; only the first one would tell.
 
-    Args:
-        number: CUDA's number of the GPU.
-        name: Of the GPU.
-        capability: Its compute capability, as (7, 0).
-        built_for: As `torch.cuda.get_arch_list()` has it: `sm_80` runs on 8.0 and 8.6, and
-            `compute_80`, which is compiled at its first use, on all from 8.0.
-
-    Raises:
-        GpuscaleError: it has none.
+    It is `built_for` what `torch.cuda.get_arch_list()` has: `sm_80` runs on 8.0 and 8.6, and
+    `compute_80`, which is compiled at its first use, on all from 8.0.
     """
     for architecture in built_for:
         kind, _, version = architecture.partition("_")
@@ -164,15 +152,14 @@ def refuse_missing_kernels(
         same = kind == "sm" and major == capability[0] and minor <= capability[1]
         if same or (kind == "compute" and (major, minor) <= capability):
             return
-    older = (
-        "; install torch 2.14 or older, built for CUDA 12.6, or torch 2.6, whose default build "
-        "serves it"
-        if capability < _FIRST_OF_CUDA_13
-        else "; install a torch that was built for it"
-    )
+    remedy = "a torch that was built for it"
+    if capability < _FIRST_OF_CUDA_13:
+        older = "torch 2.14 or older, built for CUDA 12.6"
+        remedy = f"{older}, or torch 2.6, whose default build serves it"
     raise GpuscaleError(
         f"GPU {number} ({name}) has compute capability {capability[0]}.{capability[1]}, and torch "
-        f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only{older}"
+        f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only; "
+        f"install {remedy}"
     )
 
 
@@ -185,23 +172,14 @@ def _torchvision_version() -> str | None:
     return str(torchvision.__version__)
 
 
-def _nccl_version(on_gpu: bool) -> str | None:
-    if not on_gpu or not torch.distributed.is_nccl_available():
-        return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
-
-
 def probe(directory: str) -> None:
     """Be the rank of this node that the directory's NodeProbeRequest asks for."""
     die_with_parent()
-    run_directory = RunDirectory(path=Path(directory))
+    run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
     request = run_directory.probe_request.read()
-    rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     on_gpu = request.device == "cuda"
-    where = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(where)
+    where = cuda_device((0,) if on_gpu else (), 0)
     # Alone first: no rank waits for another while it computes.
     compute_s = tuple(_compute_times(on_gpu))
     patience = timedelta(seconds=request.timeout_s)
@@ -231,10 +209,11 @@ def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
 
 def _compute_times(on_gpu: bool) -> Iterator[float]:
-    devices = range(torch.cuda.device_count()) if on_gpu else (None,)
-    size = _GPU_MATRIX if on_gpu else _CPU_MATRIX
-    for index in devices:
-        device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    size, devices = _CPU_MATRIX, [torch.device("cpu")]
+    if on_gpu:
+        size = _GPU_MATRIX
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    for device in devices:
         matrix = torch.rand(size, size, device=device)
 
         def work(matrix: torch.Tensor = matrix) -> None:
@@ -276,9 +255,4 @@ def _send_times(
 def _shortest(work: Callable[[], None], times: int) -> float:
     """Seconds of the quickest of several times, after a first one that does not count."""
     work()
-    seconds = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds)
+    return min(timeit.repeat(work, number=1, repeat=times))

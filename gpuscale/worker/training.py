@@ -5,17 +5,16 @@ import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError
+from gpuscale.injections import parse_injection
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches
 from gpuscale.worker.faults import Faults
@@ -23,48 +22,6 @@ from gpuscale.worker.phases import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite
 
 _FIRST_WITH_TF32 = (8, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a rank trains, and with what."""
-
-    case: TrainingCase
-    strategy: Strategy
-    model: torch.nn.Module
-    """Made parallel, on its device."""
-    forward_model: Callable[..., Any]
-    """The same, compiled where that was asked for."""
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    batches: Batches
-    memory_format: torch.memory_format
-    precision: str | None
-
-
-def build_parts(
-    case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
-) -> Parts:
-    """The parts of a request's training, on this rank's device."""
-    configuration = request.configuration
-    _refuse_missing_tf32(configuration.precision, strategy.devices)
-    set_fp32_mode(configuration.precision)
-    memory_format = torch.channels_last if configuration.channels_last else torch.preserve_format
-    model = strategy.wrap(case.model().to(memory_format=memory_format))
-    # The optimiser holds the wrapped module's parameters, compiled or not.
-    optimizer = case.optimizer(model.parameters(), request.gpus)
-    return Parts(
-        case=case,
-        strategy=strategy,
-        model=model,
-        # torch.compile keeps the module's own type, which its signature cannot say.
-        forward_model=torch.compile(model) if configuration.compiled else model,
-        optimizer=optimizer,
-        scheduler=case.scheduler(optimizer),
-        batches=batches,
-        memory_format=memory_format,
-        precision=configuration.precision,
-    )
 
 
 def set_fp32_mode(precision: str | None) -> None:
@@ -85,11 +42,7 @@ def _refuse_missing_tf32(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def load_case(request: RunRequest) -> TrainingCase:
-    """An instance of the request's case, whose module is imported for it.
-
-    Raises:
-        CaseError: the class is not in the module, or is not a TrainingCase.
-    """
+    """An instance of the request's case, whose module is imported for it; else a CaseError."""
     for path in reversed(request.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -125,16 +78,28 @@ def _load_module(name: str, file: Path) -> ModuleType:
 class Training:
     """The training of one rank, step by step, with what measuring needs around it."""
 
-    def __init__(self, parts: Parts, faults: Faults) -> None:
-        self._parts = parts
-        self._faults = faults
-        self._device = parts.strategy.device
-        dtype = AUTOCAST.get(parts.precision)
+    def __init__(
+        self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
+    ) -> None:
+        asked, self._device = request.configuration, strategy.device
+        _refuse_missing_tf32(asked.precision, strategy.devices)
+        set_fp32_mode(asked.precision)
+        self.case, self.strategy, self.batches = case, strategy, batches
+        self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
+        self.model = strategy.wrap(case.model().to(memory_format=self.memory_format))
+        # The optimiser holds the wrapped module's parameters, compiled or not.
+        self.optimizer = case.optimizer(self.model.parameters(), request.gpus)
+        # torch.compile keeps the module's own type, which its signature cannot say.
+        self.forward_model = torch.compile(self.model) if asked.compiled else self.model
+        self._scheduler = case.scheduler(self.optimizer)
+        injections = [parse_injection(text) for text in request.injections]
+        self.faults = Faults(injections, rank=strategy.rank, device=self._device)
+        dtype = AUTOCAST.get(asked.precision)
         self._autocast: AbstractContextManager[object] = (
             nullcontext() if dtype is None else torch.autocast(self._device.type, dtype=dtype)
         )
         # It passes everything through for other precisions.
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=parts.precision == "fp16")
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
         self._clock = phase_clock(self._device)
         self._epoch = 0
@@ -145,37 +110,34 @@ class Training:
 
         Without synchronisation the ranks drift apart, until `realign`.
         """
-        clock, faults, parts = self._clock, self._faults, self._parts
+        clock, faults = self._clock, self.faults
         clock.begin_step()
         faults.at_step()
         faults.in_data()
-        inputs, targets = next(parts.batches)
-        self._step_scheduler_after_epochs()
+        inputs, targets = next(self.batches)
+        if self.batches.epoch != self._epoch:
+            self._epoch = self.batches.epoch
+            if self._scheduler is not None:
+                self._scheduler.step()
         clock.mark(Phase.DATA)
-        inputs = inputs.to(self._device, non_blocking=True, memory_format=parts.memory_format)
+        inputs = inputs.to(self._device, non_blocking=True, memory_format=self.memory_format)
         targets = targets.to(self._device, non_blocking=True)
         clock.mark(Phase.H2D)
-        parts.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
-        with nullcontext() if synchronized else parts.strategy.unsynchronized(parts.model):
+        with nullcontext() if synchronized else self.strategy.unsynchronized(self.model):
             faults.begin_forward()
             with self._autocast:
-                output = parts.case.forward(parts.forward_model, inputs)
-                loss = parts.case.loss(output, targets)
+                output = self.case.forward(self.forward_model, inputs)
+                loss = self.case.loss(output, targets)
             faults.end_forward()
             clock.mark(Phase.FORWARD)
             self._scaler.scale(loss).backward()
         clock.mark(Phase.BACKWARD)
-        self._scaler.step(parts.optimizer)
+        self._scaler.step(self.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
-
-    def _step_scheduler_after_epochs(self) -> None:
-        if self._parts.batches.epoch != self._epoch:
-            self._epoch = self._parts.batches.epoch
-            if self._parts.scheduler is not None:
-                self._parts.scheduler.step()
 
     def begin_window(self, *, marked_every: int) -> None:
         """Start to take the phases of a window, in one step of so many."""
@@ -187,7 +149,7 @@ class Training:
 
     def realign(self) -> None:
         """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
-        self._parts.strategy.realign(self._parts.model, self._parts.optimizer)
+        self.strategy.realign(self.model, self.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
 
     def remember(self) -> None:
@@ -203,7 +165,7 @@ class Training:
         """The loss of the last step; None where it or a parameter is not a finite number."""
         assert self._loss is not None, "no training step was made"
         loss = float(self._loss.float().mean().item())
-        return loss if math.isfinite(loss) and all_finite(self._parts.model) else None
+        return loss if math.isfinite(loss) and all_finite(self.model) else None
 
 
 def parameter_digest(model: torch.nn.Module) -> str:

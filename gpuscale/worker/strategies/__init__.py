@@ -2,12 +2,11 @@
 
 import pkgutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
-from gpuscale.errors import CaseError
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.loop import Peers
@@ -30,15 +29,14 @@ class Strategy(Peers, Protocol):
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model, on its device, made parallel."""
-        ...
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does all but synchronise gradients."""
-        ...
+        return nullcontext()
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Give every rank the parameters, buffers and optimiser state of rank 0."""
-        ...
+        return
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
@@ -57,8 +55,6 @@ def all_finite(model: torch.nn.Module) -> bool:
 
 def strategy_for(request: RunRequest) -> Strategy:
     """The strategy that the request names, joined to its process group."""
-    name = request.configuration.strategy
-    if name not in STRATEGIES:
-        raise CaseError(f"no strategy '{name}'; there are {', '.join(sorted(STRATEGIES))}")
-    strategy: Strategy = pkgutil.resolve_name(STRATEGIES[name].implementation)(request)
+    demands = STRATEGIES[request.configuration.strategy]
+    strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
     return strategy

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
@@ -27,17 +28,20 @@ class DistributedDataParallelStrategy:
         self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
         # Barriers go through gloo on the CPU also beside NCCL: a barrier by kernel would
         # wait in the very stream that is being timed.
-        backend = f"cpu:gloo,cuda:{_gpu_backend(request)}" if self.devices else "gloo"
+        backend = "gloo"
+        if self.devices:
+            # NCCL refuses ranks that share a GPU, unless (from 2.30) it was told to bear that.
+            may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+            shares = request.configuration.ranks_per_gpu and not may_share
+            backend = f"cpu:gloo,cuda:{'gloo' if shares else 'nccl'}"
         # Longer than the run may take: a hang is then told by the stacks of all ranks, and not
         # by the complaint of one that waited.
-        patience = timedelta(seconds=request.timeout_s + 60)
-        dist.init_process_group(backend, timeout=patience)
+        dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model on this rank's device inside DDP."""
-        return torch.nn.parallel.DistributedDataParallel(
-            model.to(self.device), device_ids=list(self.devices) or None
-        )
+        devices = list(self.devices) or None
+        return DistributedDataParallel(model.to(self.device), device_ids=devices)
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
@@ -52,7 +56,7 @@ class DistributedDataParallelStrategy:
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
         """DDP's own `no_sync`: hooks and buckets stay, all communication is left out."""
-        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        assert isinstance(model, DistributedDataParallel)
         # `no_sync` leaves the flag as the step before it did. After a synchronised one the first
         # forward broadcasts rank 0's buffers: all would wait for rank 0, which alone would not
         # be seen to be late.
@@ -63,12 +67,10 @@ class DistributedDataParallelStrategy:
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state.
-
-        Raises:
-            InvalidTrainingError: rank 0 has diverged, or the optimiser's states differ in size.
-        """
-        tensors = [*model.parameters(), *model.buffers(), *_state_tensors(optimizer)]
+        """Broadcast rank 0's parameters, buffers and optimiser state, unless it has diverged."""
+        groups = optimizer.param_groups
+        states = [optimizer.state.get(each, {}) for group in groups for each in group["params"]]
+        tensors = [*model.parameters(), *model.buffers(), *_tensors_in(states)]
         elements = float(sum(tensor.numel() for tensor in tensors))
         # Every rank asks, so that all of them end, and none in a broadcast.
         if self.largest(elements) != -self.largest(-elements):
@@ -85,20 +87,8 @@ class DistributedDataParallelStrategy:
             dist.broadcast(tensor.detach(), src=0)
 
 
-def _gpu_backend(request: RunRequest) -> str:
-    """NCCL; gloo where ranks share a GPU, unless NCCL (from 2.30) was told to bear that."""
-    may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return "gloo" if request.configuration.ranks_per_gpu and not may_share else "nccl"
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors of an optimiser's state, however nested, in an order that all ranks share."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield from _tensors_in(optimizer.state.get(parameter, {}))
-
-
 def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors of an optimiser's state, however nested, in an order that all ranks share."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

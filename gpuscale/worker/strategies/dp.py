@@ -1,16 +1,15 @@
 """DataParallel: one process that scatters each batch over its devices and gathers the outputs."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies import AUTOCAST, cuda_device
+from gpuscale.worker.strategies import AUTOCAST, Strategy, cuda_device
 
 
-class DataParallelStrategy:
-    """A single process with all devices; there is nobody to wait for."""
+class DataParallelStrategy(Strategy):
+    """A single process with all devices: nobody to wait for, and one set of parameters."""
 
     rank = 0
     local_rank = 0
@@ -34,13 +33,6 @@ class DataParallelStrategy:
     def largest(self, value: float) -> float:
         """The value itself: there is one process."""
         return value
-
-    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Nothing to leave out."""
-        return nullcontext()
-
-    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing to do: there is one set of parameters."""
 
 
 class _Autocasting(torch.nn.Module):
