@@ -33,6 +33,7 @@ from gpuscale.records import (
     EntryVerdict,
     Environment,
     EnvironmentChange,
+    GpuDevice,
     GpuSummary,
     Results,
     Run,
@@ -101,6 +102,21 @@ def test_a_slow_rank_is_named_with_its_host_and_gpu_and_not_called_communication
     assert cause.kind is CauseKind.SLOW_RANK
     assert (cause.ranks, cause.hosts, cause.device_uuids) == ((1,), ("node1",), ("GPU-1",))
     assert cause.seen_in == CountOf(3, 3)
+
+
+def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:
+    rng = np.random.default_rng(7)
+    usual = well(rng, [4], deviation=0.003)
+    now = night_of(rng, [4], 3, ONE_SLOW, deviation=0.003)
+    slow = next(uuid for cause in diagnosed(usual, now)[4].causes for uuid in cause.device_uuids)
+    gpus = tuple(
+        GpuDevice(index=n, name="V100", uuid=uuid, smi_index=n + 4, pci_address=f"0000:C{n}:00.0")
+        for n, uuid in enumerate(("another", slow))
+    )
+    found = replace(now, environment=replace(now.environment, host="node1", gpus=gpus))
+    comparison = diagnose(usual, [found], compare(usual, [found]))
+    (places,) = [note.facts["places"] for note in comparison.notes if note.code == "gpu_places"]
+    assert places == {slow: "GPU 5 at 0000:C1:00.0 of node1"}
 
 
 @pytest.mark.parametrize(

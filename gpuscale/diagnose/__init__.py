@@ -14,7 +14,9 @@ from gpuscale.diagnose import causes
 from gpuscale.diagnose.attribution import Change, Part
 from gpuscale.diagnose.evidence import Row, onset_of, points_of
 from gpuscale.diagnose.stragglers import slow_device, stragglers
-from gpuscale.records import Baseline, Cause, Comparison, EntryVerdict, Results, Verdict
+from gpuscale.records import Baseline, Cause, Comparison, EntryVerdict, Results, Statement, Verdict
+from gpuscale.records.cause import DeviceSymptom
+from gpuscale.records.environment import gpu_places
 
 OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
     Part.COMMUNICATION: causes.communication,
@@ -78,7 +80,27 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
         replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
         for entry in comparison.entries
     )
-    return replace(comparison, entries=entries)
+    notes = comparison.notes
+    if places := _places(baseline, results, entries):
+        notes += (Statement.of("gpu_places", places=places),)
+    return replace(comparison, entries=entries, notes=notes)
+
+
+def _places(
+    baseline: Baseline, results: Sequence[Results], entries: Sequence[EntryVerdict]
+) -> dict[str, str]:
+    """Where the GPUs are that causes name."""
+    named = {
+        uuid
+        for entry in entries
+        for cause in entry.causes
+        for uuid in (
+            *cause.device_uuids,
+            *(each.uuid for each in cause.evidence if isinstance(each, DeviceSymptom)),
+        )
+    }
+    environments = (*baseline.environments.values(), *(each.environment for each in results))
+    return {uuid: at for uuid, at in gpu_places(environments).items() if uuid in named}
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:

@@ -105,7 +105,7 @@ def summary_lines(
     if results.injections:
         yield injection_warning(results.injections)
     columns = columns_of(sys.stdout)
-    yield from scaling_lines(results.runs, columns)
+    yield from scaling_lines(results, columns)
     notes = [*_failure_lines(results, new_runs)]
     if stopping is not None:
         notes += _stopping_lines(results, stopping)

@@ -1,6 +1,6 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -17,13 +17,6 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     """As nvidia-smi numbers it, which counts all GPUs of the machine."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
-
-    @property
-    def place(self) -> str | None:
-        """Where an admin finds it: `GPU 3 at 0000:C1:00.0`; None where NVML did not tell."""
-        if self.smi_index is None or self.pci_address is None:
-            return None
-        return f"GPU {self.smi_index} at {self.pci_address}"
 
 
 class Node(Record, frozen=True, kw_only=True):
@@ -91,6 +84,20 @@ class Environment(Record, frozen=True, kw_only=True):
             return f"{across}{len(self.gpus)}× {' + '.join(self.gpu_names)}"
         cores = "CPU" if self.cpu_count is None else f"{self.cpu_count} CPU cores"
         return across + (f"{cores} ({self.cpu_model})" if self.cpu_model else cores)
+
+
+def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
+    """`GPU 3 at 00000000:C1:00.0 of node1`, as nvidia-smi has it, of each known GPU by its UUID."""
+    return {
+        gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
+        for environment in environments
+        for host, gpus in (
+            (environment.host, environment.gpus),
+            *((node.host, node.gpus) for node in environment.nodes),
+        )
+        for gpu in gpus
+        if gpu.uuid and gpu.smi_index is not None and gpu.pci_address
+    }
 
 
 class EnvironmentChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     )
     symptoms: dict[str, list[str]] = {}
     for each in _of_type(DeviceSymptom, cause):
-        symptoms.setdefault(_device(each.uuid, each.host), []).append(_symptom(each))
+        symptoms.setdefault(device_text(each.uuid, each.host), []).append(_symptom(each))
     return (
         *([phases] if phases else []),
         *(f"{device}: {'; '.join(found)}" for device, found in symptoms.items()),
@@ -158,7 +158,7 @@ def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
     its = _of_type(DeviceSymptom, cause)[0]
-    return f"{_symptom(its)} on {_device(its.uuid, its.host)}{_and_more(cause)}", (
+    return f"{_symptom(its)} on {device_text(its.uuid, its.host)}{_and_more(cause)}", (
         "it was not so in the baseline, and how much time it costs is not known"
     )
 
@@ -189,7 +189,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "computing": _computing,
     "stragglers": _stragglers,
     "slow_device": lambda cause, added, took: (
-        f"{_device(cause.device_uuids[0], cause.hosts[0])} {_slow(cause)} {added}",
+        f"{device_text(cause.device_uuids[0], cause.hosts[0])} {_slow(cause)} {added}",
         f"it takes {took}, and the other devices do not ({_seen_in(cause)} were on it)",
     ),
     "time_in_no_part": lambda cause, added, took: (
@@ -314,7 +314,7 @@ def _symptom(symptom: DeviceSymptom) -> str:
     return text + _BESIDE[symptom.beside].format(then) + heat
 
 
-def _device(uuid: str, host: str | None) -> str:
+def device_text(uuid: str, host: str | None = None) -> str:
     """`GPU-ab12… on node1`; the UUID gets the prefix that nvidia-smi prints."""
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return name if host is None else f"{name} on {host}"

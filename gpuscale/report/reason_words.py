@@ -13,6 +13,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.report.cause_words import device_text
 from gpuscale.report.phrases import amount_text, counted, gpus_text, load_text, quantity_text
 from gpuscale.units import format_percent
 
@@ -156,6 +157,7 @@ WORDS: Mapping[str, str] = {
     ),
     "failed_runs": "{row:row}: {failed} of {made} runs failed ({failure})",
     "environment_changed": "changed since the baseline: {changes:changes}",
+    "gpu_places": "{places:places}",
     "busy_host": "the host was busy in {busy} of {runs} runs ({load:load})",
     "busy_host_before": "the baseline's host was busy in {busy} of {runs} runs ({load:load})",
     "not_judged": (
@@ -259,6 +261,9 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "gpus": gpus_text,
     "row": lambda key: str(key.label),
     "load": load_text,
+    "places": lambda places: "; ".join(
+        f"{device_text(uuid)} is {at}" for uuid, at in places.items()
+    ),
     "changes": lambda changes: "; ".join(map(change_text, changes)),
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",

@@ -21,6 +21,7 @@ from gpuscale.records import (
     Results,
     Run,
 )
+from gpuscale.records.environment import gpu_places
 from gpuscale.report import phrases
 from gpuscale.report.phrases import UNKNOWN
 from gpuscale.report.reason_words import reason_text, statement_text
@@ -62,17 +63,21 @@ def results_text(
     if phases:
         lines += phase_lines(results.runs, columns)
     else:
-        lines += scaling_lines(results.runs, columns) if results.runs else ["no run was recorded"]
+        lines += scaling_lines(results, columns) if results.runs else ["no run was recorded"]
         lines += fitted(_failures(results), columns)
     return "\n".join(lines)
 
 
-def scaling_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
-    """The scaling table of the runs, with its notes and where the lost efficiency went."""
+def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
+    """The scaling table of the results, with its notes and where the lost efficiency went."""
+    runs = results.runs
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns).splitlines()
     yield ""
-    yield from fitted((*table_notes(points), *budget_lines(runs)), columns)
+    lines = [*table_notes(points), *budget_lines(runs)]
+    places = gpu_places([results.environment]).items()
+    named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
+    yield from fitted((*lines, *named), columns)
 
 
 def scaling_table(
