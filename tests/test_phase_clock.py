@@ -1,10 +1,11 @@
-"""Phases by the clock of a CPU rank, on a made time."""
+"""Phases by the clocks of a CPU and of a CUDA rank, on made time."""
 
 import pytest
+import torch
 
 from gpuscale.worker import phases
 from gpuscale.worker.loop import steps_per_mark
-from gpuscale.worker.phases import HostPhaseClock, Phase
+from gpuscale.worker.phases import CudaPhaseClock, HostPhaseClock, Phase, PhaseClock, phase_clock
 
 SPENT_S = {
     Phase.DATA: 1.0,
@@ -21,14 +22,41 @@ class MadeTime:
     def perf_counter(self) -> float:
         return self.now_s
 
+    def event(self, *, enable_timing: bool) -> "MadeEvent":
+        assert enable_timing
+        return MadeEvent(self)
 
-@pytest.mark.parametrize("marked_every", [1, 2, 3, 10])
-def test_phases_of_marked_steps_stand_for_all_of_the_window(
-    monkeypatch: pytest.MonkeyPatch, marked_every: int
-) -> None:
+
+class MadeEvent:
+    """An event of a device that is done at once; as CUDA's, it tells milliseconds."""
+
+    def __init__(self, time: MadeTime) -> None:
+        self._time = time
+        self._passed_s = 0.0
+
+    def record(self, stream: object) -> None:
+        self._passed_s = self._time.now_s
+
+    def elapsed_time(self, later: "MadeEvent") -> float:
+        return 1000 * (later._passed_s - self._passed_s)
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
     time = MadeTime()
     monkeypatch.setattr(phases, "time", time)
-    clock = HostPhaseClock()
+    monkeypatch.setattr(torch.cuda, "Event", time.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    return time
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", HostPhaseClock), ("cuda", CudaPhaseClock)])
+@pytest.mark.parametrize("marked_every", [1, 2, 3, 10])
+def test_phases_of_marked_steps_stand_for_all_of_the_window(
+    time: MadeTime, marked_every: int, device: str, kind: type[PhaseClock]
+) -> None:
+    clock = phase_clock(torch.device(device))
+    assert type(clock) is kind
     # Whatever lies between two windows belongs to none.
     for _ in range(2):
         time.now_s += 100
@@ -42,6 +70,27 @@ def test_phases_of_marked_steps_stand_for_all_of_the_window(
     assert [found.data_s, found.h2d_s, found.forward_s, found.backward_s, found.optimizer_s] == (
         pytest.approx([7 * spent_s for spent_s in SPENT_S.values()])
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("marked_every", "counted_s"), [(1, 3), (2, 0)])
+def test_time_before_a_step_counts_where_the_step_before_it_is_marked_too(
+    time: MadeTime, marked_every: int, counted_s: float, device: str
+) -> None:
+    clock = phase_clock(torch.device(device))
+    clock.begin(marked_every)
+    for _ in range(4):
+        clock.begin_step()
+        clock.mark(Phase.DATA)
+        time.now_s += 1
+    assert clock.phases().data_s == counted_s
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_window_without_steps_has_no_phases(time: MadeTime, device: str) -> None:
+    clock = phase_clock(torch.device(device))
+    clock.mark(Phase.DATA)
+    assert clock.phases().forward_s == clock.phases().data_s == 0
 
 
 @pytest.mark.parametrize(
