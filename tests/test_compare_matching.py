@@ -108,6 +108,12 @@ def test_another_sample_shape_is_incomparable_and_named() -> None:
     assert "(sample_shape: 1×28×28 → 1×56×56)" in reason_text(comparison.entries[0])
 
 
+def test_a_speedup_is_judged_where_the_baseline_does_not_know_its_sample_shape() -> None:
+    unknown = tuple(replace(run, sample_shape=None) for run in BASELINE.runs)
+    row = compare(replace(BASELINE, runs=unknown), [measured(NOW)]).entries[1]
+    assert (row.verdict, row.changed_quantity) == (Verdict.OK, "E(n)")
+
+
 def test_runs_of_two_jobs_in_one_file_are_two_allocations() -> None:
     ours, theirs = run(1, 0.1), replace(run(1, 0.1, index=2), allocation="resumed")
     side = side_of_results([results(ours, theirs, where=environment(job_id="begun"))])
@@ -229,6 +235,7 @@ def test_rows_come_case_by_case_with_gpus_ascending() -> None:
         ("GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090 Ti"),
         ("TITAN V", "NVIDIA TITAN V"),
         ("Quadro RTX 6000", "RTX 6000"),
+        ("A6000", "NVIDIA RTX A6000"),
     ],
 )
 def test_names_that_can_mean_the_same_gpu(one: str, other: str) -> None:

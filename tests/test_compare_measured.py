@@ -263,6 +263,25 @@ def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
     assert Statement.of("same_allocation", name="now") in notes
 
 
+@pytest.mark.parametrize(
+    ("runs", "code"),
+    [
+        ({1: 5}, NoteCode.FEW_RUNS),
+        ({1: 5, 2: 6}, NoteCode.FEW_RUNS),
+        ({1: 5, 2: 5}, NoteCode.FEW_RUNS_OF_SEVERAL),
+        ({1: 6, 2: 6}, None),
+    ],
+)
+def test_rows_of_the_baseline_with_fewer_than_six_runs_are_counted(
+    runs: Mapping[int, int], code: NoteCode | None
+) -> None:
+    before = baseline({gpus: [0.1] * count for gpus, count in runs.items()})
+    notes = compare(before, [_now(n1=0.1, n2=0.1)]).notes
+    of_few = (NoteCode.FEW_RUNS, NoteCode.FEW_RUNS_OF_SEVERAL)
+    found = [(note.code, note.facts["others"]) for note in notes if note.code in of_few]
+    assert found == ([] if code is None else [(code, list(runs.values()).count(5) - 1)])
+
+
 def test_an_efficiency_above_1_1_is_pointed_out() -> None:
     notes = compare(_then(n1=0.1, n2=0.11), [_now(n1=0.1, n2=0.05)]).notes
     assert facts_of(notes, "unit_error_of_side")["side"] == "results"

@@ -1,11 +1,13 @@
 """Changes exactly on a limit: losses, gains, bounds and probabilities."""
 
 import math
+from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 
-from gpuscale.compare.decision import ErrorRates, Quantity, loss_in_points
-from gpuscale.records import Limits
+from gpuscale.compare.decision import ErrorRates, Quantities, Quantity, decide, loss_in_points
+from gpuscale.records import Finding, Limits, Verdict
 from gpuscale.statistics.estimates import Term, difference
 
 
@@ -44,3 +46,20 @@ def test_a_loss_that_may_be_the_bound_of_ok_is_not_ok() -> None:
     # A margin beyond the bound takes its place.
     assert quantity(-0.55, margin=0.6).is_ok
     assert not quantity(-0.6, margin=0.6).is_ok
+
+
+@pytest.mark.parametrize(
+    ("p", "verdict", "finding"),
+    [(0.049, Verdict.OK, Finding.REFERENCE_FASTER), (0.051, Verdict.INCONCLUSIVE, None)],
+)
+def test_a_lost_speedup_is_put_down_to_a_reference_that_is_faster_at_5_percent(
+    p: float, verdict: Verdict, finding: Finding | None
+) -> None:
+    deviation = 0.3 / NormalDist().inv_cdf(1 - p)
+    faster = difference(0.3, [Term(variance=deviation**2, df=math.inf)])
+    row = Quantities(
+        time=quantity(0.0, p=0.5),
+        speedup=quantity(-0.3),
+        reference=replace(quantity(0.0), gain=faster),
+    )
+    assert decide(row)[:2] == (verdict, finding)
