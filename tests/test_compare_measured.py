@@ -242,6 +242,7 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
     assert row.changed_quantity == "E(n)"
     assert known(known(row.change).high) < -0.06
     assert row.verdict is Verdict.INCONCLUSIVE
+    assert row.reason.code is ReasonCode.UNKNOWN_END_MOVED
 
 
 def test_two_ends_from_different_allocations_are_less_sure() -> None:

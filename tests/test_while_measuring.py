@@ -104,6 +104,22 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
     assert _row(step, 1).status is RowStatus.UNDECIDED
 
 
+@pytest.mark.parametrize(("fresh_s", "is_confirmed"), [(0.1015, False), (0.106, True)])
+def test_a_loss_over_all_runs_is_called_one_where_the_fresh_run_lies_beyond_the_margin_too(
+    fresh_s: float, is_confirmed: bool
+) -> None:
+    exact = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
+    before = replace(_then(n1=0.1), tolerances=exact)
+    now = measured({1: [*(0.106 * f for f in NOW[:3]), fresh_s]})
+    assert _row(next_step(before, [now], SequentialPlan(fewest_runs=4, most_runs=4)), 1).status is (
+        RowStatus.CONFIRMED
+    )
+    row = _row(next_step(before, [now], PLAN), 1)
+    assert (row.suspected_after, row.analysed_after) == (3, 4)
+    assert row.status is (RowStatus.CONFIRMED if is_confirmed else RowStatus.NEEDS_RUNS)
+    assert row.entry.verdict is (Verdict.REGRESSED if is_confirmed else Verdict.INCONCLUSIVE)
+
+
 def test_what_is_settled_stays_so_whatever_later_runs_of_it_say() -> None:
     before = _then(n1=0.1, n2=0.11)
     # T(1) is settled after three runs and goes on, slower, as the reference of T(2).
@@ -241,7 +257,8 @@ def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> Non
     assert _row(first, 2).suspected_after == 3
     assert _row(first, 2).entry.verdict is Verdict.INCONCLUSIVE
     assert _row(second, 2).entry.verdict is Verdict.INCONSISTENT
-    unsure = measured({1: slow[0][:3], 2: [0.04, 0.05, 0.07]})
+    # 2 % below the figure, and so within the tolerance, by an interval that is not.
+    unsure = measured({1: slow[0][:3], 2: [0.09, 0.11, 0.14]})
     assert _row(next_step(before, [unsure], PLAN), 2).suspected_after is None
 
 
