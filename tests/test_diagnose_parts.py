@@ -173,6 +173,8 @@ def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() ->
     found = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.0)
     shares = [found[part].share for part in (Part.COMMUNICATION, Part.COMPUTING, Part.SKEW)]
     assert shares == pytest.approx([0.25, 0.75, 0.0])
+    unchanged = changes_of([taken(1.0, 10.0)], [taken(1.0, 10.0)], 0.0)
+    assert {change.share for change in unchanged.values()} == {0.0}
     # Single runs tell no spread: 5% of 11 s each, with three degrees of freedom.
     assert found[Part.COMPUTING].noise_s == pytest.approx(2.353363 * 0.55 * 2**0.5)
     with_jobs = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.1)
@@ -218,6 +220,7 @@ def on_one_gpu(
 
 
 STEADY = {"A": (1.0, 1.01), "B": (1.0, 1.01), "C": (1.0, 1.01)}
+LOUD = {"A": (1.0, 1.06), "B": (1.0, 1.06), "C": (1.0, 1.06)}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +243,9 @@ STEADY = {"A": (1.0, 1.01), "B": (1.0, 1.01), "C": (1.0, 1.01)}
         ),
         ({}, STEADY | {"A": (1.2, 1.21)}, []),
         (STEADY, STEADY | {"A": (1.08, 1.09)}, ["A"]),
+        # Runs of a device differ by 6%: four standard errors, that of 1% by chance, are 17%.
+        (LOUD, LOUD | {"A": (1.2, 1.272)}, ["A"]),
+        (LOUD, LOUD | {"A": (1.17, 1.2402)}, []),
         # A single run more than devices tells too little of the noise.
         ({"A": (1.0, 1.0001), "B": (1.0,)}, {"A": (1.3,), "B": (1.0,)}, []),
     ],
@@ -324,6 +330,11 @@ def test_a_clock_event_that_became_more_frequent_by_a_tenth_is_a_symptom() -> No
     assert seen(with_share(0.25), with_share(0.375))
     assert seen(with_share(0.25), with_share(0.3125)) == []
     assert seen([summary()], with_share(0.9, "gpu_idle")) == []
+    # In one run of two, and in none of the other.
+    ((_, _, now, usual, _),) = seen(
+        with_share(0.25), with_share(0.75) + with_share(1.0, "gpu_idle")
+    )
+    assert (now, usual) == (0.375, 0.25)
 
 
 def test_a_new_device_is_set_beside_the_baselines_else_beside_the_others_of_now() -> None:

@@ -18,6 +18,7 @@ class MadeClock:
         self.steps: list[bool] = []
         self.pending_s = 0.0
         self.realigned_after: list[int] = []
+        self.marked_every: list[int] = []
         self._opened_s = 0.0
         self._first_step_s = first_step_s
         self._step_s = step_s
@@ -43,6 +44,7 @@ class MadeClock:
 
     def begin_window(self, *, marked_every: int) -> None:
         self._opened_s = self.now_s
+        self.marked_every.append(marked_every)
 
     def phases(self) -> Phases:
         whole_s = self.now_s - self._opened_s
@@ -121,6 +123,28 @@ def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigne
     ends = [i + 1 for i, kind in enumerate(clock.steps[:-1]) if not kind and clock.steps[i + 1]]
     assert clock.realigned_after == ends
     assert kinds[-1]
+
+
+@pytest.mark.parametrize(("loaders", "marked_every"), [(0, 4), (2, 1)])
+def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches_in_all(
+    monkeypatch: pytest.MonkeyPatch, loaders: int, marked_every: int
+) -> None:
+    clock = MadeClock(first_step_s=30.0, step_s=0.001, unsynced_step_s=0.001)
+    monkeypatch.setattr(loop, "time", clock)
+    measured = measure(clock, Alone(), PLAN, ignore, pausing=True, loaders=loaders)
+    # The first step and two stretches of warm-up, then windows; three of them are not synchronised.
+    assert clock.marked_every == [1] * 3 + [marked_every] * 13
+    # After these as many batches are waited for as there are loaders, and belong to no window.
+    in_windows = 13 * measured.steps_per_window
+    assert len(clock.steps) == measured.warmup_steps + in_windows + 3 * loaders
+
+
+def test_without_word_of_loaders_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = MadeClock(first_step_s=30.0, step_s=0.001, unsynced_step_s=0.001)
+    monkeypatch.setattr(loop, "time", clock)
+    measure(clock, Alone(), PLAN, ignore, pausing=False)
+    assert set(clock.marked_every) == {1, 4}
+    assert window_plan(0.3, PLAN, pausing=False) == window_plan(0.3, PLAN, pausing=False, loaders=0)
 
 
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:

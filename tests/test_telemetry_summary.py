@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import BATCH, gpu_summary, run, with_values
+from builders import BATCH, environment, gpu_summary, request, run, window, with_values
 from msgspec.structs import replace
 
-from gpuscale.records import GpuSummary, GpuWindow
-from gpuscale.run_directory import stderr_path
+from gpuscale.records import GpuDevice, GpuSummary, GpuWindow, Node
+from gpuscale.run_directory import NodeSamples, stderr_path
 from gpuscale.telemetry.fields import Reading
 from gpuscale.telemetry.sampler import Header, SampledDevice, Tick, line_of
-from gpuscale.telemetry.summary import TelemetryReport, summarize
+from gpuscale.telemetry.summary import TelemetryReport, sampling_beside, summarize
 
 A, B = "aaaa", "bbbb"
 
@@ -296,3 +296,29 @@ def test_a_run_measures_its_energy_once_telemetry_is_added() -> None:
     telemetry = TelemetryReport(gpu_summaries=(with_values(gpu_summary(0.9), energy_j=64.0),))
     assert telemetry.added_to(made).measured["energy_per_sample_j"] == 64.0 / BATCH
     assert telemetry.added_to(failed).measured == {}
+
+
+def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_path: Path) -> None:
+    gpus = (GpuDevice(index=0, name="Fake V100", uuid=A),)
+    nodes = tuple(Node(host=host, gpus=gpus) for host in ("node1", "node2"))
+    there = replace(environment(), gpus=gpus, nodes=nodes)
+    made = run(1, 2.0)
+    left = [
+        NodeSamples(host=host, path=tmp_path / host, uuids=(uuid,))
+        for host, uuid in (("node1", A), ("node2", B), ("node3", "cccc"))
+    ]
+    began_s = window(2.0, 1).started_at_s
+    for node, uuid in zip(left, (A, B), strict=False):
+        device = {uuid: SampledDevice(name="Fake V100")}
+        node.path.write_text(header(**device) + tick(began_s + 1, **{uuid: busy(0.5)}))
+    with sampling_beside(request(devices=(0,)), there, lambda: left) as sampling:
+        assert sampling is not None
+        assert sampling.sampler is None
+        report = sampling.summarize(made)
+    assert [(gpu.uuid, gpu.samples) for gpu in report.gpu_summaries] == [(A, 1), (B, 1)]
+    assert report.driver_version == "575.57.08"
+    assert report.absent is not None
+    assert report.absent.startswith("node3: the GPU sampler ended")
+    without = replace(there, gpus=())
+    with sampling_beside(request(devices=(0,)), without, lambda: left) as sampling:
+        assert sampling is None
