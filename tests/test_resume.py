@@ -11,6 +11,7 @@ from changing import replace
 
 from gpuscale import __version__
 from gpuscale.errors import FileError, UsageError
+from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
     Recorder,
@@ -198,12 +199,20 @@ def test_another_node_of_the_same_kind_is_no_other_environment() -> None:
     )
 
 
-def test_another_driver_is_refused_where_both_are_known() -> None:
+def test_another_driver_is_refused_where_both_are_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(results_file, "_LOADED_DRIVER", tmp_path / "version")
     where = replace(environment(), driver_version="550.54")
     then = replace(measured({1: [1.0]}), gpuscale_version=__version__, environment=where)
     refuse_other_environment(HERE, then, where, ())
     with pytest.raises(UsageError, match=r"driver_version: 550\.54 → 560\.35"):
         refuse_other_environment(HERE, then, replace(where, driver_version="560.35"), ())
+    refuse_other_environment(HERE, then, environment(), ())
+    refuse_other_environment(HERE, replace(then, environment=environment()), where, ())
+    (tmp_path / "version").write_text("560.35\n")
+    with pytest.raises(UsageError, match=r"driver_version: 550\.54 → 560\.35"):
+        refuse_other_environment(HERE, then, environment(), ())
 
 
 def test_faults_on_purpose_never_join_real_results() -> None:

@@ -127,6 +127,7 @@ def test_a_baseline_decides_which_runs_are_left_out(tmp_path: Path) -> None:
     assert judge.reason_to_leave_out(request(gpus=8, index=4), now) is None
     fine = measured({1: QUIET, 2: [0.5, 0.5005, 0.4995]})
     assert judge.reason_to_leave_out(request(index=4), fine) == "improved after 3 runs"
+    assert judge.reason_to_leave_out(request(index=3), fine) is None
     assert judge.comparison(fine).exit_code == 0
 
 
