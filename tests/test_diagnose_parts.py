@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from builders import gpu_summary, phases, run, with_values
+from builders import gpu_summary, phased_run, phases, run, with_values
 from cause_records import row_of
 from changing import replace
 
-from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of
+from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
 from gpuscale.diagnose.evidence import Point, Row, onset_of
 from gpuscale.diagnose.stragglers import slow_device, stragglers_of
@@ -175,6 +175,8 @@ def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() ->
     assert shares == pytest.approx([0.25, 0.75, 0.0])
     unchanged = changes_of([taken(1.0, 10.0)], [taken(1.0, 10.0)], 0.0)
     assert {change.share for change in unchanged.values()} == {0.0}
+    partly = changes_of([taken(1.0, 10.0)], [taken(2.0, 9.0)], 0.0)
+    assert [partly[part].share for part in (Part.COMMUNICATION, Part.COMPUTING)] == [1.0, 0.0]
     # Single runs tell no spread: 5% of 11 s each, with three degrees of freedom.
     assert found[Part.COMPUTING].noise_s == pytest.approx(2.353363 * 0.55 * 2**0.5)
     with_jobs = changes_of([taken(1.0, 10.0)], [taken(2.0, 13.0)], 0.1)
@@ -184,6 +186,17 @@ def test_shares_are_of_all_that_was_lost_and_noise_is_that_of_runs_and_jobs() ->
     )
     # Four runs with squares of 4 s² around their means, and a prior worth three more degrees.
     assert several[Part.COMPUTING].noise_s == pytest.approx(2.015048 * 2**0.5)
+
+
+def test_a_run_is_taken_apart_where_the_pace_and_the_phases_of_each_rank_are_known() -> None:
+    whole = phased_run([phases(forward_s=2.0), phases(forward_s=3.0)], communication_s=0.5)
+    found = step_of(whole)
+    assert found is not None
+    assert (found.communication_s, found.skew_s) == (pytest.approx(0.5), pytest.approx(1.0))
+    assert step_of(replace(whole, unsynced_windows=())) is None
+    for lacking in ({"pace_s": None}, {"phases": None}):
+        ranks = (whole.ranks[0], replace(whole.ranks[1], **lacking))
+        assert step_of(replace(whole, ranks=ranks)) is None
 
 
 @pytest.mark.parametrize(

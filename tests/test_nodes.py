@@ -93,6 +93,9 @@ def test_a_slow_gpu_is_named_with_its_node(nodes: int) -> None:
     slowest = max(found, key=lambda f: f.slower)
     assert (slowest.kind, slowest.hosts) == ("computation", ("n1",))
     assert "on GPU 3" in slowest.text
+    alone = find_slow(probes(random.Random(2), nodes, devices=1, slow_device=(1, 0)))
+    assert [f.kind for f in alone] == ["computation"]
+    assert "on GPU" not in alone[0].text
 
 
 def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() -> None:
