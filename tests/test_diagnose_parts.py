@@ -10,7 +10,7 @@ from changing import replace
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
 from gpuscale.diagnose.evidence import Point, Row, onset_of
-from gpuscale.diagnose.stragglers import slow_device, stragglers_of
+from gpuscale.diagnose.stragglers import slow_device, stragglers, stragglers_of
 from gpuscale.records import GpuSummary
 from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
 from gpuscale.scaling import PointKey
@@ -113,6 +113,26 @@ def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
     found = stragglers_of([step(*ranks)], 0.0)
     assert found.ranks == slow
     assert found.is_whole_host is is_whole_host
+
+
+@pytest.mark.parametrize(("late_s", "kind"), [(1.0, CauseKind.SLOW_RANK), (1.125, CauseKind.DATA)])
+def test_a_straggler_waits_for_data_where_more_than_half_of_its_loss_is_there(
+    late_s: float, kind: CauseKind
+) -> None:
+    def steps(*data_and_computing_s: tuple[float, float]) -> list[Step]:
+        ranks = (
+            rank(number, data_s + computing_s)._replace(phases=phases(data_s=data_s))
+            for number, (data_s, computing_s) in enumerate(data_and_computing_s)
+        )
+        return [step(*ranks)]
+
+    known = row_of(
+        steps((1.0, 1.0), (1.0, 1.0)), steps((1.0, 1.0), (1.0 + late_s, 3.0 - late_s)), gpus=2
+    )
+    change = known.point.changes[Part.SKEW]
+    assert change.lost_s == 2.0
+    found = stragglers(known, change)
+    assert (found.kind, found.ranks) == (kind, (1,))
 
 
 def test_ranks_that_are_all_on_one_host_are_not_called_that_host() -> None:
@@ -375,6 +395,9 @@ def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of
     assert not explains(half, "B", 0.1)
     # Of three devices one is slow: the median device is not.
     assert not explains(half, "ABC", 0.1)
+    # Of two, half of what the slow one lost.
+    assert explains(half, "AB", 0.25)
+    assert not explains(half, "AB", 0.26)
     two = [*half, clock("B", 500)]
     assert explains(two, "ABC", 0.5)
     assert not explains(two, "ABC", 0.51)
