@@ -78,12 +78,13 @@ def test_a_bad_adapter_is_named_by_its_node_and_a_bad_link_by_its_two_ends(nodes
         assert (of_link.kind, of_link.hosts) == ("link", (f"n{one}", f"n{other}"))
 
 
-def test_two_bad_adapters_are_named_both() -> None:
+@pytest.mark.parametrize(("nodes", "sick"), [(8, (2, 5)), (7, (1, 2, 5))])
+def test_several_bad_adapters_are_named_all(nodes: int, sick: tuple[int, ...]) -> None:
     chance = random.Random(1)
-    seen = probes(chance, 8, slow_sender=2, devices=0)
-    also = probes(chance, 8, slow_sender=5, devices=0)
-    found = find_slow([*seen[:5], also[5], *seen[6:]])
-    assert {f.hosts for f in found} == {("n2",), ("n5",)}
+    seen = probes(chance, nodes, devices=0)
+    for place in sick:
+        seen[place] = probes(chance, nodes, slow_sender=place, devices=0)[place]
+    assert {f.hosts for f in find_slow(seen)} == {(f"n{place}",) for place in sick}
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
