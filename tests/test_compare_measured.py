@@ -1,5 +1,6 @@
 """Verdicts against measured runs: each word, each finding, each exit code."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -171,6 +172,7 @@ WILD = [0.06, 0.11, 0.19]
     ("then", "now", "deviation", "why"),
     [
         (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
+        ([0.1] * 6, [0.103] * 3, 0.1, "nights_differ"),
         (QUIET, WILD, 0.01, "runs_differ"),
         (WILD, [0.1 * f for f in NOW], 0.01, "baseline_runs_differ"),
     ],
@@ -183,7 +185,11 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
     row = _row(compare(before, [measured({1: now})]), 1)
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.further_runs is None
-    assert why in codes_in(row.reason)
+    remedy = row.reason.facts["remedy"]
+    assert isinstance(remedy, Statement)
+    assert remedy.code is why
+    if why is ReasonCode.NIGHTS_DIFFER:
+        assert remedy.facts["deviation"] == pytest.approx(math.expm1(deviation), rel=0.02)
 
 
 def test_a_single_current_run_is_judged_by_the_deviation_of_the_others() -> None:

@@ -160,12 +160,14 @@ def test_of_runs_on_one_gpu_the_device_that_alone_got_slow_is_named() -> None:
     named = 0
     for _ in range(20):
         before = well(rng, [1], deviation=0.01)
-        row = diagnosed(before, night_of(rng, [1], 4, sick, deviation=0.01))[1]
+        now = night_of(rng, [1], 4, sick, deviation=0.01)
+        row = diagnosed(before, now)[1]
         # One run in four is slow: that makes the mean uncertain, not certainly worse.
         assert row.verdict is Verdict.INCONCLUSIVE
         named += [cause.device_uuids for cause in row.causes] == [("GPU-1",)]
     assert named >= 18
     assert row.causes[0].seen_in == CountOf(1, 4)
+    assert with_verdict(before, now, 1, Verdict.OK).causes == ()
 
 
 @pytest.mark.thorough
@@ -201,10 +203,12 @@ def test_a_single_change_is_the_headline_and_no_list() -> None:
     assert (headline(changed), evidence(changed)) == ("changed: torch 2.11 → 2.12", ())
 
 
-def with_verdict(before: Baseline, now: Results, gpus: int) -> EntryVerdict:
-    """The row with the causes that it would have if the comparison had called it a loss."""
+def with_verdict(
+    before: Baseline, now: Results, gpus: int, verdict: Verdict = Verdict.REGRESSED
+) -> EntryVerdict:
+    """The row with the causes that it would have if the comparison had called it so."""
     comparison = compare(before, [now])
-    called = tuple(replace(entry, verdict=Verdict.REGRESSED) for entry in comparison.entries)
+    called = tuple(replace(entry, verdict=verdict) for entry in comparison.entries)
     rows = diagnose(before, [now], replace(comparison, entries=called)).entries
     return next(row for row in rows if row.key.gpus == gpus)
 

@@ -87,6 +87,14 @@ def test_several_bad_adapters_are_named_all(nodes: int, sick: tuple[int, ...]) -
     assert {f.hosts for f in find_slow(seen)} == {(f"n{place}",) for place in sick}
 
 
+def test_a_node_half_of_whose_links_are_slow_is_not_blamed_for_them() -> None:
+    chance = random.Random(4)
+    seen = probes(chance, 5, devices=0)
+    for place in (1, 2):
+        seen[place] = probes(chance, 5, slow_link=(0, place), devices=0)[place]
+    assert {f.hosts for f in find_slow(seen)} == {("n0", "n1"), ("n0", "n2")}
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_a_slow_gpu_is_named_with_its_node(nodes: int) -> None:
     found = find_slow(probes(random.Random(2), nodes, slow_device=(1, 3)))
