@@ -306,6 +306,9 @@ def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None
         last = measured({1: [last_s * f for f in NOW]}, job_id="n7")
         notes = compare(_then(n1=0.1), [*nights[:6], last]).notes
         assert any(note.code == "differing_allocation" for note in notes) is is_told
+    equal = replace(_then(n1=0.1), tolerances=Tolerances(allocation_deviation_time=0.0))
+    codes = {note.code for note in compare(equal, nights[:2]).notes}
+    assert "differing_allocation" not in codes
 
 
 def test_a_loss_within_a_wide_margin_is_ok_though_the_bound_of_ok_is_narrower() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpuscale.records import Estimate
 from gpuscale.statistics.estimates import (
     Difference,
     Moderated,
@@ -50,6 +51,7 @@ def test_a_single_run_has_no_variance_and_no_interval() -> None:
     assert unknown.lower_bound() is None
     assert unknown.p_below_zero() is unknown.p_above_zero() is None
     assert not unknown.exponential().has_interval
+    assert not Estimate(value=0.5, low=0.4).has_interval
     assert unknown.relative_change().value == pytest.approx(math.e**0.5 - 1)
 
 
