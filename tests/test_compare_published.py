@@ -61,6 +61,9 @@ def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.code == "published_uncertain"
     assert comparison.exit_code == 3
+    # One run more would settle it, and is not there.
+    nearly = _last(ARC4, _now(1.64, spread=(0.97, 1.03, 1.0)))
+    assert (nearly.verdict, nearly.further_runs) == (Verdict.INCONCLUSIVE, 1)
 
 
 def test_across_nodes_the_tolerance_is_wider() -> None:

@@ -232,6 +232,7 @@ def test_fast_and_slow_cases_get_ten_to_thirty_windows_within_the_budget(
         (0.3, False, 2, 20),
         (0.3, True, 2, 20),
         (0.9, True, 1, 16),
+        (1.25, False, 1, 16),
         (1.5, False, 1, 13),
         (1.5, True, 1, 10),
         (3.0, False, 1, 10),
