@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 from builders import baseline, measured
+from cause_records import row_of
 from changing import replace
 from nvml.library import GPU_A, compile_driver
+from statements import facts_of
 
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
-from gpuscale.records import Baseline, HostLoad, Results, Run
+from gpuscale.diagnose.causes import busy_host
+from gpuscale.records import Baseline, HostLoad, NoteCode, Results, Run
 from gpuscale.report.phrases import load_text
 from gpuscale.telemetry.host_load import HostLoadMeter
 
@@ -95,6 +98,33 @@ def test_a_comparison_names_a_busy_host_and_a_loss_puts_it_among_its_causes(
     assert named & {"busy_host", "busy_host_before"} == codes
     causes = {cause.code for entry in comparison.entries for cause in entry.causes}
     assert ("busy_host" in causes) is is_cause
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_cause"),
+    [
+        ((QUIET, QUIET, BUSY), (BUSY, BUSY, QUIET), True),
+        ((QUIET,), (BUSY, QUIET), False),
+        ((QUIET, BUSY), (BUSY,), False),
+        ((), (BUSY,), False),
+    ],
+)
+def test_other_work_is_a_cause_where_most_runs_have_it_that_few_had_before(
+    then: tuple[HostLoad, ...], now: tuple[HostLoad, ...], is_cause: bool
+) -> None:
+    row = row_of([], [], gpus=4)
+    point = replace(row.point, loads_before=then, loads_after=now)
+    assert len([*busy_host(replace(row, points={4: point}), ())]) == is_cause
+
+
+def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() -> None:
+    more, others = replace(BUSY, load_average=12.0), replace(QUIET, gpu_processes=2)
+    after = measured(SLOWER)
+    loads = [QUIET, more, BUSY, None, others, QUIET]
+    runs = [replace(run, host_load=load) for run, load in zip(after.runs, loads, strict=True)]
+    comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
+    facts = facts_of(comparison.notes, NoteCode.BUSY_HOST)
+    assert (facts["busy"], facts["runs"], facts["load"]) == (3, 6, more)
 
 
 def test_the_words_name_load_cores_and_the_others_on_the_gpus() -> None:
