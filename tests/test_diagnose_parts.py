@@ -393,6 +393,7 @@ def test_clocks_explain_a_slowdown_where_those_of_the_median_device_make_half_of
     assert explains(half, "A", 0.5)
     assert not explains(half, "A", 0.51)
     assert not explains(half, "B", 0.1)
+    assert explaining_clocks(half, "A", lost_s=0.1, of_s=0.0) == ()
     # Of three devices one is slow: the median device is not.
     assert not explains(half, "ABC", 0.1)
     # Of two, half of what the slow one lost.

@@ -17,6 +17,7 @@ from gpuscale.statistics.estimates import (
     grouped_log_sample,
     log_sample,
     moderated_term,
+    not_below,
     priors_of,
 )
 
@@ -41,6 +42,17 @@ def test_welch_difference_agrees_with_scipy() -> None:
     assert welch.parts[0].df == pytest.approx(expected.df, rel=1e-9)
     assert welch.interval() == pytest.approx((interval.low, interval.high), rel=1e-9)
     assert welch.lower_bound(0.975) == pytest.approx(interval.low)
+
+
+@pytest.mark.parametrize(("runs", "is_raised"), [(2, False), (3, True), (4, True)])
+def test_a_prior_is_raised_to_the_spread_of_as_many_runs_on_the_other_side(
+    runs: int, is_raised: bool
+) -> None:
+    prior, own = Term(variance=1e-6, df=3.0), log_sample([0.0, 0.0, 0.0])
+    raised = not_below(prior, own, log_sample([0.0, 0.1, 0.2, 0.3][:runs]))
+    assert raised is not None
+    assert (raised.variance > 0.005, raised.df) == (is_raised, 3.0)
+    assert not_below(prior, own, log_sample([0.5])) == prior
 
 
 def test_a_single_run_has_no_variance_and_no_interval() -> None:
