@@ -6,7 +6,15 @@ from changing import replace
 from statements import known
 
 from gpuscale.compare import compare
-from gpuscale.records import Baseline, EntryVerdict, Results, Verdict
+from gpuscale.records import (
+    Baseline,
+    EntryVerdict,
+    NoteCode,
+    ReasonCode,
+    Results,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.configuration import DataKind
 
 # ARC4: 145 s on 1 GPU and 84.5 s on 2, so a speedup of 1.716.
@@ -64,6 +72,11 @@ def test_an_interval_that_straddles_the_tolerance_is_inconclusive() -> None:
     # One run more would settle it, and is not there.
     nearly = _last(ARC4, _now(1.64, spread=(0.97, 1.03, 1.0)))
     assert (nearly.verdict, nearly.further_runs) == (Verdict.INCONCLUSIVE, 1)
+    assert nearly.reason.facts["remedy"] == Statement.of(ReasonCode.FURTHER_RUNS, needed=1)
+    # A tenth below the figure no number of runs tells.
+    never = _last(ARC4, _now(0.9 * 145 / 84.5, spread=(0.97, 1.03, 1.0)))
+    assert (never.verdict, never.further_runs) == (Verdict.INCONCLUSIVE, None)
+    assert never.reason.facts["remedy"] == Statement.of(ReasonCode.MORE_RUNS)
 
 
 def test_across_nodes_the_tolerance_is_wider() -> None:
