@@ -146,6 +146,14 @@ def test_a_sure_loss_within_the_margin_is_ok() -> None:
     assert row.verdict is Verdict.OK
 
 
+def test_a_row_without_any_change_or_spread_has_lost_nothing() -> None:
+    exact = Tolerances(allocation_deviation_time=0.0, allocation_deviation_speedup=0.0)
+    before = replace(baseline({1: [0.1] * 6}), tolerances=exact)
+    row = _row(compare(before, [measured({1: [0.1] * 3})]), 1)
+    assert row.verdict is Verdict.OK
+    assert row.reason == Statement.of(ReasonCode.NO_LOSS, bound=0.0)
+
+
 def test_the_margin_is_the_sites_own() -> None:
     strict = Tolerances(
         margin=0.005, allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4

@@ -45,6 +45,15 @@ def test_a_speedup_within_the_tolerance_is_consistent() -> None:
     assert comparison.exit_code == 0
 
 
+def test_a_figure_that_is_just_reached_is_not_said_to_be_missed() -> None:
+    row = _last(
+        published(figure(1, time_s=100), figure(2, time_s=50)),
+        measured({1: [0.1] * 3, 2: [0.1] * 3}),
+    )
+    assert known(row.change).value == 0
+    assert row.reason.code is ReasonCode.PUBLISHED_EXCEEDED
+
+
 @pytest.mark.parametrize(
     ("speedup", "spread", "verdict", "code"),
     [

@@ -20,7 +20,10 @@ from gpuscale.plugin.results_file import (
     refuse_other_environment,
 )
 from gpuscale.records import Environment, GpuDevice, Node, RunRequest
+from gpuscale.run_directory import NodeSamples
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
+from gpuscale.telemetry.sampler import Header, line_of
+from gpuscale.telemetry.summary import RunSampling
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)
@@ -270,6 +273,19 @@ def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:
     assert recorder.new_runs == [kept]
     assert recorder.measured.runs == (kept,)
     assert read_results(tmp_path / "night.jsonl") == recorder.measured
+
+
+@pytest.mark.parametrize(("seen", "kept"), [("575.57.08", "575.57.08"), (None, "550.54")])
+def test_the_driver_is_that_which_sampling_saw(tmp_path: Path, seen: str | None, kept: str) -> None:
+    samples = tmp_path / "samples"
+    samples.write_text(line_of(Header(driver_version=seen, devices={})))
+    sampling = RunSampling(lambda: [NodeSamples(host="", path=samples, uuids=())])
+    options = parse_options({"gpus": "1", "results": str(tmp_path / "night.jsonl")})
+    here = replace(environment(), driver_version="550.54")
+    recorder = Recorder(here, options, folder=tmp_path)
+    recorder.append(made(1, 1.0), sampling)
+    recorder.close()
+    assert read_results(recorder.path).environment.driver_version == kept
 
 
 def test_a_session_that_resumes_has_the_earlier_runs_too(tmp_path: Path) -> None:
