@@ -2,12 +2,15 @@
 
     python tests/mutants/drawn.py session.sqlite 0.2
 
-A filter only marks mutants as skipped, and cr-rate would count those as killed.
+A filter only marks mutants as skipped, and cr-rate would count those as killed. Nor are those left
+that only turn the `*` of a signature into `/`: that lets keywords be given by position, which
+nobody does.
 """
 
 import random
 import sqlite3
 import sys
+from pathlib import Path
 
 _TABLES = ("work_results", "mutation_specs", "work_items")
 
@@ -18,12 +21,20 @@ def main() -> None:
     with sqlite3.connect(session) as database:
         skipped = {job for (job,) in database.execute("SELECT job_id FROM work_results")}
         jobs = sorted(job for (job,) in database.execute("SELECT job_id FROM work_items"))
+        places = database.execute(
+            "SELECT job_id, module_path, start_pos_row, start_pos_col FROM mutation_specs"
+        )
+        skipped |= {job for job, *place in places if _is_keyword_marker(*place)}
         made = [job for job in jobs if job not in skipped]
         kept = {*random.Random(1).sample(made, round(share * len(made)))}
         dropped = [(job,) for job in jobs if job not in kept]
         for table in _TABLES:
             database.executemany(f"DELETE FROM {table} WHERE job_id = ?", dropped)
     sys.stdout.write(f"{len(kept)} of {len(made)} mutants\n")
+
+
+def _is_keyword_marker(module: str, row: int, column: int) -> bool:
+    return Path(module).read_text(encoding="utf-8").splitlines()[row - 1].startswith("*,", column)
 
 
 if __name__ == "__main__":
