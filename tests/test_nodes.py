@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from changing import replace
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
@@ -93,6 +94,14 @@ def test_a_node_half_of_whose_links_are_slow_is_not_blamed_for_them() -> None:
     for place in (1, 2):
         seen[place] = probes(chance, 5, slow_link=(0, place), devices=0)[place]
     assert {f.hosts for f in find_slow(seen)} == {("n0", "n1"), ("n0", "n2")}
+
+
+def test_a_node_is_set_beside_the_others_and_not_beside_itself() -> None:
+    alike = probes(random.Random(5), 3, devices=1)
+    times_s = (1.0, 1.3, 1.5)
+    seen = [replace(p, compute_s=(time_s,)) for p, time_s in zip(alike, times_s, strict=True)]
+    (found,) = find_slow(seen)
+    assert (found.hosts, found.slower) == (("n2",), pytest.approx(1.5 / 1.15))
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
