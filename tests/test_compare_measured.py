@@ -151,7 +151,7 @@ def test_a_row_without_any_change_or_spread_has_lost_nothing() -> None:
     before = replace(baseline({1: [0.1] * 6}), tolerances=exact)
     row = _row(compare(before, [measured({1: [0.1] * 3})]), 1)
     assert row.verdict is Verdict.OK
-    assert row.reason == Statement.of(ReasonCode.NO_LOSS, bound=0.0)
+    assert row.reason == Statement.of("no_loss", bound=0.0)
 
 
 def test_the_margin_is_the_sites_own() -> None:
@@ -198,7 +198,7 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
     remedy = row.reason.facts["remedy"]
     assert isinstance(remedy, Statement)
     assert remedy.code is why
-    if why is ReasonCode.NIGHTS_DIFFER:
+    if why == "nights_differ":
         assert remedy.facts["deviation"] == pytest.approx(math.expm1(deviation), rel=0.02)
 
 
@@ -258,7 +258,7 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
     assert row.changed_quantity == "E(n)"
     assert known(known(row.change).high) < -0.06
     assert row.verdict is Verdict.INCONCLUSIVE
-    assert row.reason.code is ReasonCode.UNKNOWN_END_MOVED
+    assert row.reason.code == "unknown_end_moved"
 
 
 def test_two_ends_from_different_allocations_are_less_sure() -> None:
@@ -281,22 +281,15 @@ def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "code"),
-    [
-        ({1: 5}, NoteCode.FEW_RUNS),
-        ({1: 5, 2: 6}, NoteCode.FEW_RUNS),
-        ({1: 5, 2: 5}, NoteCode.FEW_RUNS_OF_SEVERAL),
-        ({1: 6, 2: 6}, None),
-    ],
+    ("runs", "others"),
+    [({1: 5}, [0]), ({1: 5, 2: 6}, [0]), ({1: 5, 2: 5}, [1]), ({1: 6, 2: 6}, [])],
 )
 def test_rows_of_the_baseline_with_fewer_than_six_runs_are_counted(
-    runs: Mapping[int, int], code: NoteCode | None
+    runs: Mapping[int, int], others: list[int]
 ) -> None:
     before = baseline({gpus: [0.1] * count for gpus, count in runs.items()})
     notes = compare(before, [_now(n1=0.1, n2=0.1)]).notes
-    of_few = (NoteCode.FEW_RUNS, NoteCode.FEW_RUNS_OF_SEVERAL)
-    found = [(note.code, note.facts["others"]) for note in notes if note.code in of_few]
-    assert found == ([] if code is None else [(code, list(runs.values()).count(5) - 1)])
+    assert [note.facts["others"] for note in notes if note.code == "few_runs"] == others
 
 
 def test_an_efficiency_above_1_1_is_pointed_out() -> None:

@@ -16,7 +16,7 @@ from statements import facts_of
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.diagnose.causes import busy_host
-from gpuscale.records import Baseline, HostLoad, NoteCode, Results, Run
+from gpuscale.records import Baseline, HostLoad, Results, Run
 from gpuscale.report.phrases import load_text
 from gpuscale.telemetry.host_load import HostLoadMeter
 
@@ -123,7 +123,7 @@ def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() 
     loads = [QUIET, more, BUSY, None, others, QUIET]
     runs = [replace(run, host_load=load) for run, load in zip(after.runs, loads, strict=True)]
     comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
-    facts = facts_of(comparison.notes, NoteCode.BUSY_HOST)
+    facts = facts_of(comparison.notes, "busy_host")
     assert (facts["busy"], facts["runs"], facts["load"]) == (3, 6, more)
 
 
