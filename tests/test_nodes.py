@@ -88,12 +88,18 @@ def test_several_bad_adapters_are_named_all(nodes: int, sick: tuple[int, ...]) -
     assert {f.hosts for f in find_slow(seen)} == {(f"n{place}",) for place in sick}
 
 
-def test_a_node_half_of_whose_links_are_slow_is_not_blamed_for_them() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "ends", "blamed"),
+    [(5, (1, 2), {("n0", "n1"), ("n0", "n2")}), (6, (1, 2, 3), {("n0",)})],
+)
+def test_a_node_is_blamed_for_slow_links_where_more_than_half_of_its_own_are(
+    nodes: int, ends: tuple[int, ...], blamed: set[tuple[str, ...]]
+) -> None:
     chance = random.Random(4)
-    seen = probes(chance, 5, devices=0)
-    for place in (1, 2):
-        seen[place] = probes(chance, 5, slow_link=(0, place), devices=0)[place]
-    assert {f.hosts for f in find_slow(seen)} == {("n0", "n1"), ("n0", "n2")}
+    seen = probes(chance, nodes, devices=0)
+    for place in ends:
+        seen[place] = probes(chance, nodes, slow_link=(0, place), devices=0)[place]
+    assert {f.hosts for f in find_slow(seen)} == blamed
 
 
 def test_a_node_is_set_beside_the_others_and_not_beside_itself() -> None:
