@@ -39,6 +39,11 @@ class Configuration(Record, frozen=True, kw_only=True):
     none. None where each rank has a GPU of its own."""
 
     @property
+    def is_loaded(self) -> bool:
+        """True of batches that come through a loader."""
+        return self.data in ("loader", "real")
+
+    @property
     def label(self) -> str:
         """The short name that tables use: `mnist_cnn/ddp`."""
         return f"{self.case}/{self.strategy}"

@@ -28,7 +28,6 @@ NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step from which a wait for batches is named."""
-_LOADED = ("loader", "real")
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""
 
@@ -60,7 +59,7 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
             f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
         )
     for point, share in data_waits(runs).items():
-        if point.configuration.data in _LOADED and share > NAMED_DATA_WAIT:
+        if point.configuration.is_loaded and share > NAMED_DATA_WAIT:
             add(
                 point.configuration,
                 point.gpus,
