@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import Configuration, EntryKey, RankReport, Run
-from gpuscale.scaling import PointKey, ScalingPoint, reference_of, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.statistics.distributions import f_tail
 from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 
@@ -63,12 +63,13 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
     of the efficiency that `scaling_points` gives; the parts add up to that loss.
     """
     valid = valid_by_point(runs)
+    references = References(valid)
     return tuple(
         _budget(point, valid[point.point_key], valid[reference])
         for point in scaling_points(runs)
         if point.key.gpus > 1
         and point.efficiency is not None
-        and (reference := reference_of(point.point_key, valid)) is not None
+        and (reference := references.of(point.point_key)) is not None
     )
 
 

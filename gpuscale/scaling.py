@@ -69,6 +69,25 @@ class ScalingPoint:
         return PointKey(self.configuration, self.key.gpus, self.batch_per_gpu, self.sample_shape)
 
 
+class References:
+    """The points on 1 GPU among others; found by their configuration, since there are many."""
+
+    def __init__(self, points: Iterable[PointKey]) -> None:
+        self._found: dict[tuple[Configuration, tuple[int, ...] | None], list[PointKey]] = {}
+        for key in points:
+            if key.gpus == 1:
+                self._found.setdefault((key.configuration, key.sample_shape), []).append(key)
+
+    def of(self, key: PointKey) -> PointKey | None:
+        """The point on 1 GPU that a speedup is taken over, or None where there is none.
+
+        Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
+        it); of several, the one with the same batch per GPU is taken, or else the first.
+        """
+        found = self._found.get((key.configuration, key.sample_shape), ())
+        return max(found, key=lambda each: each.batch_per_gpu == key.batch_per_gpu, default=None)
+
+
 def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     """One point for each configuration and number of GPUs.
 
@@ -85,14 +104,20 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
         if (logs := [run.log_step_time for run in group if run.is_valid])
     }
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
+    references = References(samples)
     ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
-    return tuple(_point(key, groups[key], samples) for key in ordered)
+    return tuple(_point(key, groups[key], samples, references) for key in ordered)
 
 
-def _point(key: PointKey, runs: Sequence[Run], samples: Mapping[PointKey, Sample]) -> ScalingPoint:
+def _point(
+    key: PointKey,
+    runs: Sequence[Run],
+    samples: Mapping[PointKey, Sample],
+    references: References,
+) -> ScalingPoint:
     valid = [run for run in runs if run.is_valid]
     step_time = geometric_mean(samples[key]) if valid else None
-    speedup = _speedup(key, samples) if valid else None
+    speedup = _speedup(key, samples, references.of(key)) if valid else None
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
         key=runs[0].key,
@@ -124,26 +149,12 @@ def log_speedup(
     return reference.mean - sample.mean + math.log(global_batch / reference_batch)
 
 
-def reference_of(key: PointKey, points: Iterable[PointKey]) -> PointKey | None:
-    """The point on 1 GPU that a speedup is taken over, or None where there is none.
-
-    Its batch may differ from that on more GPUs (strong scaling divides it, JUWELS halved
-    it); of several, the one with the same batch per GPU is taken, or else the first.
-    """
-    found = [
-        each
-        for each in points
-        if each.gpus == 1
-        and each.sample_shape == key.sample_shape
-        and each.configuration == key.configuration
-    ]
-    return max(found, key=lambda each: each.batch_per_gpu == key.batch_per_gpu, default=None)
-
-
-def _speedup(key: PointKey, samples: Mapping[PointKey, Sample]) -> Estimate | None:
+def _speedup(
+    key: PointKey, samples: Mapping[PointKey, Sample], reference: PointKey | None
+) -> Estimate | None:
     if key.gpus == 1:
         return Estimate(value=1.0)
-    if (reference := reference_of(key, samples)) is None:
+    if reference is None:
         return None
     sample, alone = samples[key], samples[reference]
     value = log_speedup(sample, key.global_batch, alone, reference.global_batch)

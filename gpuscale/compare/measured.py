@@ -30,7 +30,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
-from gpuscale.scaling import PointKey, reference_of
+from gpuscale.scaling import PointKey, References
 from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
@@ -152,12 +152,13 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
             if key.configuration in configurations
         },
     )
+    references = References(before.by_point), References(after.by_point)
     pairings = []
     for row in rows:
         assert row.before is not None, "a row of measured runs has them on both sides"
         assert row.after is not None, "a row of measured runs has them on both sides"
         keys = row.before.point.point_key, row.after.point.point_key
-        ones = reference_of(keys[0], before.by_point), reference_of(keys[1], after.by_point)
+        ones = references[0].of(keys[0]), references[1].of(keys[1])
         why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
         used = [keys] if row.key.gpus == 1 or why is not None else [keys, ones]
         old, new = (

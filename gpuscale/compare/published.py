@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpuscale.compare.decision import ErrorRates, Judgement, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
-from gpuscale.scaling import Figures, log_speedup, reference_of
+from gpuscale.scaling import Figures, References, log_speedup
 from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
 
 
@@ -50,7 +50,7 @@ def judge_published(
 
     key, samples = entry.point.point_key, [log_sample(entry.all_logs)]
     if figure.gpus > 1 and row.published_speedup is not None:
-        reference = reference_of(key, after.by_point)
+        reference = References(after.by_point).of(key)
         if reference is None:
             return without_ratio(Verdict.INCOMPARABLE, "no_measured_reference")
         before, now = figures[figure.key._replace(gpus=1)].batch_per_gpu, reference.batch_per_gpu

@@ -27,7 +27,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.scaling import PointKey, reference_of
+from gpuscale.scaling import PointKey, References
 from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.statistics.significance import nominal_error
 
@@ -142,6 +142,7 @@ class _Session:
         self._attempts: Counter[PointKey] = Counter()
         # For each run the analysis that has it first, counted from 1.
         self._positions = [[self._position(run) for run in result.runs] for result in results]
+        self._references = References(self._valid)
 
     def _position(self, run: Run) -> int:
         key = PointKey.of(run)
@@ -179,7 +180,7 @@ class _Session:
         key = None if row.after is None else row.after.point.point_key
         if key is None or self._valid[key] < runs:
             return False
-        reference = None if key.gpus == 1 else reference_of(key, self._valid)
+        reference = None if key.gpus == 1 else self._references.of(key)
         if reference is None or not self._measures(1) or self._valid[reference] >= runs:
             return True
         return self._attempts[reference] >= self._plan.most_runs

@@ -10,7 +10,7 @@ from gpuscale.compare.while_measuring import SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
-from gpuscale.scaling import PointKey, ScalingPoint, reference_of, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.store import read_baseline
 
 
@@ -48,11 +48,11 @@ class StoppingRule:
         point = points.get(key)
         if point is None or not self._is_known(point):
             return None
-        timed = [key for key, its in points.items() if its.step_time_s is not None]
+        ones = References(key for key, its in points.items() if its.step_time_s is not None)
         speedups = [
             its.speedup
             for other, its in points.items()
-            if other.gpus in self.gpus and other.gpus > 1 and reference_of(other, timed) == key
+            if other.gpus in self.gpus and other.gpus > 1 and ones.of(other) == key
         ]
         return point.valid_runs if self._are_narrow(*speedups) else None
 
