@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from measuring import (
+    BENCH_CASES,
     TIMEOUT_S,
     Session,
     heed_interrupts,
@@ -246,3 +247,15 @@ def test_sigterm_ends_the_session_and_not_just_the_run(tmp_path: Path) -> None:
         assert "ended by SIGTERM; earlier runs are kept" in output
     assert output.count("PASSED") < 50
     assert wait_until(lambda: processes_of(tmp_path) == [])
+
+
+def test_what_a_user_can_mend_is_told_in_a_line_without_a_traceback(tmp_path: Path) -> None:
+    session = run_pytest(
+        tmp_path,
+        str(BENCH_CASES / "test_mnist_cnn.py"),
+        *("--gpus", "1", "--runs", "1", "--device", "cpu", "--strategy", "ddp"),
+        *("--data-root", str(tmp_path)),
+    )
+    assert session.exit_code == 1
+    assert f"--data-root {tmp_path}: no data of mnist_cnn there" in session.output
+    assert "Traceback" not in session.output

@@ -21,7 +21,7 @@ def left_by(folder: Path, reports: dict[int, bool]) -> RunDirectory:
     directory = RunDirectory(path=folder)
     for position, (rank, lost_peer) in enumerate(reports.items()):
         message = "DistBackendError: NCCL error" if lost_peer else "ValueError: no such batch"
-        failure = Failure(kind="raised", message=message, rank=rank)
+        failure = Failure(kind="raised", message=message, rank=rank, detail="its traceback")
         file = directory.failure(rank)
         file.write(RankFailure(failure=failure, lost_peer=lost_peer))
         os.utime(file.path, (position, position))

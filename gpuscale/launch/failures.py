@@ -96,7 +96,8 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
 
 
 def _raised(directory: RunDirectory, failure: Failure) -> Failure:
-    if failure.kind == "invalid":
+    if not failure.detail:
+        # It is told for the user, and tells all.
         return failure
     said = f"rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
     if _OUT_OF_MEMORY.search(failure.message):

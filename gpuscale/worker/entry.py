@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gpuscale.errors import InvalidTrainingError
+from gpuscale.errors import GpuscaleError, InvalidTrainingError
 from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
@@ -65,18 +65,20 @@ class RankFiles:
         os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
 
     def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
-        """Write the traceback of what ended this rank."""
+        """Write what ended this rank, with its traceback where it was not expected."""
         summary = "".join(traceback.format_exception_only(error)).strip()
         message = summary.splitlines()[0] if summary else type(error).__name__
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
-        if isinstance(error, InvalidTrainingError):
-            kind, message = "invalid", str(error)
+        detail = "".join(traceback.format_exception(error))
+        if isinstance(error, GpuscaleError):
+            kind = "invalid" if isinstance(error, InvalidTrainingError) else "raised"
+            message, detail = str(error), ""
         failure = Failure(
             kind=kind,
             message=message,
             rank=self.rank,
             host=socket.gethostname(),
-            detail="".join(traceback.format_exception(error)),
+            detail=detail,
         )
         report = RankFailure(failure=failure, lost_peer=lost_peer)
         self.directory.failure(self.rank).write(report)
