@@ -1,4 +1,4 @@
-"""What a training case is: the one class that users write. Free of torch until a rank builds it."""
+"""A training case, the one class that users write. Free of torch until a rank builds it."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What each strategy demands of a run; how its ranks work is in worker/strategies, a file each.
+"""The demands of each strategy on a run; how its ranks work is in worker/strategies, a file each.
 
 A new strategy is such a file and its entry in `STRATEGIES`. Records may name others, which other
 tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """What must be known of a strategy where there is no torch."""
+    """A strategy, as far as it must be known where there is no torch."""
 
     words: str
     """How it makes a case parallel, for docs."""
     single: str
-    """What T(1) is, which S(n) and E(n) are taken over."""
+    """The meaning of T(1), which S(n) and E(n) are taken over."""
     implementation: str
     """The module and the class that a rank uses."""
     one_process: bool = False
@@ -30,7 +30,7 @@ class Demands:
     """Why it cannot be measured with --compile; None where it can."""
 
     def processes(self, gpus: int) -> int:
-        """How many ranks so many GPUs take."""
+        """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
 
 
@@ -58,6 +58,6 @@ OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.o
 
 
 def ranks_of(strategy: str, gpus: int) -> int | None:
-    """How many ranks a run has; None for a strategy that gpuscale does not know."""
+    """The number of ranks of a run; None for a strategy that gpuscale does not know."""
     demands = STRATEGIES.get(strategy)
     return None if demands is None else demands.processes(gpus)

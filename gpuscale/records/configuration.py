@@ -1,4 +1,4 @@
-"""What was trained and how: the fields in which two results must agree to be compared."""
+"""A training and the way it was run: the fields in which two results must agree."""
 
 from typing import Annotated, Literal, NamedTuple
 

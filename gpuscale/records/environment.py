@@ -51,7 +51,7 @@ class Environment(Record, frozen=True, kw_only=True):
     scheduler: Line | None = None
     job_id: Line | None = None
     launcher: Line | None = None
-    """What started the ranks: `local`, `slurm` or `mpirun`."""
+    """The starter of the ranks: `local`, `slurm` or `mpirun`."""
     nodes: tuple[Node, ...] = ()
     """All nodes of the job, where the launcher reaches more than its own; `host`, the CPU fields
     and `gpus` are then those of the first."""

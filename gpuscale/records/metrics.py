@@ -39,7 +39,7 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Takes it from the evidence of a run; None where that does not tell it."""
     more_is_better: bool = False
     limits: Limits | None = None
-    """What holds unless a site overrides it; None for the step time, whose limits a site sets."""
+    """The limits unless a site overrides them; None for the step time, whose limits a site sets."""
     in_points: bool = False
     """It is judged as a part of the baseline's step time, since it may be 0."""
 

@@ -1,4 +1,4 @@
-"""What else keeps a host busy: its load before a run, and what was waited for during it."""
+"""The other work of a host: its load before a run, and waits for its CPUs during it."""
 
 import os
 import time

@@ -24,7 +24,7 @@ Report = Callable[[str, int, int], None]
 
 
 class Stepper(Protocol):
-    """What is measured: something that makes steps and can wait for its device."""
+    """The subject of a measurement: it makes steps and can wait for its device."""
 
     def step(self, *, synchronized: bool = True) -> None:
         """Make one step; it may return before the device is done."""

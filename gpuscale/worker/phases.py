@@ -9,7 +9,7 @@ from gpuscale.records import Phases
 
 
 class Phase(IntEnum):
-    """What a rank does between two marks, in the order of the fields of `Phases`."""
+    """The work of a rank between two marks, in the order of the fields of `Phases`."""
 
     DATA = 0
     H2D = 1

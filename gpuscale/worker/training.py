@@ -1,4 +1,4 @@
-"""What one rank trains, built from its request: its step, the phases of it, and what it left."""
+"""The training of one rank, built from its request: its step, and what it left."""
 
 import hashlib
 import importlib

@@ -12,7 +12,7 @@ from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.loop import Peers
 
 AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast computes in, by precision; the others have none."""
+"""The number format of autocast, by precision; the others have none."""
 
 
 class Strategy(Peers, Protocol):
