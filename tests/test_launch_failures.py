@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from test_overhead import request_for_cpu
 
+from gpuscale.errors import CaseError, InvalidTrainingError
 from gpuscale.launch.failures import failure_of
 from gpuscale.records import Failure
 from gpuscale.records.request import RankFailure
@@ -73,3 +74,25 @@ def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 1).leave_failure(error, lost_peer=False)
     assert directory.failure(1).read().failure.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "has_traceback"),
+    [
+        (CaseError("no such size"), "raised", False),
+        # A data root on a disk that fails, which another node may not have.
+        (CaseError("no data there ([Errno 5] Input/output error); lay them"), "system", False),
+        (InvalidTrainingError("a parameter of rank 0 is not finite"), "invalid", False),
+        (ValueError("no such batch"), "raised", True),
+        (OSError("Stale file handle"), "system", True),
+    ],
+)
+def test_what_ended_a_rank_is_told_with_a_traceback_only_where_it_was_not_expected(
+    tmp_path: Path, error: Exception, kind: str, has_traceback: bool
+) -> None:
+    directory = RunDirectory(path=tmp_path)
+    RankFiles(directory, 0).leave_failure(error, lost_peer=False)
+    failure = directory.failure(0).read().failure
+    assert failure.kind == kind
+    assert bool(failure.detail) is has_traceback
+    assert str(error) in failure.message

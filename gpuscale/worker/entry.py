@@ -71,8 +71,9 @@ class RankFiles:
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
         detail = "".join(traceback.format_exception(error))
         if isinstance(error, GpuscaleError):
-            kind = "invalid" if isinstance(error, InvalidTrainingError) else "raised"
-            message, detail = str(error), ""
+            message, detail = " ".join(str(error).splitlines()), ""
+        if isinstance(error, InvalidTrainingError):
+            kind = "invalid"
         failure = Failure(
             kind=kind,
             message=message,
