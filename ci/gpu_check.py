@@ -6,7 +6,6 @@ Markdown and JSON into `.gpuscale/gpu-check`. `--device cpu` rehearses the check
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 import msgspec  # noqa: E402 - as below
 
 from gpuscale.errors import GpuscaleError  # noqa: E402 - found beside this file, uninstalled too
+from gpuscale.host import finding_gpuscale  # noqa: E402 - as above
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
@@ -88,7 +88,7 @@ class Checks:
             answer = subprocess.run(
                 [sys.executable, *arguments],
                 cwd=self._folder,
-                env=_environment(),
+                env={**finding_gpuscale(), "NO_COLOR": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -248,11 +248,6 @@ class Checks:
         # A context is taken down a moment after its process.
         time.sleep(2)
         return int(_nvidia_smi("memory.used", "0"))
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_COLOR": "1"}
 
 
 def _case_file(case: str) -> Path:

@@ -71,7 +71,7 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
 
 
 def test_a_gpu_is_named_as_nvidia_smi_names_it(tmp_path: Path) -> None:
-    script = "from gpuscale.worker.machine import gpu_places; print(gpu_places())"
+    script = "from gpuscale.worker.machine import places_by_uuid; print(places_by_uuid())"
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(compile_driver(tmp_path)),

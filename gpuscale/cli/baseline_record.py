@@ -13,6 +13,7 @@ from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.recording import EntryId, baseline_from_results, entries_of, measured_at, results_of
 from gpuscale.records import Baseline
+from gpuscale.records.run import busy_loads
 from gpuscale.report.phrases import load_text
 from gpuscale.report.tables import step_time_text
 from gpuscale.store import write_baseline
@@ -49,13 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     entries = entries_of(baseline.runs)
     until = "" if expires_on is None else f", valid until {expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
-    busy = [run.host_load for run in baseline.runs if run.host_load and run.host_load.is_busy]
-    if busy:
-        most = max(busy, key=lambda load: load.load_average)
+    if busy := busy_loads(baseline.runs):
         sys.stderr.write(
             f"gpuscale: warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "
-            f"({load_text(most)}), which blurs what later nights are compared with; measure them "
-            "again while nothing else runs\n"
+            f"({load_text(busy[0])}), which blurs what later nights are compared with; measure "
+            "them again while nothing else runs\n"
         )
     weak = _weak_entries(baseline)
     if weak:

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.profile import ClusterProfile
@@ -39,7 +38,7 @@ class JobRequest:
         return SCHEDULERS[self.profile.scheduler]
 
     @property
-    def launcher(self) -> Literal["local", "slurm", "mpirun"]:
+    def launcher(self) -> str:
         """Starts the ranks: within a node the job's own processes are the ranks."""
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 

@@ -101,7 +101,7 @@ class Scheduler(ABC):
     """Inside of a job, the variables with its number and the folder that it was submitted from."""
     default_gpu_option: ClassVar[str | None]
     """The request for GPUs where a profile has none; None where it must."""
-    launcher: ClassVar[Literal["slurm", "mpirun"] | None]
+    launcher: ClassVar[str | None]
     """The launcher of ranks across nodes; None where jobs stay within one."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.environment_diff import changes
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
+from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unit_error_note
 from gpuscale.statistics.estimates import exponential
@@ -180,10 +181,8 @@ def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
     befores, afters = [row.before for row in rows], [row.after for row in rows]
     for code, entries in (("busy_host_before", befores), ("busy_host", afters)):
         runs = [run for each in entries if each for its in each.runs.values() for run in its]
-        busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
-        if busy:
-            most = max(busy, key=lambda load: (load.load_average, load.gpu_processes or 0))
-            yield Statement.of(code, busy=len(busy), runs=len(runs), load=most)
+        if busy := busy_loads(runs):
+            yield Statement.of(code, busy=len(busy), runs=len(runs), load=busy[0])
 
 
 def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -250,6 +250,12 @@ class Run(Record, frozen=True, kw_only=True):
             for windows in (self.windows, self.unsynced_windows)
         )
         return (with_s - without_s) / self.steps_per_window
+
+
+def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
+    """The loads of those runs whose host was busy, the heaviest first."""
+    busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
+    return sorted(busy, key=lambda load: (-load.load_average, -(load.gpu_processes or 0)))
 
 
 class Results(Record, frozen=True, kw_only=True):

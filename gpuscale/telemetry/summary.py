@@ -61,6 +61,12 @@ class RunSampling:
         return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
 
 
+def uuids_of_run(request: RunRequest, environment: Environment) -> tuple[str, ...]:
+    """The UUIDs of the devices that a run has on this node; none on CPU."""
+    gpus = (gpu for gpu in environment.gpus if gpu.index in request.devices)
+    return tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+
+
 @contextmanager
 def sampling_beside(
     request: RunRequest,
@@ -71,10 +77,9 @@ def sampling_beside(
 
     On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
     """
-    gpus = [gpu for gpu in environment.gpus if gpu.index in request.devices]
-    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+    uuids = uuids_of_run(request, environment)
     if environment.nodes or not uuids:
-        yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
+        yield RunSampling(samples_on_nodes) if request.devices and environment.nodes else None
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
         here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)

@@ -87,30 +87,30 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     built_for = torch.cuda.get_arch_list()
     for number, gpu in enumerate(found):
         refuse_missing_kernels(number, gpu.name, (gpu.major, gpu.minor), built_for)
-    places = gpu_places()
+    places = places_by_uuid()
     return tuple(
         GpuDevice(
             index=n,
             name=gpu.name,
             uuid=str(gpu.uuid),
-            smi_index=places.get(str(gpu.uuid), (None, None))[0],
-            pci_address=places.get(str(gpu.uuid), (None, None))[1],
+            smi_index=smi_index,
+            pci_address=pci_address,
             memory_bytes=gpu.total_memory,
         )
         for n, gpu in enumerate(found)
+        for smi_index, pci_address in (places.get(str(gpu.uuid), (None, None)),)
     )
 
 
-def gpu_places() -> dict[str, tuple[int | None, str | None]]:
+def places_by_uuid() -> dict[str, tuple[int, str]]:
     """NVML's number and the PCI address of each GPU, by its UUID as CUDA gives it."""
-    found: dict[str, tuple[int | None, str | None]] = {}
+    found = {}
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for number in range(pynvml.nvmlDeviceGetCount()):
             gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
-            uuid, address = pynvml.nvmlDeviceGetUUID(gpu), pynvml.nvmlDeviceGetPciInfo(gpu).busId
-            texts = [each.decode() if isinstance(each, bytes) else each for each in (uuid, address)]
-            found[texts[0].removeprefix("GPU-")] = (number, texts[1])
+            uuid = str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")
+            found[uuid] = (number, str(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
     return found
 
 
@@ -140,7 +140,7 @@ def refuse_missing_kernels(
 ) -> None:
     """A GpuscaleError where torch has no kernels for a GPU; only the first one would tell.
 
-    It is `built_for` what `torch.cuda.get_arch_list()` has: `sm_80` runs on 8.0 and 8.6, and
+    `built_for` is as `torch.cuda.get_arch_list()` has it: `sm_80` runs on 8.0 and 8.6, and
     `compute_80`, which is compiled at its first use, on all from 8.0.
     """
     for architecture in built_for:
