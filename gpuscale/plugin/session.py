@@ -29,7 +29,7 @@ from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.telemetry.host_load import HostLoadMeter
-from gpuscale.telemetry.summary import sampling_beside, uuids_of_run
+from gpuscale.telemetry.summary import gpus_of_run, sampling_beside
 from gpuscale.units import format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
@@ -210,7 +210,9 @@ class _MeasuringSession:
                 terminal.progress_line(self._terminal, launcher),
                 sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
-                meter = HostLoadMeter(uuids_of_run(request, recorder.environment))
+                meter = HostLoadMeter(
+                    [gpu.uuid or "" for gpu in gpus_of_run(request, recorder.environment)]
+                )
                 run = launcher.run(request)
                 return recorder.append(replace(run, host_load=meter.read()), sampling)
         except (RunTerminated, FileError) as error:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.records import Environment, GpuSummary, GpuWindow, Run, RunRequest, with_measured
+from gpuscale.records import (
+    Environment,
+    GpuDevice,
+    GpuSummary,
+    GpuWindow,
+    Run,
+    RunRequest,
+    with_measured,
+)
 from gpuscale.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
 from gpuscale.telemetry.fields import FIELDS, NUMBERS, Field, Reading, fold, values_problem
 from gpuscale.telemetry.sampler import SampledDevice, read_samples
@@ -61,10 +69,9 @@ class RunSampling:
         return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
 
 
-def uuids_of_run(request: RunRequest, environment: Environment) -> tuple[str, ...]:
-    """The UUIDs of the devices that a run has on this node; none on CPU."""
-    gpus = (gpu for gpu in environment.gpus if gpu.index in request.devices)
-    return tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevice, ...]:
+    """The devices that a run has on this node; none on CPU."""
+    return tuple(gpu for gpu in environment.gpus if gpu.index in request.devices)
 
 
 @contextmanager
@@ -77,9 +84,10 @@ def sampling_beside(
 
     On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
     """
-    uuids = uuids_of_run(request, environment)
+    gpus = gpus_of_run(request, environment)
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
     if environment.nodes or not uuids:
-        yield RunSampling(samples_on_nodes) if request.devices and environment.nodes else None
+        yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
         return
     with scratch_folder("gpuscale-telemetry-") as folder:
         here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
