@@ -158,6 +158,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
         loaders=request.configuration.data_workers or 0,
     )
+    strategy.verify(training)
     report = _report(training, measurement)
     strategy.barrier()
     _keep_to_the_end(training, strategy)

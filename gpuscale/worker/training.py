@@ -126,18 +126,23 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
         with nullcontext() if synchronized else self.strategy.unsynchronized(self.model):
-            faults.begin_forward()
-            with self._autocast:
-                output = self.case.forward(self.forward_model, inputs)
-                loss = self.case.loss(output, targets)
-            faults.end_forward()
-            clock.mark(Phase.FORWARD)
-            self._scaler.scale(loss).backward()
+            loss = self.strategy.forward_backward(self, inputs, targets)
         clock.mark(Phase.BACKWARD)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
+
+    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch through the model as a whole, after the backward pass."""
+        self.faults.begin_forward()
+        with self._autocast:
+            output = self.case.forward(self.forward_model, inputs)
+            loss = self.case.loss(output, targets)
+        self.faults.end_forward()
+        self._clock.mark(Phase.FORWARD)
+        self._scaler.scale(loss).backward()
+        return loss
 
     def begin_window(self, *, marked_every: int) -> None:
         """Start to take the phases of a window, in one step of so many."""
@@ -155,6 +160,7 @@ class Training:
     def remember(self) -> None:
         """Keep what `realign` cannot take from another rank, before such steps."""
         self._aligned_scaler = self._scaler.state_dict()
+        self.strategy.remember(self.model, self.optimizer)
 
     def synchronize(self) -> None:
         """Return once the device has done all that was asked of it."""

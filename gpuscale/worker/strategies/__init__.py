@@ -3,13 +3,16 @@
 import pkgutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.loop import Peers
+
+if TYPE_CHECKING:
+    from gpuscale.worker.training import Training
 
 AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The number format of autocast, by precision; the others have none."""
@@ -34,8 +37,25 @@ class Strategy(Peers, Protocol):
         """A context in which a step does all but synchronise gradients."""
         return nullcontext()
 
+    def forward_backward(
+        self, training: "Training", inputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss of a batch, after its gradients are there; it marks the end of the forward."""
+        return training.forward_backward(inputs, targets)
+
+    def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what `realign` needs, before steps that are not synchronised."""
+        return
+
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Give every rank the parameters, buffers and optimiser state of rank 0."""
+        return
+
+    def verify(self, training: "Training") -> None:
+        """Raise an InvalidTrainingError unless the ranks trained together, after the windows.
+
+        Strategies whose ranks keep whole copies need none: their digests are compared.
+        """
         return
 
 

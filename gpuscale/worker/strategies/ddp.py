@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies import all_finite, cuda_device
+from gpuscale.worker.strategies import Strategy, all_finite, cuda_device
 
 
-class DistributedDataParallelStrategy:
+class DistributedDataParallelStrategy(Strategy):
     """NCCL between GPUs, gloo between CPU ranks; also with a single rank, so that T(1) is T(n)'s.
 
     The rendezvous comes from the environment variables that torch's launcher or Slurm's sets.
