@@ -13,8 +13,8 @@ from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Re
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import without_windows
 
-MINIMUM_RUNS = 6
-"""Valid runs that an entry needs to be judged against."""
+MINIMUM_RUNS = 3
+"""Valid runs that an entry of a baseline file has at least."""
 EVERYTHING = "all"
 """The selector of every proposal that can be accepted."""
 _IN_HISTORY = (
@@ -88,6 +88,14 @@ def baseline_from_results(
     )
 
 
+def as_baseline(content: Results | Baseline, name: str) -> Baseline:
+    """The baseline itself, or the one that results make under that name, however few runs."""
+    if isinstance(content, Baseline):
+        return content
+    cluster = content.environment.host or "unknown host"
+    return baseline_from_results([content], name=name, cluster=cluster, minimum_runs=0)
+
+
 def measured_at(results: Sequence[Results]) -> str:
     """When the latest of the (at least one) results were measured: ISO 8601 with offset."""
     return max((result.created_at for result in results), key=datetime.fromisoformat)
@@ -133,6 +141,18 @@ class Proposal:
     new: tuple[Run, ...]
     obstacle: str = ""
     """Why it cannot be accepted; empty where it can."""
+
+    @property
+    def remark(self) -> str:
+        """What to know of it before it is accepted, in words; empty where there is nothing."""
+        if self.obstacle:
+            return f"cannot be accepted, it {self.obstacle}"
+        if not self.old:
+            return "new"
+        before, now = ([*{run.allocation for run in runs}] for runs in (self.old, self.new))
+        counts = (("runs", len(self.old), len(self.new)), ("allocations", len(before), len(now)))
+        fewer = [f"{name} {then} → {left}" for name, then, left in counts if left < then]
+        return f"warning: fewer than before, so it finds less: {', '.join(fewer)}" if fewer else ""
 
     @property
     def selectors(self) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from builders import environment, results, results_text, run
+from changing import replace
 from measuring import REPOSITORY
 
 ARC4 = REPOSITORY / "baselines" / "arc4.json"
@@ -46,7 +48,7 @@ def test_version_and_help_answer() -> None:
         (["compare", "binary.json", RESULTS], "UTF-8"),
         (["compare", "deep.json", RESULTS], "nested"),
         (["compare", "future.json", RESULTS], "upgrade gpuscale"),
-        (["compare", RESULTS, RESULTS], "results file"),
+        (["compare", RESULTS, RESULTS], "is given as both sides"),
         (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["compare", ARC4], "there are no results yet"),
         (["show"], "there are no results yet"),
@@ -146,6 +148,21 @@ def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> No
     record = gpuscale("baseline", "record", copy, copy, "--cluster", "X", "-o", tmp_path / "b.json")
     assert record.returncode == 2
     assert "give every run once" in record.stderr
+
+
+def test_results_are_judged_against_earlier_ones_of_three_runs_each(tmp_path: Path) -> None:
+    for name, started_at_s, pace in (("before", 1e9, 1.0), ("after", 2e9, 1.1)):
+        runs = [
+            replace(run(gpus, pace * step_time_s, index=i), started_at_s=started_at_s + i)
+            for gpus, its in {1: (0.1, 0.1001, 0.1002), 2: (0.11, 0.1101, 0.1102)}.items()
+            for i, step_time_s in enumerate(its, start=1)
+        ]
+        made = results(*runs, where=environment(job_id=name))
+        (tmp_path / f"{name}.jsonl").write_text(results_text(made))
+    before, after = (str(tmp_path / f"{name}.jsonl") for name in ("before", "after"))
+    answer = gpuscale("compare", before, after)
+    assert (answer.returncode, answer.stdout.count("REGRESSED")) == (1, 2)
+    assert gpuscale("compare", after, before).returncode == 0
 
 
 def test_a_terminal_without_arrows_gets_question_marks_and_the_same_exit_code() -> None:

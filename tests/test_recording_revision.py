@@ -60,12 +60,22 @@ def test_failed_runs_propose_nothing() -> None:
 
 def test_short_entries_are_shown_but_cannot_be_accepted() -> None:
     baseline = recorded(night(THEN, "17"))
-    now = night({1: [1.0] * 3, 2: [1.2] * 6}, "18")
+    now = night({1: [1.0] * 2, 2: [1.2] * 6}, "18")
     found = proposals(baseline, [now])
-    assert found[0].obstacle == "has 3 valid runs, and an entry needs 6"
+    assert found[0].obstacle == "has 2 valid runs, and an entry needs 3"
     assert [p.label for p in accepted(found, ["all"])] == ["mnist_cnn/ddp on 2 GPUs"]
-    with pytest.raises(UsageError, match=r"on 1 GPU has 3 valid runs, and an entry needs 6; noth"):
+    with pytest.raises(UsageError, match=r"on 1 GPU has 2 valid runs, and an entry needs 3; noth"):
         accepted(found, ["mnist_cnn/ddp@1"])
+
+
+def test_fewer_runs_or_allocations_than_before_are_warned_of() -> None:
+    before = recorded(night(THEN, "17"), night(THEN, "18"))
+    found = proposals(before, [night({1: [1.0] * 12, 2: [1.2] * 5}, "19")])
+    assert ["allocations 2 → 1" in each.remark for each in found] == [True, True]
+    assert ["runs" in each.remark for each in found] == [False, True]
+    assert not any(
+        each.remark for each in proposals(recorded(night(THEN, "1")), [night(THEN, "2")])
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
-from gpuscale.recording import EntryId, baseline_from_results, entries_of, measured_at, results_of
+from gpuscale.recording import (
+    MINIMUM_RUNS,
+    EntryId,
+    baseline_from_results,
+    entries_of,
+    measured_at,
+    results_of,
+)
 from gpuscale.records import Baseline
 from gpuscale.records.run import busy_loads
 from gpuscale.report.phrases import load_text
@@ -26,7 +33,10 @@ _MOST_NAMED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.description = "Make a baseline of measured results: at least 6 runs of each entry."
+    parser.description = (
+        f"Make a baseline of measured results: at least {MINIMUM_RUNS} runs of each entry; six or "
+        "more find smaller losses."
+    )
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
     add_selection(parser, "take")
@@ -56,8 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"({load_text(busy[0])}), which blurs what later nights are compared with; measure "
             "them again while nothing else runs\n"
         )
-    weak = _weak_entries(baseline)
-    if weak:
+    losses = _detectable_losses(baseline)
+    (largest, at_largest, _), (smallest, at_smallest, _) = losses[0], losses[-1]
+    span = _size(smallest)
+    if _size(largest) != span:
+        span += f" ({at_smallest}) to {_size(largest)} ({at_largest})"
+    sys.stdout.write(f"the smallest loss that as many runs again would find: {span}\n")
+    if weak := [text for loss, _, text in losses if loss > _WEAK]:
         named = ", ".join(weak[:_MOST_NAMED])
         more = f" and {len(weak) - _MOST_NAMED} more" if len(weak) > _MOST_NAMED else ""
         sys.stderr.write(
@@ -69,15 +84,22 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _weak_entries(baseline: Baseline) -> list[str]:
-    """The entries against which as many runs would find large losses only, the worst first."""
+def _detectable_losses(baseline: Baseline) -> list[tuple[float, str, str]]:
+    """The smallest loss that as many runs would find of each entry, the largest first.
+
+    Beside it stand its label and a text for a warning; infinite is none at all.
+    """
     runs = entries_of(baseline.runs)
     found = []
     for entry in compare(baseline, results_of(baseline)).entries:
-        loss = entry.minimum_detectable_loss
-        if entry.configuration is not None and (loss is None or loss > _WEAK):
-            named = "none" if loss is None else f"from {whole_percent(loss)}"
+        if entry.configuration is not None:
+            loss = entry.minimum_detectable_loss
+            loss, named = (math.inf, "none") if loss is None else (loss, f"from {_size(loss)}")
             time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
-            text = f"{entry.key.label} {named} (step time {time})"
-            found.append((math.inf if loss is None else loss, text))
-    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+            label = entry.key.label
+            found.append((loss, label, f"{label} {named} (step time {time})"))
+    return sorted(found, key=lambda each: -each[0])
+
+
+def _size(loss: float) -> str:
+    return "none" if math.isinf(loss) else whole_percent(loss)

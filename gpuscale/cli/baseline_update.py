@@ -105,11 +105,10 @@ def _approved(
     chosen = recording.accepted(found, arguments.accept or ())
     everything = recording.revised(baseline, found, results, reason="", at="")
     old, new = measured_entries(baseline), measured_entries(everything)
-    changes = []
-    for each in found:
-        remark = f"cannot be accepted, it {each.obstacle}" if each.obstacle else ""
-        remark = remark or ("" if each.old else "new")
-        changes.append(EntryChange(old=old.get(each.entry), new=new[each.entry], remark=remark))
+    changes = [
+        EntryChange(old=old.get(each.entry), new=new[each.entry], remark=each.remark)
+        for each in found
+    ]
     text = changes_text(changes, baseline, everything, compare(baseline, results))
     sys.stdout.write(f"{text}\n\n")
     if not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():

@@ -16,10 +16,11 @@ from gpuscale.compare.notes import with_validity
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import FileError, UsageError
 from gpuscale.printable import visible
+from gpuscale.recording import as_baseline
 from gpuscale.report import FORMATS
 from gpuscale.report.screen import Screen
 from gpuscale.report.view import View, view_of
-from gpuscale.store import RESULTS_FOLDER, read_baseline, write_report
+from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 
 class Output(NamedTuple):
@@ -32,13 +33,14 @@ class Output(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.description = "Judge results against a baseline."
+    parser.description = "Judge results against a baseline, or against earlier results."
     parser.epilog = (
         "Exit codes: 0 ok or improved, 1 regressed, 2 usage or unreadable input, "
         "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
         "cannot be compared, 4 nothing comparable was measured."
     )
-    parser.add_argument("baseline", metavar="BASELINE", help="such as baselines/arc4.json")
+    text = "a baseline such as baselines/arc4.json, or an earlier results file"
+    parser.add_argument("baseline", metavar="BEFORE", help=text)
     text = "results files of one machine (default: the newest in .gpuscale/results)"
     # Without a default argparse calls them required.
     parser.add_argument("results", metavar="RESULTS", nargs="*", default=(), help=text)
@@ -67,10 +69,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     outputs = outputs_of(arguments.format)
     gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
     baseline_path = Path(arguments.baseline)
-    baseline = read_baseline(baseline_path)
+    before = read_any(baseline_path)
     paths = [Path(text) for text in arguments.results] or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [baseline_path, *paths])
-    results = read_all_results(paths)
+    if any(_is_same(baseline_path, path) for path in paths):
+        raise UsageError(f"{visible(str(baseline_path))} is given as both sides; name another file")
+    baseline, results = as_baseline(before, baseline_path.stem), read_all_results(paths)
     comparison = diagnose(
         baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
     )

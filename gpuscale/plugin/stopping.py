@@ -9,9 +9,10 @@ import pytest
 from gpuscale.compare.while_measuring import SequentialPlan, Step, next_step
 from gpuscale.errors import ExitCode
 from gpuscale.plugin.options import MeasureOptions
+from gpuscale.recording import as_baseline
 from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
-from gpuscale.store import read_baseline
+from gpuscale.store import read_any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class BaselineJudge:
             return None
         return cls(
             path=options.baseline,
-            baseline=read_baseline(options.baseline),
+            baseline=as_baseline(read_any(options.baseline), options.baseline.stem),
             plan=SequentialPlan(fewest_runs=fewest, most_runs=most),
             gpus=options.gpus,
         )
