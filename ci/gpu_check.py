@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,31 +82,35 @@ class Checks:
         self._folder = folder
         self._files = 0
 
-    def command(self, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> tuple[int, str]:
+    def command(
+        self, *arguments: str, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         """Exit code and output of Python with these arguments; 124 where it took too long."""
         try:
             answer = subprocess.run(
                 [sys.executable, *arguments],
                 cwd=self._folder,
-                env={**finding_gpuscale(), "NO_COLOR": "1"},
+                env={**finding_gpuscale(), "NO_COLOR": "1", **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=limit_s,
+                timeout=COMMAND_LIMIT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
             return 124, str(error.output or "")
         return answer.returncode, answer.stdout
 
-    def measure(self, case: str, *options: str) -> tuple[int, str, tuple[Run, ...]]:
+    def measure(
+        self, case: str, *options: str, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str, tuple[Run, ...]]:
         """Exit code, output and runs of a pytest session over a case, or a case file."""
         self._files += 1
         results = self._folder / f"results-{self._files}.jsonl"
         file = case if case.endswith(".py") else str(_case_file(case))
         plugin = ("-m", "pytest", "-p", "gpuscale.plugin", "-p", "no:cacheprovider", "-q", file)
         chosen = ("--device", self._device, "--results", str(results))
-        code, output = self.command(*plugin, *chosen, *options)
+        code, output = self.command(*plugin, *chosen, *options, variables=variables)
         try:
             return code, output, tuple(read_results(results).runs)
         except (GpuscaleError, OSError):
@@ -167,6 +171,12 @@ class Checks:
             # On a shared GPU the slowness of one holds up the other too.
             said, found = f"rank 1 ×{slow:.2f}, healthy ×{healthy:.2f}", slow / healthy > 1.05
         yield Finding(name=f"{name}, slow-rank=1:1.2", passed=found, said=said)
+        # An experiment: NCCL may refuse this, or hang.
+        code, output, runs = self.measure(
+            "mnist_cnn", *options, "--timeout", "90", variables={"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        )
+        said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
+        yield Finding(name=f"{name}, over NCCL", passed=None, said=said)
 
     def bare_loop(self) -> Iterator[Finding]:
         """ResNet-50 against a bare loop on one resident batch, and over a loader."""

@@ -31,8 +31,19 @@ class Field:
         return getattr(environment, self.name) if self.of is None else self.of(environment)
 
 
-# Hosts, GPU UUIDs, kernels and job numbers may differ within a results file: a job that was
-# killed goes on in another job, and on another node of the same kind.
+def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
+    """A number of the GPUs on all nodes, each value once: `250, 300 W`; None where none tells."""
+
+    def values(here: Environment) -> str | None:
+        gpus = (*here.gpus, *(gpu for node in here.nodes for gpu in node.gpus))
+        known = {value for gpu in gpus if (value := getattr(gpu, name)) is not None}
+        return f"{', '.join(f'{value:g}' for value in sorted(known))} {unit}" if known else None
+
+    return values
+
+
+# Hosts, GPU UUIDs and limits, kernels and job numbers may differ within a results file: a job
+# that was killed goes on in another job, and on another node of the same kind.
 FIELDS = (
     Field("GPUs", of=lambda here: ", ".join(gpu.name for gpu in here.gpus) or "none"),
     Field("nodes", of=attrgetter("node_count")),
@@ -47,6 +58,14 @@ FIELDS = (
     Field("driver_version", "driver"),
     Field("python_version", "Python"),
     Field("kernel", "kernel", in_session=False),
+    *(
+        Field(name, words, in_session=False, of=_of_gpus(name, unit))
+        for name, words, unit in (
+            ("power_limit_w", "power limit of GPUs", "W"),
+            ("application_clock_mhz", "application clock of GPUs", "MHz"),
+            ("max_clock_mhz", "highest clock of GPUs", "MHz"),
+        )
+    ),
     Field("cpu_model", "CPU"),
     Field("cpu_count", "CPU cores"),
     Field("cases_revision", "revision of the cases"),

@@ -13,7 +13,7 @@ from gpuscale.environment_diff import (
     differences,
     host_changes,
 )
-from gpuscale.records import Environment, EnvironmentChange, GpuDevice
+from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node
 
 HERE: Environment = environment()
 
@@ -40,6 +40,21 @@ def test_a_gpu_that_was_replaced_on_its_host_is_a_change_and_one_of_another_host
     (replaced,) = changes(before, [with_gpus("node1", "A", "C")])
     assert (replaced.host, replaced.after) == ("node1", ("C",))
     assert changes(before, [with_gpus("node3", "D")]) == ()
+
+
+def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_resumed_job() -> None:
+    def limited(**limits: float) -> Environment:
+        ours = replace(HERE.gpus[0], max_clock_mhz=1530, **limits)
+        node = Node(host="node2", gpus=(replace(ours, power_limit_w=300),))
+        return replace(HERE, gpus=(ours,), nodes=(node,))
+
+    before, after = limited(power_limit_w=300), limited(power_limit_w=250.5)
+    (lower,) = changes([before], [after])
+    assert change_text(lower) == "power limit of GPUs 300 W → 250.5, 300 W"
+    assert changes([HERE], [after]) == changes([after], [HERE]) == ()
+    assert [*differences(before, after, IN_SESSION)] == []
+    (clock,) = changes([limited(application_clock_mhz=1312)], [limited(application_clock_mhz=1005)])
+    assert change_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
 
 
 def test_hosts_are_a_change_where_the_baseline_knows_any_and_not_these() -> None:

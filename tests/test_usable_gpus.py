@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from measuring import BENCH_CASES, run_pytest
-from nvml.library import GPU_A, GPU_B, compile_driver
+from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.worker.machine import refuse_missing_kernels
@@ -70,17 +70,24 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
     assert session.exit_code == (4 if is_refused else 0), session.output
 
 
-def test_a_gpu_is_named_as_nvidia_smi_names_it(tmp_path: Path) -> None:
-    script = "from gpuscale.worker.machine import places_by_uuid; print(places_by_uuid())"
+def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path) -> None:
+    script = "from gpuscale.worker.machine import known_to_driver; print(known_to_driver())"
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(compile_driver(tmp_path)),
-        "FAKE_NVML_FLEET": "0,1",
+        # The second one cannot be reached, and the last two lack a limit.
+        "FAKE_NVML_FLEET": "0,99,1,2,9",
     }
     answer = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    assert ast.literal_eval(answer.stdout) == {
-        GPU_A: (0, "00000000:00:00.0"),
-        GPU_B: (1, "00000000:11:00.0"),
+    limits = {"power_limit_w": 300.0, "application_clock_mhz": 1312.0, "max_clock_mhz": 1530.0}
+    found = ast.literal_eval(answer.stdout)
+    assert found == {
+        GPU_A: {"smi_index": 0, "pci_address": "00000000:00:00.0", **limits},
+        GPU_B: {"smi_index": 2, "pci_address": "00000000:11:00.0", **limits},
+        GPU_WITHOUT_POWER: found[GPU_WITHOUT_POWER],
+        BLACKWELL_GPU: found[BLACKWELL_GPU],
     }
+    assert limits.keys() - found[GPU_WITHOUT_POWER] == {"power_limit_w"}
+    assert limits.keys() - found[BLACKWELL_GPU] == {"application_clock_mhz"}

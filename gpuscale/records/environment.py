@@ -1,10 +1,14 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpuscale.records.record import Bytes, Line, Name, Number, PositiveCount, Record
+
+Limit = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class GpuDevice(Record, frozen=True, kw_only=True):
@@ -17,6 +21,12 @@ class GpuDevice(Record, frozen=True, kw_only=True):
     """As nvidia-smi numbers it, which counts all GPUs of the machine."""
     pci_address: Line | None = None
     memory_bytes: Bytes | None = None
+    power_limit_w: Limit | None = None
+    """That the driver enforces."""
+    application_clock_mhz: Limit | None = None
+    """Of the SMs, as set for applications (`nvidia-smi -ac`); newer drivers may not tell it."""
+    max_clock_mhz: Limit | None = None
+    """Of the SMs."""
 
 
 class Node(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 import torch
@@ -87,30 +88,47 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     built_for = torch.cuda.get_arch_list()
     for number, gpu in enumerate(found):
         refuse_missing_kernels(number, gpu.name, (gpu.major, gpu.minor), built_for)
-    places = places_by_uuid()
+    known = known_to_driver()
     return tuple(
         GpuDevice(
             index=n,
             name=gpu.name,
             uuid=str(gpu.uuid),
-            smi_index=smi_index,
-            pci_address=pci_address,
             memory_bytes=gpu.total_memory,
+            **known.get(str(gpu.uuid), {}),
         )
         for n, gpu in enumerate(found)
-        for smi_index, pci_address in (places.get(str(gpu.uuid), (None, None)),)
     )
 
 
-def places_by_uuid() -> dict[str, tuple[int, str]]:
-    """NVML's number and the PCI address of each GPU, by its UUID as CUDA gives it."""
+def known_to_driver() -> dict[str, dict[str, Any]]:
+    """The fields of each GPU that NVML tells and CUDA does not, by its UUID as CUDA gives it."""
     found = {}
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for number in range(pynvml.nvmlDeviceGetCount()):
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
-            uuid = str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")
-            found[uuid] = (number, str(pynvml.nvmlDeviceGetPciInfo(gpu).busId))
+            # A GPU that is lost says nothing, and the others do.
+            with contextlib.suppress(pynvml.NVMLError):
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")
+                found[uuid] = {
+                    "smi_index": number,
+                    "pci_address": str(pynvml.nvmlDeviceGetPciInfo(gpu).busId),
+                    **_limits(gpu),
+                }
+    return found
+
+
+def _limits(gpu: Any) -> dict[str, float]:
+    """The limits of power and clocks that a GPU of NVML tells."""
+    found = {}
+    for name, ask, *clock, unit in (
+        ("power_limit_w", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1000),
+        ("application_clock_mhz", pynvml.nvmlDeviceGetApplicationsClock, pynvml.NVML_CLOCK_SM, 1),
+        ("max_clock_mhz", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, 1),
+    ):
+        with contextlib.suppress(pynvml.NVMLError):
+            found[name] = ask(gpu, *clock) / unit
     return found
 
 

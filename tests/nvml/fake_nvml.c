@@ -249,6 +249,17 @@ int nvmlDeviceGetClockInfo(device *d, int type, uint *mhz) {
     return unsigned_answer(d, "clock", d->sm_clock_mhz, mhz);
 }
 
+int nvmlDeviceGetMaxClockInfo(device *d, int type, uint *mhz) {
+    return type == CLOCK_SM ? unsigned_answer(d, "max_clock", 1530, mhz) : INVALID_ARGUMENT;
+}
+
+/* Newer drivers no longer have application clocks. */
+int nvmlDeviceGetApplicationsClock(device *d, int type, uint *mhz) {
+    if (type != CLOCK_SM)
+        return INVALID_ARGUMENT;
+    return unsigned_answer(d, "application_clock", d->is_blackwell ? ABSENT : 1312, mhz);
+}
+
 int nvmlDeviceGetMemoryInfo(device *d, ulong64 memory[3]) {
     int code = query(d, "memory");
     if (code != SUCCESS)

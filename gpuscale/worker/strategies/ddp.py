@@ -13,6 +13,9 @@ from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.worker.strategies import Strategy, all_finite, cuda_device
 
+_NCCL_SHARES_GPUS = (2, 30)
+"""The first version that lets ranks share a GPU, where `NCCL_MULTI_RANK_GPU_ENABLE` is 1."""
+
 
 class DistributedDataParallelStrategy(Strategy):
     """NCCL between GPUs, gloo between CPU ranks; also with a single rank, so that T(1) is T(n)'s.
@@ -30,10 +33,13 @@ class DistributedDataParallelStrategy(Strategy):
         # wait in the very stream that is being timed.
         backend = "gloo"
         if self.devices:
-            # NCCL refuses ranks that share a GPU, unless (from 2.30) it was told to bear that.
-            may_share = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-            shares = request.configuration.ranks_per_gpu and not may_share
-            backend = f"cpu:gloo,cuda:{'gloo' if shares else 'nccl'}"
+            backend = "cpu:gloo,cuda:nccl"
+            if request.configuration.ranks_per_gpu:
+                if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+                    backend = "cpu:gloo,cuda:gloo"
+                elif torch.cuda.nccl.version() < _NCCL_SHARES_GPUS:
+                    # It refuses two ranks on one GPU only where it takes them for one host's.
+                    os.environ["NCCL_HOSTID"] = f"gpuscale-{self.rank}"
         # Longer than the run may take: a hang is then told by the stacks of all ranks, and not
         # by the complaint of one that waited.
         dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
