@@ -76,7 +76,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
     if reports and not own and (silent := _silent(request, directory)):
         return _vanished(directory, silent)
     if reports:
-        return _raised(directory, own[0] if own else reports[0].failure)
+        return _raised(request, directory, own[0] if own else reports[0].failure)
     rank, code = next(iter(exit_codes.items()))
     end = f"ended with exit code {code} and left no message"
     if code < 0:
@@ -95,7 +95,7 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
 
-def _raised(directory: RunDirectory, failure: Failure) -> Failure:
+def _raised(request: RunRequest, directory: RunDirectory, failure: Failure) -> Failure:
     if not failure.detail:
         # It is told for the user, and tells all.
         return failure
@@ -103,8 +103,9 @@ def _raised(directory: RunDirectory, failure: Failure) -> Failure:
     if _OUT_OF_MEMORY.search(failure.message):
         # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
         said = (
-            f"rank {failure.rank} on {failure.host} ran out of memory; give it more, or each node "
-            f"fewer ranks, or choose a smaller --size or batch: {failure.message}"
+            f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "
+            f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
+            f"a smaller --size or batch: {failure.message}"
         )
     return replace(failure, message=said)
 
