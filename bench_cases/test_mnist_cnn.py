@@ -1,6 +1,6 @@
 """The MNIST CNN of ARC4 (University of Leeds): weak scaling, 128 images on each GPU."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ class MnistCnn(TrainingCase):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], gpus: int) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=1e-3)
+    def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
         steps: Callable[[Any], torch.Tensor] = v2.Compose(

@@ -1,6 +1,6 @@
 """The MNIST `Net` of the PARAM GPU workshop: strong scaling, 128 images over all GPUs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class MnistNet(TrainingCase):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.nll_loss(output, target)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], gpus: int) -> torch.optim.Optimizer:
-        return torch.optim.Adadelta(parameters, lr=1.0)
+    def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.Adadelta(model.parameters(), lr=1.0)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)

@@ -1,6 +1,6 @@
 """ResNet-50 on ImageNet at 256×256, as on JUWELS Booster (Forschungszentrum Jülich)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class Resnet50(TrainingCase):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], gpus: int) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=0.02)
+    def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=0.02)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
         steps: Callable[[Any], torch.Tensor] = v2.Compose(

@@ -1,6 +1,6 @@
 """ResNet-50 on CIFAR-10 at 128×128, as on CTE-POWER (Barcelona Supercomputing Center)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class Resnet50Cifar(TrainingCase):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], gpus: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.01 * gpus)
+    def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01 * gpus)
 
     def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
         steps: Callable[[Any], torch.Tensor] = v2.Compose(

@@ -343,7 +343,7 @@ def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> fl
     size = case.named_size("full" if device == "cuda" else "smoke")
     form = torch.channels_last if channels_last else torch.contiguous_format
     model = case.model().to(device).to(memory_format=form)
-    optimizer = case.optimizer(model.parameters(), 1)
+    optimizer = case.optimizer(model, 1)
     inputs = torch.rand(size.batch, *size.sample_shape, device=device).to(memory_format=form)
     targets = torch.randint(case.classes, (size.batch,), device=device)
 

@@ -1,18 +1,19 @@
 """A training case, the one class that users write. Free of torch until a rank builds it."""
 
+import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from gpuscale.errors import CaseError
+from gpuscale.records.configuration import ScalingMode
+from gpuscale.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
-
-    from gpuscale.records.configuration import ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class TrainingCase:
     """
 
     strategies: ClassVar[tuple[str, ...]] = ("ddp",)
-    scaling: ClassVar["ScalingMode"] = "weak"
+    scaling: ClassVar[ScalingMode] = "weak"
     sample_shape: ClassVar[tuple[int, ...]] = ()
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
@@ -50,17 +51,18 @@ class TrainingCase:
 
     def model(self) -> "torch.nn.Module":
         """The model, on the CPU, freshly initialised; ranks call it with one seed."""
-        raise NotImplementedError(f"{type(self).__name__}.model() is not written")
+        raise NotImplementedError
 
     def loss(self, output: Any, target: "torch.Tensor") -> "torch.Tensor":
         """The scalar loss of one batch."""
-        raise NotImplementedError(f"{type(self).__name__}.loss() is not written")
+        raise NotImplementedError
 
-    def optimizer(
-        self, parameters: Iterable["torch.nn.Parameter"], gpus: int
-    ) -> "torch.optim.Optimizer":
-        """The optimiser; `gpus` is there for learning rates that scale with it."""
-        raise NotImplementedError(f"{type(self).__name__}.optimizer() is not written")
+    def optimizer(self, model: "torch.nn.Module", gpus: int) -> "torch.optim.Optimizer":
+        """The optimiser of the model that `model()` gave, which is on its device by now.
+
+        `gpus` is there for learning rates that scale with it.
+        """
+        raise NotImplementedError
 
     def scheduler(
         self, optimizer: "torch.optim.Optimizer"
@@ -97,13 +99,65 @@ class TrainingCase:
         )
 
     def named_size(self, name: str | None) -> Size:
-        """The size of that name; a CaseError where the case has none, or does not tell its own."""
+        """The size of that name; a CaseError where the case has none."""
         if self.sizes:
             if name is None or name not in self.sizes:
                 known = ", ".join(sorted(self.sizes))
                 raise CaseError(f"{self.name()} has no size '{name}'; it has {known}")
             return self.sizes[name]
-        if not self.sample_shape or self.batch < 1:
-            remedy = f"set sample_shape and batch (at least 1) on {type(self).__name__}"
-            raise CaseError(f"{self.name()}: {remedy}")
         return Size(batch=self.batch, sample_shape=self.sample_shape)
+
+
+def refuse_unusable(case: type[TrainingCase]) -> None:
+    """Raise a CaseError, which names class and part, for what would fail only once ranks run."""
+    name = case.__name__
+    if isinstance(case.strategies, str) or not set(case.strategies) <= set(STRATEGIES):
+        known = ", ".join(STRATEGIES)
+        raise CaseError(
+            f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
+            "such as ('ddp',)"
+        )
+    if case.scaling not in (modes := get_args(ScalingMode)):
+        raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
+    for each, size in case.sizes.items() or (("", case),):
+        where = f"{name}.sizes[{each!r}]" if each else name
+        refuse_no_count(f"{where}.batch", getattr(size, "batch", None))
+        shape = getattr(size, "sample_shape", None)
+        if not isinstance(shape, tuple) or not shape:
+            raise CaseError(
+                f"{where}.sample_shape is {shape!r}; it is a tuple such as (3, 224, 224)"
+            )
+        for length in shape:
+            refuse_no_count(f"{where}.sample_shape", length)
+    for method, expected in vars(TrainingCase).items():
+        if inspect.isfunction(expected):
+            _refuse_other_arguments(case, method, expected)
+    for method in ("model", "loss", "optimizer"):
+        if getattr(case, method) is getattr(TrainingCase, method):
+            raise CaseError(f"{name}.{method}() is not written; no case is without")
+
+
+def refuse_no_count(what: str, found: object) -> None:
+    """Raise a CaseError for what is no whole number of at least 1."""
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
+
+
+def _refuse_other_arguments(
+    case: type[TrainingCase], method: str, expected: Callable[..., object]
+) -> None:
+    given = inspect.signature(expected).parameters
+    wanted = f"write it as {method}({', '.join(given)})"
+    found = inspect.signature(getattr(case(), method))
+    if method == "optimizer" and "parameters" in found.parameters:
+        raise CaseError(
+            f"{case.__name__}.optimizer{found} gets the model now; {wanted}, with "
+            "model.parameters() inside"
+        )
+    by_name = [name for name, each in given.items() if each.kind is each.KEYWORD_ONLY]
+    try:
+        found.bind(*range(len(given) - len(by_name) - 1), **dict.fromkeys(by_name))
+    except TypeError:
+        raise CaseError(
+            f"{case.__name__}.{method}{found} does not take what it is given; {wanted}"
+        ) from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase
+from gpuscale.cases import TrainingCase, refuse_no_count
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.strategies import STRATEGIES
 
@@ -42,11 +42,13 @@ def default_request(
         data_workers=0,
     )
     found = built.named_size(configuration.size)
+    batch = built.batch_per_gpu(found, gpus)
+    refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch)
     return RunRequest(
         configuration=configuration,
         gpus=gpus,
         index=run,
-        batch_per_gpu=built.batch_per_gpu(found, gpus),
+        batch_per_gpu=batch,
         sample_shape=found.sample_shape,
         case_module=case.__module__,
         case_file=file_of_case(case),

@@ -31,8 +31,8 @@ class Tiny(TrainingCase):
     def loss(self, output, target):
         return torch.nn.functional.cross_entropy(output, target)
 
-    def optimizer(self, parameters, gpus):
-        return torch.optim.SGD(parameters, lr=0.1)
+    def optimizer(self, model, gpus):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
 """
 """A case that trains in microseconds; tests add what is special about theirs."""
 

@@ -60,16 +60,16 @@ def test_models_have_the_sizes_of_their_sources() -> None:
 
 
 def test_optimisers_are_those_of_their_sources() -> None:
-    weights = [torch.nn.Parameter(torch.zeros(1))]
-    adam = MnistCnn().optimizer(weights, 4)
+    model = torch.nn.Linear(1, 1)
+    adam = MnistCnn().optimizer(model, 4)
     assert (type(adam).__name__, adam.defaults["lr"]) == ("Adam", 1e-3)
-    adadelta = MnistNet().optimizer(weights, 2)
+    adadelta = MnistNet().optimizer(model, 2)
     assert (type(adadelta).__name__, adadelta.defaults["lr"]) == ("Adadelta", 1.0)
     schedule = MnistNet().scheduler(adadelta)
     assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
     assert (schedule.step_size, schedule.gamma) == (1, 0.7)
-    assert Resnet50().optimizer(weights, 4).defaults["lr"] == 0.02
-    assert Resnet50Cifar().optimizer(weights, 4).defaults["lr"] == pytest.approx(0.04)
+    assert Resnet50().optimizer(model, 4).defaults["lr"] == 0.02
+    assert Resnet50Cifar().optimizer(model, 4).defaults["lr"] == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_mnist_cnn_learns_the_real_digits(digits: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(42)
     model = case.model()
-    optimizer = case.optimizer(model.parameters(), 1)
+    optimizer = case.optimizer(model, 1)
     batches = LoadedBatches(training, batch=8, rank=0, world_size=1, workers=0, pin_memory=False)
 
     def accuracy() -> float:

@@ -52,8 +52,8 @@ Case = Apart
 """,
     "diverging": """
 class Diverging(Tiny):
-    def optimizer(self, parameters, gpus):
-        return torch.optim.SGD(parameters, lr=float("inf"))
+    def optimizer(self, model, gpus):
+        return torch.optim.SGD(model.parameters(), lr=float("inf"))
 
 Case = Diverging
 """,

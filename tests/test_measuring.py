@@ -123,8 +123,8 @@ class Case(Tiny):
     def model(self):
         return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10))
 
-    def optimizer(self, parameters, gpus):
-        return torch.optim.Adam(parameters, lr=0.01)
+    def optimizer(self, model, gpus):
+        return torch.optim.Adam(model.parameters(), lr=0.01)
 """
     write_case(tmp_path, stateful)
     session = run_pytest(tmp_path, *QUICK, "--gpus", "2")

@@ -174,10 +174,16 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         (folder / f"test_{name}.py").write_text(text)
     for name, line in (
         ("word", 'strategies = "ddp"'),
-        ("unknown", 'strategies = ("fsdp",)'),
+        ("unknown", 'strategies = ("best",)'),
         ("mode", 'scaling = "stong"'),
+        ("batch", 'batch = "8"'),
+        ("shape", "sample_shape = (16, None)"),
+        ("old", "def optimizer(self, parameters, gpus): ..."),
+        ("signature", "def loss(self, output): ..."),
     ):
         write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
+    forgetful = "class Forgetful(TrainingCase):\n    sample_shape, batch = (16,), 8\n"
+    write_case(folder, forgetful, "Case = Forgetful", name="test_forgetful.py")
     return run_pytest(folder, *ON_CPU)
 
 
@@ -187,8 +193,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "test_no_case.py::test_forgotten uses 'scaling' but names no case",
         "test_no_class.py::test_forgotten: the gpuscale mark takes a TrainingCase class",
         "Case.strategies is 'ddp'; it takes a tuple of dp, ddp",
-        "Case.strategies is ('fsdp',); it takes a tuple of dp, ddp",
+        "Case.strategies is ('best',); it takes a tuple of dp, ddp",
         "Case.scaling is 'stong'; it is one of weak, strong",
+        "Case.batch is '8'; it takes whole numbers of at least 1",
+        "Case.sample_shape is None; it takes whole numbers of at least 1",
+        "Case.optimizer(parameters, gpus) gets the model now; write it as optimizer(self, model",
+        "Case.loss(output) does not take what it is given; write it as loss(self, output, target)",
+        "Forgetful.model() is not written",
     ],
 )
 def test_what_cannot_become_an_item_is_an_error_of_collection(

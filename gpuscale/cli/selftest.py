@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpuscale import selftest
-from gpuscale.cases import TrainingCase
+from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
@@ -134,6 +134,7 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
     if name not in known:
         found = ", ".join(f"{file}::{key}" for key in known) or "none"
         raise UsageError(f"--case: name a case in {file} as FILE::Class; there is {found}")
+    refuse_unusable(known[name])
     return known[name]
 
 

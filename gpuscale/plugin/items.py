@@ -3,17 +3,17 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase
+from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.records import EntryKey, Environment, RunRequest, Window
-from gpuscale.records.configuration import DataKind, ScalingMode
+from gpuscale.records.configuration import DataKind
 from gpuscale.run_defaults import (
     data_workers,
     default_request,
@@ -210,13 +210,10 @@ def _case_of(test: pytest.Item) -> type[TrainingCase]:
             f"{test.nodeid}: the gpuscale mark takes a TrainingCase class, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
-    elif isinstance(case.strategies, str) or not set(case.strategies) <= set(STRATEGIES):
-        problem = (
-            f"{case.__name__}.strategies is {case.strategies!r}; it takes a tuple of "
-            f"{', '.join(STRATEGIES)}, such as ('ddp',)"
-        )
-    elif case.scaling not in (modes := get_args(ScalingMode)):
-        problem = f"{case.__name__}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}"
     else:
-        return case
+        try:
+            refuse_unusable(case)
+            return case
+        except CaseError as error:
+            problem = str(error)
     raise pytest.Collector.CollectError(problem)

@@ -86,9 +86,10 @@ class Training:
         set_fp32_mode(asked.precision)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
-        self.model = strategy.wrap(case.model().to(memory_format=self.memory_format))
-        # The optimiser holds the wrapped module's parameters, compiled or not.
-        self.optimizer = case.optimizer(self.model.parameters(), request.gpus)
+        model = case.model().to(memory_format=self.memory_format)
+        self.model = strategy.wrap(model)
+        # Parameters keep the names that the case gave them, which a wrapped module's have not.
+        self.optimizer = case.optimizer(model, request.gpus)
         # torch.compile keeps the module's own type, which its signature cannot say.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)

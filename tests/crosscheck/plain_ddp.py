@@ -38,7 +38,7 @@ def main() -> None:
     part = int(sys.argv[sys.argv.index("--part") + 1]) if "--part" in sys.argv else None
     steps = len(loader) // part if part else WARMUP_STEPS + STEPS
     model = DistributedDataParallel(case.model())
-    optimizer = case.optimizer(model.parameters(), dist.get_world_size())
+    optimizer = case.optimizer(model, dist.get_world_size())
     times_s = []
     started = time.perf_counter()
     for step, (images, labels) in enumerate(loader):
