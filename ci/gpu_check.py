@@ -26,7 +26,7 @@ from gpuscale.host import finding_gpuscale  # noqa: E402 - as above
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
-CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet50_cifar")
+CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet50v2_cifar")
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02

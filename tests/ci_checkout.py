@@ -61,7 +61,7 @@ STUB_GPUSCALE = """\
 [ "$1" = doctor ] && exit
 exec "$PYTHON" -m gpuscale "$@"
 """
-CASES = ("mnist_cnn", "resnet50", "resnet50_cifar")
+CASES = ("mnist_cnn", "resnet50", "resnet50v2_cifar")
 # What is measured on some numbers of GPUs, and where, for each exit code of the comparison.
 VERDICTS = {
     0: ({1: 0.1, 2: 0.1, 4: 0.1}, make.environment()),

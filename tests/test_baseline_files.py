@@ -62,7 +62,7 @@ def test_a_published_baseline_says_where_it_comes_from(name: str) -> None:
         (
             "cte-power",
             ("V100", "POWER9"),
-            ("resnet50_cifar", "epoch", 1),
+            ("resnet50v2_cifar", "epoch", 1),
             {1: (49, 45, 45, 45, 45), 2: (26, 24, 24, 24, 24), 4: (14, 12, 12, 12, 12)},
             {1: (256, 1), 2: (256, 1), 4: (256, 1)},
             {2: 1.875, 4: 3.75},

@@ -118,8 +118,9 @@ def test_a_night_that_does_not_go_as_it_should_ends_with_its_own_code(
         ),
         (
             "cte-power.sbatch",
-            "bench_cases/test_resnet50_cifar.py --strategy ddp --gpus 1,2,4",
-            "resnet50_cifar",
+            "bench_cases/test_resnet_v2_cifar.py::test_resnet50v2_cifar"
+            " --strategy ddp --gpus 1,2,4",
+            "resnet50v2_cifar",
             {1, 2, 4},
         ),
     ],
@@ -135,7 +136,7 @@ def test_job_measures_and_judges_its_clusters_case(
     assert night.calls("pytest") == [f"{measured} {rest}"]
     assert night.judged() == {(case, gpus) for gpus in judged}
     assert "ok" in (night.directory / "comparison.txt").read_text()
-    assert (REPOSITORY / measured.split()[0]).is_file()
+    assert (REPOSITORY / measured.split("::")[0].split()[0]).is_file()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

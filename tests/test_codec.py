@@ -219,7 +219,10 @@ def test_a_run_that_could_not_be_read_back_is_not_written() -> None:
         (put("published", 0, "times_s", 1, value=-45), "published[0].times_s[1]: expected a num"),
         (put("published", 0, "nodes", value=2), "published[0].nodes: 1 GPUs cannot lie on 2"),
         (put("published", 3, "nodes", value=1), "published[3].nodes: 8 GPUs do not fit on 1 node"),
-        (put("published", 1, "gpus", value=1), "published[1]: resnet50_cifar/ddp on 1 GPU stands"),
+        (
+            put("published", 1, "gpus", value=1),
+            "published[1]: resnet50v2_cifar/ddp on 1 GPU stands",
+        ),
         (lambda value: value.pop("source"), "published figures need a 'source'; name where"),
         (put("runs", 0, "configuration", "device", value="cpu"), "runs[0].configuration.device: "),
         (put("runs", 1, "batch_per_gpu", value=64), "runs[1]: mnist_cnn/ddp on 2 GPUs has another"),
