@@ -21,6 +21,7 @@ from golden.inputs import (
     EPOCH,
     ON_CPU,
     RESNET,
+    WELL,
     Fault,
     Night,
     baseline_of,
@@ -533,3 +534,38 @@ def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path) -> None:
     text = result.stdout[result.stdout.index("driver ") :]
     name = fleet.replace(",", "_") or "none"
     check(f"doctor/{name}.txt", f"{text}{result.stderr}exit code {result.returncode}\n")
+
+
+def test_a_history_says_which_night_changed_what(folder: Path) -> None:
+    upgraded = {"driver_version": "595.12", "torch_version": "2.12.0"}
+    for day in range(24):
+        later = day >= 12
+        night = Night(
+            job=f"{3000 + day}",
+            day=day,
+            runs=1,
+            configurations=(CNN, RESNET),
+            faster=0.95 if later else 1.0,
+            environment=upgraded if later else {},
+            # A node's neighbour was busy, for one night.
+            fault=Fault(computing=1.2) if day == 17 else WELL,
+        )
+        (folder / f"night-{day:02d}").mkdir()
+        write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
+    injected = replace(NOW, job="3099", injections=("data=20ms",))
+    write_night(folder / "injected.jsonl", injected)
+    (folder / "damaged.jsonl").write_text("no results\n")
+    write_night(folder / "other.jsonl", replace(NOW, configurations=(ON_CPU,), telemetry=False))
+    nights = [f"night-{day:02d}" for day in range(24)]
+    (folder / "empty").mkdir()
+    shown = [
+        given("history", *nights),
+        given("history", *nights[:3], "--gpus", "1", "--case", "resnet50"),
+        given("history", *nights, "injected.jsonl"),
+        given("history", "."),
+        given("history", "damaged.jsonl"),
+        given("history", "empty"),
+        given("history", "nowhere"),
+        given("history", *nights, "--case", "gpt"),
+    ]
+    check("history.txt", "\n".join(shown))

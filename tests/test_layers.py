@@ -24,6 +24,7 @@ LAYERS = {
     "environment_diff": 2,
     "cases": 2,
     "injections": 2,
+    "history": 3,
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,

@@ -20,6 +20,7 @@ from gpuscale.errors import ExitCode, GpuscaleError
 _COMMANDS = (
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
+    ("history", "show when rows changed over the nights, and what else changed then"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),

@@ -3,9 +3,11 @@
 A night counts as its logarithm. Single nights may lie anywhere, so a change is believed only when
 two in succession lie beyond the level and agree, or three do in any way, or when the median of a
 week has moved away from the best week since the last change, which a slow drift does in steps too
-small for the first. How far is beyond was set by simulation (docs/history.md has the rates, tests/test_levels.py holds them).
+small for the first. How far is beyond was set by simulation (docs/history.md has the rates,
+tests/test_levels.py holds them).
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -20,11 +22,12 @@ FEWEST_NIGHTS = 4
 """Nights that a level needs before another can be told from it."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_DEVIATIONS = 2.6
-_OF_FEW_NIGHTS = 2.5
+_OF_FEW_NIGHTS = 5.0
 """Few nights tell their level and deviation badly: the step is larger by this over their number."""
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
 _DRIFT_DEVIATIONS = 3.0
+_OUTLYING_DEVIATIONS = 4.0
 _OF_DEVIATION = 60
 """The latest nights that tell how much one differs from the next."""
 _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
@@ -49,7 +52,7 @@ def night_deviation(values: Sequence[float]) -> float:
 
     It is 0 of fewer than two nights.
     """
-    differences = [abs(now - before) for before, now in zip(values, values[1:], strict=False)]
+    differences = [abs(now - before) for before, now in itertools.pairwise(values)]
     return statistics.median(differences) / _DEVIATION_OF_DIFFERENCES if differences else 0.0
 
 
@@ -65,24 +68,48 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     for tonight in range(len(values)):
         if tonight - 1 - begin < FEWEST_NIGHTS:
             continue
-        deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight - 1])
-        change = _step(values, begin, tonight, deviation)
-        # A week ends with the night of its index; none reaches back beyond the last change.
-        change = change or _drift(weeks[begin + _WEEK - 1 : tonight + 1], tonight, deviation)
+        change = _step(values, begin, tonight)
+        if change is None:
+            deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight + 1])
+            # A week ends with the night of its index; none reaches back beyond the last change.
+            change = _drift(weeks[begin + _WEEK - 1 : tonight + 1], tonight, deviation)
         if change is not None:
             found.append(change)
             begin = change.onset
     return tuple(found)
 
 
-def _step(
-    values: Sequence[float], begin: int, tonight: int, deviation: float
-) -> LevelChange | None:
+def departure(values: Sequence[float]) -> tuple[float, float] | None:
+    """How far the last of some nights on one level lies from it, and what counts as a step.
+
+    None where there are too few nights before it.
+    """
+    before, last = values[:-1], values[-1:]
+    if len(before) < FEWEST_NIGHTS:
+        return None
+    return last[0] - statistics.median(before[-REMEMBERED:]), _step_size(before)
+
+
+def outlying(values: Sequence[float]) -> tuple[int, ...]:
+    """The nights of one level that lie far from the others, by index."""
+    level = statistics.median(values)
+    far = max(_SMALLEST_STEP, _OUTLYING_DEVIATIONS * night_deviation(values))
+    return tuple(i for i, value in enumerate(values) if abs(value - level) > far)
+
+
+def _step_size(before: Sequence[float]) -> float:
+    """The smallest departure from the level of these nights that may be a step."""
+    few = 1 + _OF_FEW_NIGHTS / min(len(before), REMEMBERED)
+    return max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * night_deviation(before[-_OF_DEVIATION:]))
+
+
+def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
     """The step away from the level that began there, which tonight and last night show."""
     first = max(begin, tonight - 1 - REMEMBERED)
-    before = values[first : tonight - 1]
-    level, few = statistics.median(before), 1 + _OF_FEW_NIGHTS / len(before)
-    beyond = max(_SMALLEST_STEP, _STEP_DEVIATIONS * few * deviation)
+    level, beyond = (
+        statistics.median(values[first : tonight - 1]),
+        _step_size(values[begin : tonight - 1]),
+    )
     last = [value - level for value in values[max(begin, tonight - 2) : tonight + 1]]
     if abs(last[-1] - last[-2]) <= beyond:
         last = last[-2:]

@@ -1,0 +1,221 @@
+"""A machine's nights as series: each row's level, when it changed, and what else changed then."""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpuscale.environment_diff import changes, host_changes
+from gpuscale.errors import UsageError
+from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
+from gpuscale.scaling import PointKey
+from gpuscale.statistics.estimates import difference, exponential, log_sample
+from gpuscale.statistics.levels import (
+    REMEMBERED,
+    Kind,
+    LevelChange,
+    departure,
+    level_changes,
+    outlying,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """One allocation, with the mean over its runs of every row that it measured."""
+
+    allocation: str
+    began_at: datetime
+    environment: Environment
+    log_step_times: Mapping[PointKey, float]
+    """By row, of the valid runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """A row that went to another level."""
+
+    point: PointKey
+    onset: int
+    """Index of the first night on the new level; of a drift, of the night that showed it."""
+    kind: Kind
+    throughput: Estimate
+    """The change from level to level: −0.03 is 3% less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowHistory:
+    """One row over the nights that measured it."""
+
+    point: PointKey
+    nights: tuple[int, ...]
+    """Indices of the history's nights."""
+    changes: tuple[RowChange, ...]
+    level_nights: int
+    """Nights on the present level, the last one included."""
+    outlying: tuple[int, ...]
+    """Those of its nights that lie far from the others on their level."""
+    last_step_time_s: float
+    """Of the last night."""
+    departure: float | None
+    """The last night's throughput against the level before it; None of too few nights."""
+    stands_out: bool
+    """The last night lies so far from its level that a second one like it would be a change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEvent:
+    """The rows that changed on the same night in the same way, and what else changed then."""
+
+    night: int
+    changes: tuple[RowChange, ...]
+    environment: tuple[EnvironmentChange, ...]
+    """Against the night before; empty of a drift, which no single night has begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The nights of one machine, in the order in which they began, and what changed in them."""
+
+    machine: str
+    nights: tuple[Night, ...]
+    rows: tuple[RowHistory, ...]
+    events: tuple[HistoryEvent, ...]
+
+
+def history_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> History:
+    """The history that results of one machine make, of the rows that were asked for.
+
+    A UsageError where they come from several kinds of machines, or hold no valid run of the rows.
+    """
+    nights = nights_of(results, cases=cases, gpus=gpus)
+    machines: dict[str, int] = {}
+    for night in nights:
+        name = ", ".join(night.environment.gpu_names) or night.environment.cpu_model or "CPU"
+        machines[name] = machines.get(name, 0) + 1
+    if len(machines) > 1:
+        found = ", ".join(f"{name} ({count} of {len(nights)})" for name, count in machines.items())
+        raise UsageError(f"the nights are of several machines: {found}; give those of one")
+    if not machines:
+        raise UsageError("the results hold no valid run of what was asked for")
+    points = dict.fromkeys(point for night in nights for point in night.log_step_times)
+    rows = [_row(point, nights) for point in points]
+    return History(
+        machine=next(iter(machines)),
+        nights=nights,
+        rows=tuple(rows),
+        events=tuple(_events(rows, nights)),
+    )
+
+
+def nights_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> tuple[Night, ...]:
+    """The allocations of some results in the order in which they began; faulty on purpose, none."""
+    runs: dict[str, list[Run]] = {}
+    environments: dict[str, Environment] = {}
+    began: dict[str, datetime] = {}
+    for result in results:
+        for run in () if result.injections else result.runs:
+            its = run.configuration
+            wanted = cases is None or {its.case, its.label} & {*cases}
+            if run.is_valid and wanted and (gpus is None or run.gpus in gpus):
+                name = result.allocation_of(run)
+                runs.setdefault(name, []).append(run)
+                environments.setdefault(name, result.environment)
+                began[name] = min(began.get(name, _began(run, result)), _began(run, result))
+    nights = [
+        Night(
+            allocation=name,
+            began_at=began[name],
+            environment=environments[name],
+            log_step_times=_means(its),
+        )
+        for name, its in runs.items()
+    ]
+    return tuple(sorted(nights, key=lambda night: night.began_at))
+
+
+def _began(run: Run, result: Results) -> datetime:
+    if run.started_at_s is None:
+        return datetime.fromisoformat(result.created_at).astimezone(UTC)
+    return datetime.fromtimestamp(run.started_at_s, UTC)
+
+
+def _means(runs: Iterable[Run]) -> dict[PointKey, float]:
+    logs: dict[PointKey, list[float]] = {}
+    for run in runs:
+        logs.setdefault(PointKey.of(run), []).append(run.log_step_time)
+    return {point: log_sample(its).mean for point, its in logs.items()}
+
+
+def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
+    indices = [i for i, night in enumerate(nights) if point in night.log_step_times]
+    values = [nights[i].log_step_times[point] for i in indices]
+    found = level_changes(values)
+    levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
+    far = [begin + i for begin, end in levels for i in outlying(values[begin:end])]
+    begin = found[-1].onset if found else 0
+    last = departure(values[begin:])
+    return RowHistory(
+        point=point,
+        nights=tuple(indices),
+        changes=tuple(
+            RowChange(
+                point=point,
+                onset=indices[change.onset],
+                kind=change.kind,
+                throughput=_throughput_change(values, found, number),
+            )
+            for number, change in enumerate(found)
+        ),
+        level_nights=len(values) - begin,
+        outlying=tuple(indices[i] for i in far),
+        last_step_time_s=exponential(values[-1]),
+        departure=None if last is None else exponential(-last[0]) - 1,
+        stands_out=last is not None and abs(last[0]) > last[1],
+    )
+
+
+def _throughput_change(
+    values: Sequence[float], found: Sequence[LevelChange], number: int
+) -> Estimate:
+    """From the nights on the level before to those on the one after; at most 15 of each."""
+    change = found[number]
+    if change.kind == "drift":
+        # Its levels are two weeks somewhere in the past: what there is between them is no sample.
+        return Estimate(value=exponential(-change.change) - 1, low=None, high=None)
+    begin = found[number - 1].onset if number else 0
+    end = found[number + 1].onset if number + 1 < len(found) else len(values)
+    before, after = (
+        log_sample([value for i, value in enumerate(level) if i not in outlying(level)])
+        for level in (
+            values[max(begin, change.onset - REMEMBERED) : change.onset],
+            values[change.onset : min(end, change.onset + REMEMBERED)],
+        )
+    )
+    return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
+
+
+def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
+    """The changes of all rows by night, kind and direction, in the order of the nights."""
+    together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
+    for row in rows:
+        for change in row.changes:
+            alike = (change.onset, change.kind, change.throughput.value < 0)
+            together.setdefault(alike, []).append(change)
+    for (night, kind, _), its in sorted(together.items()):
+        environment: tuple[EnvironmentChange, ...] = ()
+        if kind == "step":
+            before, now = nights[night - 1].environment, nights[night].environment
+            hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
+            environment = (*changes([before], [now]), *hosts)
+        yield HistoryEvent(night=night, changes=tuple(its), environment=environment)

@@ -1,0 +1,116 @@
+"""The history of a machine as text: where each row stands, and the nights that changed it."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpuscale.environment_diff import change_text
+from gpuscale.history import History, HistoryEvent, Night, RowHistory
+from gpuscale.report import phrases
+from gpuscale.report.screen import Screen, table, wrapped
+from gpuscale.units import format_seconds
+
+_MOST_ROWS = 4
+"""Rows of one change that are shown each by itself."""
+
+
+def render(history: History, screen: Screen) -> str:
+    """The rows, then the changes, the latest first, without a line break at the end."""
+    return "\n".join(_lines(history, screen))
+
+
+def _lines(history: History, screen: Screen) -> Iterator[str]:
+    nights, names = history.nights, _night_names(history.nights)
+    hosts = sorted({night.environment.host or "?" for night in nights})
+    where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
+    span = f"{names[0]} to {names[-1]}" if len(nights) > 1 else names[0]
+    text = (
+        f"history   {phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
+    )
+    yield from wrapped(text, screen.columns, hanging=10)
+    last = nights[-1]
+    yield f"last      {names[-1]}, {last.allocation}"
+    yield ""
+    headers = (
+        "case",
+        "GPUs",
+        "batch/GPU",
+        "step time",
+        "against its level",
+        "level since",
+        "nights",
+    )
+    labels = phrases.set_apart([row.point.configuration for row in history.rows])
+    cells = [
+        (
+            labels[row.point.configuration],
+            str(row.point.gpus),
+            str(row.point.batch_per_gpu),
+            format_seconds(row.last_step_time_s),
+            _standing(row),
+            names[row.nights[-row.level_nights]],
+            str(len(row.nights)),
+        )
+        for row in history.rows
+    ]
+    yield table(headers, cells, screen.columns, first=("step time", "against its level"))
+    yield ""
+    if not history.events:
+        yield "no change of level"
+    for event in reversed(history.events):
+        for line in _event_lines(event, history, names, screen):
+            yield from wrapped(line, screen.columns)
+    alone = Counter(night for row in history.rows for night in row.outlying)
+    if alone:
+        told = (
+            f"{names[night]} ({count} of {len(history.rows)})"
+            for night, count in sorted(alone.items())
+        )
+        yield from wrapped(f"stood out for one night (rows): {', '.join(told)}", screen.columns)
+    absent = [row for row in history.rows if row.nights[-1] < len(nights) - 1]
+    if absent:
+        count = phrases.counted(len(absent), "row")
+        yield from wrapped(f"note: the last night has no valid run of {count}", screen.columns)
+
+
+def _night_names(nights: tuple[Night, ...]) -> list[str]:
+    """The date of each night, in UTC; with the time where a date has several."""
+    dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
+    counts = Counter(dates)
+    return [
+        date if counts[date] == 1 else f"{night.began_at:%Y-%m-%d %H:%M}"
+        for date, night in zip(dates, nights, strict=True)
+    ]
+
+
+def _standing(row: RowHistory) -> str:
+    """The last night against its level, and whether it lies outside of what nights differ by."""
+    if row.departure is None:
+        return "too few nights"
+    text = phrases.percent_text(row.departure)
+    return f"{text}, stands out" if row.stands_out else text
+
+
+def _event_lines(
+    event: HistoryEvent, history: History, names: list[str], screen: Screen
+) -> Iterator[str]:
+    changes = event.changes
+    is_slower = changes[0].throughput.value < 0
+    word = "slower" if is_slower else "faster"
+    begun = "drifted until" if changes[0].kind == "drift" else "from"
+    rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
+    text = f"{begun} {names[event.night]}  {rows} {word}"
+    yield screen.bold(text)
+    labels = phrases.set_apart([row.point.configuration for row in history.rows])
+    shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
+    for change in shown[:_MOST_ROWS]:
+        point = change.point
+        row = f"{labels[point.configuration]} on {phrases.gpus_text(point.gpus)}"
+        yield f"    {row}: throughput {phrases.change_text(change.throughput)}"
+    if len(shown) > _MOST_ROWS:
+        yield f"    and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}"
+    if changes[0].kind == "drift":
+        yield "    slowly: no single night began it"
+    elif event.environment:
+        yield f"    changed that night: {'; '.join(map(change_text, event.environment))}"
+    else:
+        yield "    nothing that is recorded of the environment changed that night"

@@ -1,0 +1,101 @@
+"""Changes of level in series of nights, by simulation with known truth."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpuscale.statistics.levels import departure, level_changes
+
+STEP = math.log(1.03)
+SERIES = 400
+
+
+def nights(
+    rng: random.Random,
+    count: int,
+    *,
+    deviation: float,
+    outlying: float = 0.02,
+    truth: Callable[[int], float] = lambda _: 0.0,
+) -> list[float]:
+    """Logarithms of step times; some nights are slower by 8% in the mean."""
+    return [
+        truth(night)
+        + rng.gauss(0, deviation)
+        + (rng.expovariate(1 / 0.08) if rng.random() < outlying else 0.0)
+        for night in range(count)
+    ]
+
+
+def share(found: Sequence[bool]) -> float:
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("deviation", [0.003, 0.005, 0.01, 0.02])
+def test_few_rows_that_never_change_are_alarmed_in_sixty_nights(deviation: float) -> None:
+    rng = random.Random(1)
+    alarms = [
+        any(change.change > 0 for change in level_changes(nights(rng, 60, deviation=deviation)))
+        for _ in range(SERIES)
+    ]
+    # 3% are promised; so many of 400 exceed that by chance in one of a hundred trials.
+    assert sum(alarms) <= 21
+
+
+def test_a_step_of_three_percent_is_found_within_two_nights() -> None:
+    rng = random.Random(2)
+    found = []
+    for _ in range(SERIES):
+        series = nights(
+            rng, 32, deviation=0.003, outlying=0.0, truth=lambda i: STEP if i >= 30 else 0.0
+        )
+        found.append(any(change.seen >= 30 for change in level_changes(series)))
+    assert share(found) >= 0.99
+
+
+def test_a_drift_is_found_before_it_has_cost_four_percent() -> None:
+    rng = random.Random(3)
+    fast, slow = [], []
+    for _ in range(SERIES):
+        series = nights(rng, 40, deviation=0.003, truth=lambda i: 0.004 * max(0, i - 29))
+        fast.append(any(change.seen >= 30 for change in level_changes(series)))
+        series = nights(rng, 70, deviation=0.003, truth=lambda i: 0.001 * max(0, i - 29))
+        slow.append(any(change.seen >= 30 for change in level_changes(series)))
+    assert share(fast) >= 0.98
+    assert share(slow) >= 0.98
+
+
+def test_the_onset_of_a_step_is_the_night_that_began_it() -> None:
+    rng = random.Random(4)
+    onsets = []
+    for _ in range(SERIES):
+        series = nights(
+            rng, 40, deviation=0.003, outlying=0.0, truth=lambda i: STEP if i >= 30 else 0.0
+        )
+        (change,) = level_changes(series)
+        onsets.append(change.onset)
+    assert share([onset == 30 for onset in onsets]) >= 0.95
+
+
+def test_a_single_night_stands_out_and_is_no_change() -> None:
+    series = [0.001, -0.001] * 10
+    assert level_changes([*series, 0.2, *series]) == ()
+    last = departure([*series, 0.2])
+    assert last is not None
+    assert last[0] > last[1]
+    assert departure(series[:4]) is None
+
+
+def test_a_recovery_is_a_change_too() -> None:
+    series = [0.0, 0.001] * 8 + [0.05, 0.051] * 8 + [0.0, 0.001] * 4
+    assert [(change.onset, change.change > 0) for change in level_changes(series)] == [
+        (16, True),
+        (32, False),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_the_first_nights_tell_nothing(count: int) -> None:
+    assert level_changes([float(i) for i in range(count)]) == ()
