@@ -37,7 +37,14 @@ def _results() -> Results:
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), host_load=load)
-    gpus = (replace(results.environment.gpus[0], smi_index=3, pci_address="00000000:C1:00.0"),)
+    found_by_driver = {
+        "smi_index": 3,
+        "pci_address": "00000000:C1:00.0",
+        "power_limit_w": 250.0,
+        "application_clock_mhz": 1312.0,
+        "max_clock_mhz": 1530.0,
+    }
+    gpus = (replace(results.environment.gpus[0], **found_by_driver),)
     where = replace(results.environment, cudnn_version="9.1", gpus=gpus)
     results = replace(results, environment=where)
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
