@@ -218,11 +218,21 @@ def test_a_line_of_validation_a_summary_or_other_text_is_no_mark(line: str) -> N
     assert not recognised([line])
 
 
-def test_a_line_of_the_epochs_end_after_validation_does_not_count_again() -> None:
-    line = "196/196 ━━━━━━━━━━━━━━━━━━━━ 5s 22ms/step - loss: 2.1 - val_loss: 2.2"
-    mark = FORMATS["keras"].read(line)
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("keras", "196/196 ━━━━━━━━━━━━━━━━━━━━ 5s 22ms/step - loss: 2.1 - val_loss: 2.2"),
+        ("tqdm", "Validation DataLoader 0:  50%|█████     | 5/10 [00:00<00:00, 10.00it/s]"),
+        ("hf-trainer", "{'eval_loss': 0.5, 'eval_runtime': 3.2, 'epoch': 1.0}"),
+        ("megatron", " validation loss at iteration 100 | lm loss value: 3.0E+00 |"),
+        ("torchtitan", "validate step: 10  loss: 10.7  memory: 30.99GiB(32%)  tps: 7,034"),
+        ("nanogpt", "step 250: train loss 3.1, val loss 3.2"),
+    ],
+)
+def test_a_line_of_validation_tells_so_and_no_step(name: str, line: str) -> None:
+    mark = FORMATS[name].read(line)
     assert mark is not None
-    assert (mark.step, mark.loss) == (None, 2.1)
+    assert (mark.step, mark.validated) == (None, True)
 
 
 def test_bars_do_not_hide_the_lines_of_a_script() -> None:

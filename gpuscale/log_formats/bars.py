@@ -3,7 +3,14 @@
 import re
 from dataclasses import replace
 
-from gpuscale.log_formats.log_format import NUMBER, LogFormat, Mark, number, whole
+from gpuscale.log_formats.log_format import (
+    NUMBER,
+    VALIDATION,
+    LogFormat,
+    Mark,
+    number,
+    whole,
+)
 
 # Percentage, counter, elapsed and remaining time, rate; the bar itself may be missing (ncols=0),
 # and so may the end, the remaining time or the rate.
@@ -17,10 +24,10 @@ TQDM_STEPS = frozenset({"it", "its", "iter", "iters", "batch", "batches", "ba", 
 TQDM_SAMPLES = frozenset(
     {"img", "image", "images", "sample", "samples", "ex", "example", "examples"}
 )
-# Bars beside training: what is checked, read, written or prepared.
-NOT_TRAINING = re.compile(
-    r"\b(?:valid|val\b|sanity|test|eval|predict|infer|download|load|fetch|read|writ|sav|map\b|"
-    r"filter|tokeniz|generat|process|preproc|extract|cach|collat)",
+VALIDATING = re.compile(r"\b(?:valid|val\b|sanity|test|eval)", re.IGNORECASE)
+PREPARING = re.compile(
+    r"\b(?:predict|infer|download|load|fetch|read|writ|sav|map\b|filter|tokeniz|generat|process|"
+    r"preproc|extract|cach|collat)",
     re.IGNORECASE,
 )
 EPOCH = re.compile(r"\bepoch:? *\[?(\d+)", re.IGNORECASE)
@@ -28,14 +35,16 @@ LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 
 def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
-    """What a tqdm bar of training tells, in seconds per step."""
+    """What a tqdm bar of training or validation tells, in seconds per step."""
     if "[" not in line or ":" not in line:
         return None
     bar = TQDM.search(line)
     if bar is None or (bar["slow_unit"] or bar["unit"] or "it") not in units:
         return None
     description = line[: bar.start()]
-    if NOT_TRAINING.search(description):
+    if VALIDATING.search(description):
+        return VALIDATION
+    if PREPARING.search(description):
         return None
     seconds = number(bar["seconds"])
     rate = number(bar["rate"])
@@ -69,7 +78,9 @@ def read_hf_trainer(line: str) -> Mark | None:
     """What a line of Hugging Face's Trainer tells: its bar, a loss, or the summary of the run."""
     if "{'" not in line:
         bar = read_tqdm(line)
-        return None if bar is None else Mark(step=bar.step, total_steps=bar.total_steps)
+        return None if bar is None else replace(bar, figure=None)
+    if "'eval_loss'" in line or "'eval_runtime'" in line:
+        return VALIDATION
     found = HF_SUMMARY.search(line) or HF_LOSS.search(line)
     if found is None:
         return None
@@ -100,7 +111,7 @@ def read_keras_bar(line: str) -> Mark | None:
     loss = KERAS_LOSS.search(line)
     told_loss = None if loss is None else number(loss["loss"])
     if " - val_" in line:
-        return Mark(loss=told_loss)
+        return Mark(loss=told_loss, validated=True)
     return Mark(
         step=int(bar["step"]),
         total_steps=whole(bar["total"]),

@@ -83,6 +83,7 @@ FORMATS = (
             r"(?:.*?\| *global batch size: *(?P<samples>\d+))?"
             rf"(?:.*?\| *(?:[a-z]+ )?loss: *(?P<loss>{NUMBER}))?",
             holds="elapsed time per iteration",
+            validation="validation loss at iteration ",
             figure_scale=1e-3,
         ),
         unit="s/step",
@@ -96,9 +97,10 @@ FORMATS = (
             "memory: 30.99GiB(32.62%)  tps: 7,034  tflops: 407.35  mfu: 41.19%"
         ),
         read=reader(
-            rf"(?<!validate )step: *(?P<step>\d+)  loss: *(?P<loss>{NUMBER})  .*?memory: "
+            rf"\bstep: *(?P<step>\d+)  loss: *(?P<loss>{NUMBER})  .*?memory: "
             r".*?\b[tw]ps: *(?P<figure>[\d,]+)",
             holds="  memory: ",
+            validation="validate step: ",
         ),
         unit="tokens/s",
         span="interval",
@@ -151,6 +153,7 @@ FORMATS = (
         read=reader(
             rf"\biter (?P<step>\d+): loss (?P<loss>{NUMBER}), time (?P<figure>[\d.]+)ms",
             holds="iter ",
+            validation=": train loss ",
             figure_scale=1e-3,
         ),
         unit="s/step",

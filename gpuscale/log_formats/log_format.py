@@ -33,7 +33,8 @@ class Mark:
     """The speed that the script reports, in its format's unit."""
     loss: float | None = None
     validated: bool = False
-    """The time up to this line holds a validation as well."""
+    """The time between the marks before and after, or up to this one if it has a step, holds a
+    validation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,12 @@ def whole(text: str | None) -> int | None:
     return None if text is None else int(text.replace(",", ""))
 
 
-def reader(pattern: str, *, holds: str, figure_scale: float = 1) -> Callable[[str], Mark | None]:
+VALIDATION = Mark(validated=True)
+
+
+def reader(
+    pattern: str, *, holds: str, validation: str | None = None, figure_scale: float = 1
+) -> Callable[[str], Mark | None]:
     """Returns a function that reads the lines in which a pattern is found.
 
     Groups of the pattern: step, epoch, total, samples, figure, loss.
@@ -84,11 +90,14 @@ def reader(pattern: str, *, holds: str, figure_scale: float = 1) -> Callable[[st
     Args:
         pattern: A regular expression, searched for anywhere in the line.
         holds: Text in each such line, since looking for it is much quicker than the pattern.
+        validation: Text of the lines that tell of a validation, where these hold it.
         figure_scale: From the line's unit to the format's.
     """
     search = re.compile(pattern).search
 
     def read(line: str) -> Mark | None:
+        if validation is not None and validation in line:
+            return VALIDATION
         if holds not in line:
             return None
         found = search(line)
