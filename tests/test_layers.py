@@ -15,6 +15,7 @@ LAYERS = {
     "host": 0,
     "strategies": 0,
     "printable": 0,
+    "step_report": 0,
     # The table of counters, without what samples them.
     "telemetry.fields": 0,
     "records": 1,

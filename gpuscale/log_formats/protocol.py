@@ -3,11 +3,7 @@
 import msgspec
 
 from gpuscale.log_formats.log_format import LogFormat, Mark
-
-PREFIX = "GPUSCALE "
-ASKED_BY = "GPUSCALE_REPORT"
-"""The environment variable without which `gpuscale.report` prints nothing: `gpuscale run` sets it
-to 1 for the command."""
+from gpuscale.step_report import PREFIX
 
 
 class Line(msgspec.Struct, frozen=True):
