@@ -35,6 +35,7 @@ OF_EXAMPLES = {
     "hf-trainer": Mark(figure=252.02, loss=0.27),
     "tqdm": Mark(step=25, epoch=0, total_steps=50, figure=3.8, loss=2.3),
     "tqdm-samples": Mark(step=1024, epoch=1, total_steps=4096, figure=102.4, loss=0.5),
+    "lightning-rich": Mark(step=11, epoch=0, total_steps=20, figure=5.31, loss=2.303),
     "keras": Mark(step=98, total_steps=196, figure=0.022, loss=2.1),
     "keras-epochs": Mark(step=98, total_steps=98, figure=0.241, loss=1.5),
 }
@@ -223,6 +224,7 @@ def test_a_line_of_validation_a_summary_or_other_text_is_no_mark(line: str) -> N
     [
         ("keras", "196/196 ━━━━━━━━━━━━━━━━━━━━ 5s 22ms/step - loss: 2.1 - val_loss: 2.2"),
         ("tqdm", "Validation DataLoader 0:  50%|█████     | 5/10 [00:00<00:00, 10.00it/s]"),
+        ("lightning-rich", "Validation ━━╸━━━━━ 1/10  0:00:00 • -:--:-- 0.00it/s"),
         ("hf-trainer", "{'eval_loss': 0.5, 'eval_runtime': 3.2, 'epoch': 1.0}"),
         ("megatron", " validation loss at iteration 100 | lm loss value: 3.0E+00 |"),
         ("torchtitan", "validate step: 10  loss: 10.7  memory: 30.99GiB(32%)  tps: 7,034"),

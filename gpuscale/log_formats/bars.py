@@ -9,6 +9,7 @@ from gpuscale.log_formats.log_format import (
     LogFormat,
     Mark,
     number,
+    reader,
     whole,
 )
 
@@ -155,7 +156,7 @@ FORMATS = (
     ),
     LogFormat(
         name="tqdm",
-        project="tqdm (also Lightning)",
+        project="tqdm (also Lightning without rich)",
         example="Epoch 0:  50%|█████     | 25/50 [01:35<01:35,  3.80s/it, train_loss=2.30]",
         read=read_tqdm,
         unit="s/step",
@@ -174,6 +175,22 @@ FORMATS = (
         of_all_ranks=False,
         every_rank_prints=True,
         generic=True,
+    ),
+    LogFormat(
+        name="lightning-rich",
+        project="Lightning with rich, which draws no bar into a pipe without FORCE_COLOR=1",
+        example=(
+            "Epoch 0/1  ━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━ 11/20 0:00:02 • 0:00:02 5.31it/s "
+            "train_loss: 2.303"
+        ),
+        read=reader(
+            r"Epoch (?P<epoch>\d+)/-?\d+ +[━╸╺]+ +(?P<step>\d+)/(?P<total>\d+) [\d:]+ • [-\d:]+"
+            rf"(?: +(?P<figure>[\d.]+)it/s)?(?:.*?\b(?:train_)?loss: +(?P<loss>{NUMBER}))?",
+            holds=" • ",
+            validation="Validation ━",
+        ),
+        unit="steps/s",
+        span="interval",
     ),
     LogFormat(
         name="keras",

@@ -9,7 +9,7 @@ Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
 """What a counter counts: steps; blocks of steps whose length the line does not tell; epochs;
 samples or tokens that were trained on."""
 
-Unit = Literal["s/step", "samples/s", "tokens/s"]
+Unit = Literal["s/step", "steps/s", "samples/s", "tokens/s"]
 
 Span = Literal["step", "interval", "run"]
 """What a figure is of: this step, the steps since about the last line, or all since the start of
