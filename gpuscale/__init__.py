@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuscale.cases import Size, TrainingCase
+    from gpuscale.step_report import report
 
 __version__ = "0.1.0"
-__all__ = ["Size", "TrainingCase", "__version__"]
+__all__ = ["Size", "TrainingCase", "__version__", "report"]
 
 
 def __getattr__(name: str) -> object:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> object:
         from gpuscale import cases
 
         return getattr(cases, name)
+    if name == "report":
+        from gpuscale import step_report
+
+        return step_report.report
     raise AttributeError(f"module 'gpuscale' has no attribute {name!r}")

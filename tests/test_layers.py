@@ -15,6 +15,7 @@ LAYERS = {
     "host": 0,
     "strategies": 0,
     "printable": 0,
+    "step_report": 0,
     # The table of counters, without what samples them.
     "telemetry.fields": 0,
     "records": 1,
@@ -28,6 +29,7 @@ LAYERS = {
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,
+    "log_formats": 2,
     "recording": 3,
     "compare": 3,
     "diagnose": 3,

@@ -1,0 +1,96 @@
+"""What training scripts print: a table of formats, each with its unit and whose figure it has.
+
+A new format is an entry of one of the modules here. `LogFormat.read` takes a line without colours
+(`plain`), split at carriage returns too, and returns a `Mark`, or None for any other line.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from gpuscale.errors import UsageError
+from gpuscale.log_formats import bars, frameworks, protocol, structured
+from gpuscale.log_formats.log_format import LogFormat, Mark, mark_of
+
+__all__ = ["FORMATS", "LogFormat", "Mark", "by_regex", "plain", "recognised"]
+
+FORMATS: Mapping[str, LogFormat] = {
+    one.name: one
+    for one in (
+        *protocol.FORMATS,
+        *frameworks.FORMATS,
+        *structured.FORMATS,
+        *bars.FORMATS,
+    )
+}
+STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
+LONGEST = 4000
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
+
+
+def plain(line: str) -> str:
+    """The line without colours, other escape sequences and backspaces, and not its far end.
+
+    No line that counts is long; a pattern may take the square of a line's length.
+    """
+    line = line[:LONGEST]
+    return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
+
+
+def recognised(lines: Iterable[str]) -> tuple[LogFormat, ...]:
+    """The formats that fit lines of one script, as `plain` returns them.
+
+    None, or one, or several to choose from. Bars count only where nothing else fits.
+    """
+    waiting = dict(FORMATS)
+    known: set[str] = set()
+    fitting: list[LogFormat] = []
+    for line in lines:
+        for one in list(waiting.values()):
+            if one.known_by in line:
+                known.add(one.name)
+            if one.name in known:
+                mark = one.read(line)
+                if mark is not None and (mark.step is not None or mark.figure is not None):
+                    fitting.append(one)
+                    del waiting[one.name]
+    special = tuple(one for one in fitting if not one.generic)
+    return special or tuple(fitting)
+
+
+def by_regex(pattern: str) -> LogFormat:
+    """The format of a user's own pattern (`--step-regex`).
+
+    Raises:
+        UsageError: the pattern is no regular expression, or its groups are not as they must be;
+            or, when it reads a line, what it takes from it is no number.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--step-regex {pattern!r}: {error}") from error
+    groups = set(compiled.groupindex)
+    if "step" not in groups:
+        raise UsageError(
+            f"--step-regex {pattern!r}: has no group named step; "
+            r"for example --step-regex 'iter (?P<step>\d+)'"
+        )
+    unknown = groups.difference(STEP_REGEX_GROUPS)
+    if unknown:
+        raise UsageError(
+            f"--step-regex {pattern!r}: there is no group {min(unknown)}; "
+            f"choose from {', '.join(STEP_REGEX_GROUPS)}"
+        )
+
+    def read(line: str) -> Mark | None:
+        found = compiled.search(line)
+        if found is None:
+            return None
+        try:
+            return mark_of(found.groupdict())
+        except ValueError:
+            raise UsageError(
+                f"--step-regex {pattern!r}: takes {found.groupdict()} from the line {line!r}, "
+                "and step, epoch and samples must be whole numbers"
+            ) from None
+
+    return LogFormat(name="step-regex", project="your own", example="", read=read)

@@ -1,0 +1,86 @@
+"""The lines by which one's own training loop tells its steps to `gpuscale run`."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Protocol, SupportsFloat
+
+PREFIX = "GPUSCALE "
+ASKED_BY = "GPUSCALE_REPORT"
+"""The environment variable without which nothing is printed; `gpuscale run` sets it to 1."""
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_BETWEEN_LINES_S = 0.05
+_epochs = count()
+
+
+class StepDone(Protocol):
+    """Called once after each step."""
+
+    def __call__(self, loss: SupportsFloat | None = None) -> None:
+        """Count the step; the loss is looked at only when a line is printed."""
+
+
+@contextmanager
+def report(
+    samples: int | None = None,
+    *,
+    rank: int | None = None,
+    synchronize: Callable[[], object] | None = None,
+) -> Iterator[StepDone]:
+    """Returns a function to call after each step, so that `gpuscale run` can time the steps.
+
+        with report(samples=batch_size * world_size) as step_done:
+            for inputs, targets in loader:
+                ...
+                step_done(loss)
+
+    Use it around each epoch: what comes between two is not timed. Only rank 0 prints, only where
+    `gpuscale run` asks for it, and at most 20 lines a second.
+
+    A loop on GPUs runs ahead of them, by as much as their queues hold. With a loss, or with
+    `synchronize=torch.cuda.synchronize`, each line waits until its step is really done; without
+    either, only windows much longer than a queue are right.
+
+    Args:
+        samples: Of one step over all ranks; None where `--batch` or `--global-batch` tells it.
+        rank: Of this process; by default what torchrun, Slurm or MPI says, or 0.
+        synchronize: Called before each line.
+    """
+    if os.environ.get(ASKED_BY) != "1" or (_rank() if rank is None else rank) != 0:
+        yield lambda loss=None: None
+        return
+    epoch = next(_epochs)
+    steps = told = 0
+    next_line_s = 0.0
+
+    def tell(loss: SupportsFloat | None) -> None:
+        nonlocal told, next_line_s
+        line: dict[str, object] = {"epoch": epoch, "step": steps}
+        if samples is not None:
+            line["samples"] = samples
+        if loss is not None:
+            number = float(loss)
+            line["loss"] = number if math.isfinite(number) else str(number)
+        if synchronize is not None:
+            synchronize()
+        # One system call a line, or the lines of processes that share a pipe would mix.
+        os.write(1, f"{PREFIX}{json.dumps(line)}\n".encode())
+        told, next_line_s = steps, time.perf_counter() + _BETWEEN_LINES_S
+
+    def step_done(loss: SupportsFloat | None = None) -> None:
+        nonlocal steps
+        steps += 1
+        if time.perf_counter() >= next_line_s:
+            tell(loss)
+
+    yield step_done
+    if told < steps:
+        tell(None)
+
+
+def _rank() -> int:
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name)), 0)
