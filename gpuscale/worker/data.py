@@ -40,7 +40,7 @@ class SyntheticDataset(Dataset[Any]):
         self._length = case.training_samples
         self._transform = case.transform(size)
         self._samples = [case.sample(index, size) for index in range(_POOL)]
-        refuse_no_batch(self._samples[:2], f"{case.name()}: sample()")
+        refuse_no_batch([self[0], self[1]], f"{case.name()}: sample()")
 
     def __len__(self) -> int:
         return self._length
