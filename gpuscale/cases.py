@@ -53,7 +53,7 @@ class TrainingCase:
         """The model, on the CPU, freshly initialised; ranks call it with one seed."""
         raise NotImplementedError
 
-    def loss(self, output: Any, target: "torch.Tensor") -> "torch.Tensor":
+    def loss(self, output: Any, target: Any) -> "torch.Tensor":
         """The scalar loss of one batch."""
         raise NotImplementedError
 
@@ -70,9 +70,34 @@ class TrainingCase:
         """A learning-rate schedule that is stepped after each epoch, or None."""
         return None
 
-    def forward(self, model: Callable[..., Any], inputs: "torch.Tensor") -> Any:
+    def forward(self, model: Callable[..., Any], inputs: Any) -> Any:
         """The model's output for a batch; override it for models with other signatures."""
         return model(inputs)
+
+    def sample(self, index: int, size: Size) -> Any:
+        """The sample of synthetic data with that index, always the same.
+
+        It is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole; parts
+        are tensors, numbers, or dicts, lists and tuples of them. By default it is a picture for
+        `transform`, where the case has one, or floats in the sample shape. Each class has a
+        pattern of its own under noise, so that the loss falls as in real training.
+        """
+        import torch
+
+        has_transform = self.transform(size) is not None
+        shape = self.raw_image_shape if has_transform else size.sample_shape
+        if shape is None:
+            raise CaseError(f"{self.name()}: a case with transforms needs raw_image_shape")
+        label = index % self.classes
+        generator = torch.Generator().manual_seed(label)
+        pattern = torch.rand(shape, generator=generator)
+        noise = torch.rand(shape, generator=generator.manual_seed(self.classes + index))
+        inputs = (pattern + noise) / 2
+        if not has_transform:
+            return inputs, label
+        from PIL import Image
+
+        return Image.fromarray((inputs * 255).to(torch.uint8).numpy()), label
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
         """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
@@ -85,14 +110,12 @@ class TrainingCase:
             )
         return size.batch // gpus
 
-    def transform(self, size: Size) -> Callable[[Any], "torch.Tensor"] | None:
-        """The transforms from a PIL image to a sample, or None where data are tensors already."""
+    def transform(self, size: Size) -> Callable[[Any], Any] | None:
+        """The transforms from a PIL image to inputs, or None where data are tensors already."""
         return None
 
-    def real_dataset(
-        self, root: Path, size: Size, *, download: bool
-    ) -> "Dataset[tuple[torch.Tensor, int]]":
-        """The real training data below `root`, with the transforms of the case."""
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
+        """The real training data below `root`: samples as `sample` gives them, transformed."""
         raise CaseError(
             f"{self.name()} has no real data; leave out --data-root, or write "
             f"{type(self).__name__}.real_dataset()"

@@ -53,8 +53,8 @@ THIRD_PARTY = {
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL", "pynvml"},
 }
-# Imports that only type checkers see, and cases that build torch objects when asked to.
-TYPE_ONLY = {"cases": {"torch"}}
+# Imports that only type checkers see, and those of a case that is asked for a sample.
+TYPE_ONLY = {"cases": {"torch", "PIL"}}
 
 
 def modules() -> list[Path]:

@@ -1,7 +1,7 @@
 """Batches without end: from a pool made once, or samples through a DataLoader."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,12 +13,16 @@ from gpuscale.cases import Size, TrainingCase
 from gpuscale.errors import CaseError
 from gpuscale.host import die_with_parent
 from gpuscale.records import RunRequest
+from gpuscale.worker.nested import map_tensors, tensors_in
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = Any
+"""Inputs and targets, or a dict of both, however nested."""
 
 # So many samples are generated and then shared by all indices: at ImageNet's size the
 # generator would otherwise be what is measured.
 _POOL = 64
+_INPUTS_AND_TARGET = 2
+_IMAGE_DIMENSIONS = 4
 _FEWEST_POOLED_BATCHES = 2
 _BATCHES_IN_ADVANCE = 2
 _SHARED_MEMORY = Path("/dev/shm")
@@ -26,41 +30,57 @@ _MIB = 2**20
 _SEED = 42
 
 
-class SyntheticDataset(Dataset[tuple[Any, int]]):
-    """A deterministic, learnable stand-in for a case's data.
+class SyntheticDataset(Dataset[Any]):
+    """A deterministic stand-in for a case's data: its first samples, over and over.
 
-    Where the case names a raw image shape, samples are PIL images that pass through the case's
-    own transforms, as a file's would; otherwise they are float tensors of its sample shape.
-    Each class has a pattern of its own under noise, so that the loss falls as in real training.
+    Where the case has transforms, inputs pass through them each time, as a file's would.
     """
 
     def __init__(self, case: TrainingCase, size: Size) -> None:
         self._length = case.training_samples
-        self._classes = case.classes
         self._transform = case.transform(size)
-        shape = case.raw_image_shape if self._transform else size.sample_shape
-        if shape is None:
-            raise CaseError(f"{case.name()}: a case with transforms needs raw_image_shape")
-        self._samples = torch.stack([self._generate(slot, shape) for slot in range(_POOL)])
-
-    def _generate(self, slot: int, shape: tuple[int, ...]) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(slot % self._classes)
-        pattern = torch.rand(shape, generator=generator)
-        noise = torch.rand(shape, generator=generator.manual_seed(self._classes + slot))
-        sample = (pattern + noise) / 2
-        return (sample * 255).to(torch.uint8) if self._transform else sample
+        self._samples = [case.sample(index, size) for index in range(_POOL)]
+        refuse_no_batch([self[0], self[1]], f"{case.name()}: sample()")
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        slot = index % _POOL
-        sample = self._samples[slot]
-        if self._transform:
-            from PIL import Image
+    def __getitem__(self, index: int) -> Any:
+        sample = self._samples[index % _POOL]
+        if self._transform is None:
+            return sample
+        inputs, target = sample
+        return self._transform(inputs), target
 
-            return self._transform(Image.fromarray(sample.numpy())), slot % self._classes
-        return sample, slot % self._classes
+
+def refuse_no_batch(samples: Sequence[Any], source: str) -> None:
+    """Raise a CaseError where samples, which came from a method of the case, make no batch."""
+    try:
+        default_collate(list(samples))
+        problem = None
+        if not isinstance(samples[0], Mapping) and len(samples[0]) != _INPUTS_AND_TARGET:
+            problem = f"{len(samples[0])} parts"
+    except (TypeError, RuntimeError, IndexError, KeyError) as error:
+        problem = str(error).splitlines()[0]
+    if problem is not None:
+        raise CaseError(
+            f"{source} gives samples that make no batch ({problem}); a sample is (inputs, target) "
+            "or a dict, of tensors and numbers, in the same shapes every time"
+        )
+
+
+def on_device(
+    batch: Batch, device: torch.device, memory_format: torch.memory_format
+) -> tuple[Any, Any]:
+    """The inputs and targets of a batch on a device; images alone take the memory format."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
+        form = memory_format if is_image else torch.preserve_format
+        return tensor.to(device, non_blocking=True, memory_format=form)
+
+    moved = map_tensors(move, batch)
+    return (moved, moved) if isinstance(moved, dict) else (moved[0], moved[1])
 
 
 class Batches(Protocol):
@@ -90,19 +110,17 @@ class PooledBatches:
         self._pool: list[Batch] = []
         for _ in range(max(_FEWEST_POOLED_BATCHES, _POOL // batch)):
             slots = torch.randint(len(samples), (batch,), generator=generator).tolist()
-            inputs, targets = default_collate([samples[slot] for slot in slots])
-            if pin_memory:
-                inputs, targets = inputs.pin_memory(), targets.pin_memory()
-            self._pool.append((inputs, targets))
+            made = default_collate([samples[slot] for slot in slots])
+            self._pool.append(map_tensors(torch.Tensor.pin_memory, made) if pin_memory else made)
         self._pinned = pin_memory
         self._given = 0
 
     def __next__(self) -> Batch:
-        inputs, targets = self._pool[self._given % len(self._pool)]
+        batch = self._pool[self._given % len(self._pool)]
         self._given += 1
         # The copy to a GPU leaves the pool as it is. A CPU rank has none, and a model that works
         # in place would change the samples.
-        return (inputs, targets) if self._pinned else (inputs.clone(), targets.clone())
+        return batch if self._pinned else map_tensors(torch.Tensor.clone, batch)
 
 
 class LoadedBatches:
@@ -161,7 +179,7 @@ def refuse_small_shared_memory(
         CaseError: `free_bytes` of shared memory do not hold the batches that are made in advance.
     """
     sample = default_collate([dataset[0]])
-    batch_bytes = batch * sum(t.nbytes for t in sample if isinstance(t, torch.Tensor))
+    batch_bytes = batch * sum(tensor.nbytes for tensor in tensors_in(sample))
     needed_bytes = ranks * workers * _BATCHES_IN_ADVANCE * batch_bytes
     if needed_bytes > free_bytes:
         raise CaseError(
@@ -208,6 +226,7 @@ def training_batches(
         dataset = SyntheticDataset(case, size)
     else:
         dataset = real_dataset(case, request, size, download=request.download)
+        refuse_no_batch([dataset[0]], f"{case.name()}: real_dataset()")
     workers = request.configuration.data_workers or 0
     if workers and _SHARED_MEMORY.is_dir():
         refuse_small_shared_memory(

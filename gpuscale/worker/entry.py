@@ -24,7 +24,7 @@ from gpuscale.records.selftest import OverheadOutcome, OverheadPair
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker import loop
-from gpuscale.worker.data import real_dataset, training_batches
+from gpuscale.worker.data import on_device, real_dataset, training_batches
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Training, load_case, parameter_digest
 
@@ -219,9 +219,7 @@ def bare_loop(training: Training, steps: int) -> None:
     case, model, optimizer = training.case, training.forward_model, training.optimizer
     device, memory_format = training.strategy.device, training.memory_format
     for _ in range(steps):
-        inputs, targets = next(training.batches)
-        inputs = inputs.to(device, non_blocking=True, memory_format=memory_format)
-        targets = targets.to(device, non_blocking=True)
+        inputs, targets = on_device(next(training.batches), device, memory_format)
         optimizer.zero_grad(set_to_none=True)
         loss = case.loss(case.forward(model, inputs), targets)
         loss.backward()

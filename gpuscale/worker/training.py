@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError
 from gpuscale.injections import parse_injection
 from gpuscale.records import Phases, RunRequest
-from gpuscale.worker.data import Batches
+from gpuscale.worker.data import Batches, on_device
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phases import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite
@@ -115,14 +116,13 @@ class Training:
         clock.begin_step()
         faults.at_step()
         faults.in_data()
-        inputs, targets = next(self.batches)
+        batch = next(self.batches)
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
             if self._scheduler is not None:
                 self._scheduler.step()
         clock.mark(Phase.DATA)
-        inputs = inputs.to(self._device, non_blocking=True, memory_format=self.memory_format)
-        targets = targets.to(self._device, non_blocking=True)
+        inputs, targets = on_device(batch, self._device, self.memory_format)
         clock.mark(Phase.H2D)
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
@@ -134,7 +134,7 @@ class Training:
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
 
-    def forward_backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward_backward(self, inputs: Any, targets: Any) -> torch.Tensor:
         """The loss of a batch through the model as a whole, after the backward pass."""
         self.faults.begin_forward()
         with self._autocast:

@@ -3,7 +3,7 @@
 import pkgutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -37,9 +37,7 @@ class Strategy(Peers, Protocol):
         """A context in which a step does all but synchronise gradients."""
         return nullcontext()
 
-    def forward_backward(
-        self, training: "Training", inputs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
+    def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
         """The loss of a batch, after its gradients are there; it marks the end of the forward."""
         return training.forward_backward(inputs, targets)
 

@@ -1,7 +1,7 @@
 """DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
+from gpuscale.worker.nested import tensors_in
 from gpuscale.worker.strategies import Strategy, all_finite, cuda_device
 
 _NCCL_SHARES_GPUS = (2, 30)
@@ -76,7 +77,7 @@ class DistributedDataParallelStrategy(Strategy):
         """Broadcast rank 0's parameters, buffers and optimiser state, unless it has diverged."""
         groups = optimizer.param_groups
         states = [optimizer.state.get(each, {}) for group in groups for each in group["params"]]
-        tensors = [*model.parameters(), *model.buffers(), *_tensors_in(states)]
+        tensors = [*model.parameters(), *model.buffers(), *tensors_in(states)]
         elements = float(sum(tensor.numel() for tensor in tensors))
         # Every rank asks, so that all of them end, and none in a broadcast.
         if self.largest(elements) != -self.largest(-elements):
@@ -91,15 +92,3 @@ class DistributedDataParallelStrategy(Strategy):
             )
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
-
-
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of an optimiser's state, however nested, in an order that all ranks share."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            yield from _tensors_in(value[name])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors_in(each)

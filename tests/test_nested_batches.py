@@ -1,0 +1,134 @@
+"""Batches of any nesting reach the model: dicts, several inputs, integers, named tuples."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from measuring import run_pytest, write_case
+
+from gpuscale import Size, TrainingCase
+from gpuscale.errors import CaseError
+from gpuscale.worker.data import PooledBatches, SyntheticDataset, on_device
+
+SIZE = Size(batch=4, sample_shape=(6,))
+QUICK = ("--device", "cpu", "--gpus", "1,2", "--runs", "1", "--run-seconds", "0.2")
+
+
+class Pair(NamedTuple):
+    """Two inputs of different types."""
+
+    image: torch.Tensor
+    tokens: torch.Tensor
+
+
+class TwoInputs(TrainingCase):
+    """A picture beside its caption."""
+
+    def sample(self, index: int, size: Size) -> tuple[Pair, dict[str, Any]]:
+        numbered = torch.full(size.sample_shape, index)
+        return Pair(torch.ones(3, 2, 2) * index, numbered), {"label": index, "masks": [numbered]}
+
+
+def batches_of(case: TrainingCase) -> PooledBatches:
+    return PooledBatches(SyntheticDataset(case, SIZE), batch=4, rank=0, pin_memory=False)
+
+
+def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:
+    inputs, targets = on_device(
+        next(batches_of(TwoInputs())), torch.device("cpu"), torch.channels_last
+    )
+    assert isinstance(inputs, Pair)
+    assert (inputs.image.shape, inputs.tokens.dtype) == ((4, 3, 2, 2), torch.int64)
+    assert inputs.image.is_contiguous(memory_format=torch.channels_last)
+    assert inputs.tokens.is_contiguous()
+    assert targets["label"].tolist() == targets["masks"][0][:, 0].tolist()
+
+
+def test_training_in_place_leaves_a_nested_pool_as_it_is() -> None:
+    batches = batches_of(TwoInputs())
+    first = next(batches)
+    kept = first[1]["masks"][0].clone()
+    first[1]["masks"][0].zero_()
+    again = [next(batches) for _ in range(16)][-1]
+    assert torch.equal(again[1]["masks"][0], kept)
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem"),
+    [
+        (None, "found <class 'NoneType'>"),
+        ((torch.zeros(6), 1, 2), "3 parts"),
+        ((torch.zeros(6), None), "found <class 'NoneType'>"),
+        (torch.tensor(1.0), "0-d tensor"),
+    ],
+    ids=["nothing", "three parts", "no target", "a number"],
+)
+def test_samples_that_make_no_batch_are_told_with_case_and_method(
+    sample: object, problem: str
+) -> None:
+    class Rubbish(TrainingCase):
+        def sample(self, index: int, size: Size) -> object:
+            return sample
+
+    with pytest.raises(CaseError, match=rf"^rubbish: sample\(\) gives .*{problem}"):
+        SyntheticDataset(Rubbish(), SIZE)
+
+
+def test_samples_of_different_shapes_are_told_before_any_step() -> None:
+    class Ragged(TrainingCase):
+        def sample(self, index: int, size: Size) -> object:
+            return torch.zeros(index + 1), 0
+
+    with pytest.raises(CaseError, match=r"^ragged: sample\(\) gives .*equal size"):
+        SyntheticDataset(Ragged(), SIZE)
+
+
+# As language models of others are fed: one dict with the labels inside, a loss from the model.
+DICTS = """
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(50, 8)
+        self.tags = torch.nn.Linear(8, 3)
+
+    def forward(self, input_ids, labels):
+        logits = self.tags(self.words(input_ids))
+        return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+
+class Case(Tiny):
+    strategies = ("dp", "ddp")
+    sample_shape = (6,)
+
+    def sample(self, index, size):
+        words = (torch.arange(6) * (index + 1)) % 50
+        return {"input_ids": words, "labels": words % 3}
+
+    def model(self):
+        return Tagger()
+
+    def forward(self, model, batch):
+        return model(**batch)
+
+    def loss(self, output, batch):
+        assert batch["labels"].shape == (8, 6)
+        return output["loss"]
+
+    def optimizer(self, model, gpus):
+        return torch.optim.SGD([{"params": model.words.parameters(), "lr": 0.01},
+                                {"params": model.tags.parameters()}], lr=0.1)
+"""
+
+
+@pytest.mark.parametrize("data", ["synthetic", "loader"])
+def test_a_case_with_dicts_trains_by_dp_and_ddp_from_pool_and_loader(
+    tmp_path: Path, data: str
+) -> None:
+    write_case(tmp_path, DICTS)
+    workers = () if data == "synthetic" else ("--data-workers", "1")
+    session = run_pytest(tmp_path, *QUICK, "--data", data, *workers)
+    assert session.exit_code == 0, session.output
+    trained = {(run.configuration.strategy, run.gpus) for run in session.results.runs}
+    assert trained == {("dp", 1), ("ddp", 1), ("ddp", 2)}
+    assert all(run.is_valid for run in session.results.runs)
