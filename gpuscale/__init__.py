@@ -4,14 +4,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuscale.cases import Size, TrainingCase
+    from gpuscale.command_case import CommandCase
 
 __version__ = "0.1.0"
-__all__ = ["Size", "TrainingCase", "__version__"]
+__all__ = ["CommandCase", "Size", "TrainingCase", "__version__"]
 
 
 def __getattr__(name: str) -> object:
     # The pytest plugin imports this package in every project of the environment:
     # what only a case needs is imported when a case asks for it.
+    if name == "CommandCase":
+        from gpuscale.command_case import CommandCase
+
+        return CommandCase
     if name in {"Size", "TrainingCase"}:
         from gpuscale import cases
 
