@@ -1,7 +1,6 @@
 """`gpuscale run`: a training script as it is, measured like any other case."""
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,22 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
     parse_options(vars(arguments))
     case = _case(arguments)
-    # Here, since it takes a while, and whoever mistypes an option should not wait for it.
-    import pytest
-
-    from gpuscale.plugin import command_item
-
-    # The settings of a project that lies around here are not about this session.
-    settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "-p", "gpuscale.plugin"]
-    settings += [
-        "--assert=plain",
-        "-p",
-        "no:cacheprovider",
-        "--noconftest",
-        str(command_item.__file__),
-    ]
     words = [word for option, value in given.items() for word in _given(option, value)]
-    return int(pytest.main([*settings, *words], plugins=[command_item.CommandItem(case)]))
+    # Here, since it takes a while, and whoever mistypes an option should not wait for it.
+    from gpuscale.plugin.command_item import measured_in_session
+
+    return measured_in_session(case, words)
 
 
 def _case(arguments: argparse.Namespace) -> type[CommandCase]:

@@ -1,6 +1,7 @@
 """The session of `gpuscale run`: a single test, of a command that stands in no file."""
 
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ class CommandItem:
         """Name the case to what asks for it."""
         metafunc.definition.add_marker(pytest.mark.gpuscale(case=self._case))
         yield
+
+
+def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
+    """The exit code of a session of pytest that measures the case."""
+    # The settings of a project that lies around here are not about this session.
+    settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
+    settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
+    return int(pytest.main([*settings, __file__, *options], plugins=[CommandItem(case)]))
 
 
 def test_command(scaling: Callable[[], object]) -> None:
