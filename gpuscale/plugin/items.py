@@ -229,7 +229,7 @@ def _case_of(test: pytest.Item) -> type[Case]:
         )
     elif not (inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)):
         problem = (
-            f"{test.nodeid}: the gpuscale mark takes a class of TrainingCase or CommandCase, "
+            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class or a CommandCase, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
     else:
