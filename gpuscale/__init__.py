@@ -4,21 +4,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpuscale.cases import Size, TrainingCase
+    from gpuscale.command_case import CommandCase
     from gpuscale.step_report import report
 
 __version__ = "0.1.0"
-__all__ = ["Size", "TrainingCase", "__version__", "report"]
+__all__ = ["CommandCase", "Size", "TrainingCase", "__version__", "report"]
+
+_HOMES = {
+    "CommandCase": "command_case",
+    "Size": "cases",
+    "TrainingCase": "cases",
+    "report": "step_report",
+}
 
 
 def __getattr__(name: str) -> object:
     # The pytest plugin imports this package in every project of the environment:
     # what only a case needs is imported when a case asks for it.
-    if name in {"Size", "TrainingCase"}:
-        from gpuscale import cases
+    if name in _HOMES:
+        from importlib import import_module
 
-        return getattr(cases, name)
-    if name == "report":
-        from gpuscale import step_report
-
-        return step_report.report
+        return getattr(import_module(f"gpuscale.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'gpuscale' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from gpuscale.errors import CaseError
 from gpuscale.records.configuration import ScalingMode
-from gpuscale.strategies import STRATEGIES
+from gpuscale.strategies import OF_CASES
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,18 @@ class Size:
     sample_shape: tuple[int, ...]
 
 
-class TrainingCase:
+class Case:
+    """Anything that can be measured on several GPUs: a `TrainingCase` or a `CommandCase`."""
+
+    strategies: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def name(cls) -> str:
+        """The case's name in every table and file: the class name in snake case."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class TrainingCase(Case):
     """A training workload: model, data, loss, optimiser and batch size.
 
     Subclass it, set `sample_shape` and `batch` (or `sizes`), and write `model`, `loss` and
@@ -43,11 +54,6 @@ class TrainingCase:
     """Height and width (and 3 for colour) of the images that `transform` takes."""
     sizes: ClassVar[Mapping[str, Size]] = {}
     """Named sizes; without any, `batch` and `sample_shape` are the size of every name."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The case's name in every table and file: the class name in snake case."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def model(self) -> "torch.nn.Module":
         """The model, on the CPU, freshly initialised; ranks call it with one seed."""
@@ -134,8 +140,8 @@ class TrainingCase:
 def refuse_unusable(case: type[TrainingCase]) -> None:
     """Raise a CaseError, which names class and part, for what would fail only once ranks run."""
     name = case.__name__
-    if isinstance(case.strategies, str) or not set(case.strategies) <= set(STRATEGIES):
-        known = ", ".join(STRATEGIES)
+    if isinstance(case.strategies, str) or not set(case.strategies) <= set(OF_CASES):
+        known = ", ".join(OF_CASES)
         raise CaseError(
             f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
             "such as ('ddp',)"

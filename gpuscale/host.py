@@ -8,6 +8,7 @@ pytest is killed with SIGKILL, nobody else would tell them. So it imports nothin
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE_FAMILIES = (
@@ -20,6 +21,7 @@ VARIABLES_OF_THE_JOB = frozenset({"CUDA_VISIBLE_DEVICES"})
 """Those of them that tell what a job was given on one node, which is another in the next job."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def cpu_model() -> str | None:
@@ -36,19 +38,44 @@ def cpu_model() -> str | None:
     return None
 
 
-def _signal_at_parent_death(number: signal.Signals) -> None:
+def signal_at_parent_death(number: signal.Signals) -> None:
     """Ask the kernel to send this process a signal when its parent dies (Linux; else a no-op)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Ask the kernel that this process becomes the parent of descendants whose own has ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants() -> set[int]:
+    """The process ids of this process's children, their children and so on (Linux; else none)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # A process may end while it is looked at.
+        with suppress(OSError):
+            # Its name, in brackets, may hold anything.
+            _, _, rest = path.read_text(errors="replace").rpartition(")")
+            children.setdefault(int(rest.split()[1]), []).append(int(path.parent.name))
+    found, left = set[int](), [os.getpid()]
+    while left:
+        left += children.get(left.pop(), [])
+        found.update(left)
+    return found
+
+
+def _prctl(what: int, value: int) -> None:
     # Only ranks and what starts them need it; a comparison does not wait for its import.
     import ctypes
 
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(what, value, 0, 0, 0)
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies."""
     parent = os.getppid()
-    _signal_at_parent_death(signal.SIGKILL)
+    signal_at_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         # The parent died between the two calls: its death signal went unsent.
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,6 +97,6 @@ def finding_gpuscale() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    _signal_at_parent_death(signal.SIGTERM)
+    signal_at_parent_death(signal.SIGTERM)
     if os.getppid() == int(sys.argv[1]):
         os.execvp(sys.argv[2], sys.argv[2:])

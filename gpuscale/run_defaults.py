@@ -3,12 +3,15 @@
 import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase, refuse_no_count
+from gpuscale.cases import Case, TrainingCase, refuse_no_count
+from gpuscale.command_case import CommandCase, joined
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
-from gpuscale.strategies import STRATEGIES
+from gpuscale.records.request import UNTOLD_BATCH, CommandRequest
+from gpuscale.strategies import COMMAND, STRATEGIES
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
@@ -62,7 +65,44 @@ def default_request(
     )
 
 
-def file_of_case(case: type[TrainingCase]) -> str:
+def command_request(
+    case: type[CommandCase], environment: Environment, *, gpus: int, run: int
+) -> RunRequest:
+    """The request for one run of a command; a `CaseError` where its batch cannot be divided."""
+    configuration = Configuration(
+        case=case.name(),
+        strategy=COMMAND,
+        device=environment.device,
+        scaling="strong" if case.global_batch else "weak" if case.batch else None,
+        command=joined(case.words()),
+    )
+    return RunRequest(
+        configuration=configuration,
+        gpus=gpus,
+        index=run,
+        batch_per_gpu=case.batch_per_gpu(gpus) or UNTOLD_BATCH,
+        sample_shape=None,
+        case_module=case.__module__,
+        case_file=file_of_case(case),
+        case_class=case.__qualname__,
+        import_paths=(),
+        devices=devices_of_run(environment, run=run, gpus=gpus),
+        data_root=None,
+        download=False,
+        timing=TIMING_PLANS[environment.device],
+        timeout_s=600.0,
+        command=CommandRequest(
+            words=case.words(),
+            folder=str(Path.cwd()),
+            launch=case.launch,
+            log_format=case.log_format,
+            step_regex=case.step_regex,
+            tells_batch=case.batch_per_gpu(gpus) is None,
+        ),
+    )
+
+
+def file_of_case(case: type[Case]) -> str:
     """The path of the file that a case was imported from."""
     return str(sys.modules[case.__module__].__file__)
 

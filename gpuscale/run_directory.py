@@ -19,7 +19,13 @@ from gpuscale.errors import DecodeError
 from gpuscale.host import finding_gpuscale
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.as_json import from_json, to_json
-from gpuscale.records.request import NodeProbeRequest, RankExit, RankFailure, RankOutcome
+from gpuscale.records.request import (
+    CommandOutcome,
+    NodeProbeRequest,
+    RankExit,
+    RankFailure,
+    RankOutcome,
+)
 from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -77,6 +83,8 @@ class RunDirectory:
         """The hosts of the run by the launcher's names, a line each, where there are several."""
         self.port = path / "port"
         """Where the first rank waits for the others, on its host."""
+        self.enough = path / "enough"
+        """It is there once a command has told steps enough: it is ended on all nodes then."""
         self.launcher_log = path / "launcher.log"
         """The output of the command that starts the ranks on several nodes."""
 
@@ -94,6 +102,8 @@ class RunDirectory:
     exit = _record("rank-{}.exit.json", RankExit)
     """How the rank's process ended."""
     outcome = _record("rank-{}.outcome.json", RankOutcome)
+    command_outcome = _record("rank-{}.command.json", CommandOutcome)
+    """In place of that of a rank, where a command was started."""
     overhead = _record("rank-{}.overhead.json", OverheadOutcome)
     probe = _record("rank-{}.probe.json", NodeProbe)
     """The rank's view of its node."""

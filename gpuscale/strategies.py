@@ -16,8 +16,8 @@ class Demands:
     """How it makes a case parallel, for docs."""
     single: str
     """The meaning of T(1), which S(n) and E(n) are taken over."""
-    implementation: str
-    """The module and the class that a rank uses."""
+    implementation: str | None
+    """The module and the class that a rank uses; None where a case cannot choose it."""
     one_process: bool = False
     """True where a single rank drives all GPUs, and not a rank each."""
     ranks_agree: bool
@@ -33,6 +33,9 @@ class Demands:
         """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
 
+
+COMMAND = "command"
+"""The strategy of a `CommandCase`: whatever its command does."""
 
 STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
@@ -53,7 +56,15 @@ STRATEGIES: Mapping[str, Demands] = {
         implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
         ranks_agree=True,
     ),
+    COMMAND: Demands(
+        words="any command: it makes itself parallel, and its lines tell its steps",
+        single="the same command with 1 GPU",
+        implementation=None,
+        ranks_agree=False,
+    ),
 }
+OF_CASES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
+"""Those that a `TrainingCase` can name."""
 OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
 
 

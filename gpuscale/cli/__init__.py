@@ -18,6 +18,7 @@ from gpuscale.errors import ExitCode, GpuscaleError
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
+    ("run", "measure a training script as it is"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("history", "show when rows changed over the nights, and what else changed then"),

@@ -2,8 +2,10 @@
 
 import pkgutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -16,11 +18,13 @@ ACROSS_NODES: Mapping[str, str] = {
     "slurm": "gpuscale.launch.slurm:Slurm",
     "mpirun": "gpuscale.launch.mpirun:OpenMpi",
 }
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 LAUNCHERS = ("local", *ACROSS_NODES)
 
 # The ranks, which no module of this layer imports.
 _IN_RANKS: Mapping[str, str] = {
     "rank": "gpuscale.worker.entry:main",
+    "command": "gpuscale.worker.command:main",
     "overhead": "gpuscale.worker.entry:compare_with_bare_loop",
     "describe": "gpuscale.worker.machine:describe_to",
     "probe": "gpuscale.worker.machine:probe",
@@ -33,6 +37,21 @@ class RunTerminated(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
         self.number = number
+
+
+@contextmanager
+def terminations_raised() -> Iterator[None]:
+    """Raise RunTerminated in the main thread when SIGTERM or SIGHUP comes."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise RunTerminated(number)
+
+    earlier = {number: signal.signal(number, end) for number in _TERMINATIONS}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 class Launcher(Protocol):
@@ -92,7 +111,7 @@ def process_starter(name: str) -> "ProcessStarter":
 
 
 def do_in_rank(job: str, *arguments: str) -> None:
-    """Be a `rank`, or one that measures `overhead`, or a process to `describe` or `probe` a node.
+    """Do a job of `_IN_RANKS` in a process of its own.
 
     It is the way from a forked process into the worker.
     """

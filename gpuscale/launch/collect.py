@@ -47,6 +47,8 @@ def collect_run(
         sample_shape=request.sample_shape,
         wall_s=wall_s,
     )
+    if request.command is not None:
+        return _of_command(request, directory, failure, empty)
     outcomes = failure or left_by_ranks(request, directory.outcome)
     if isinstance(outcomes, Failure):
         return replace(empty, failure=outcomes)
@@ -71,6 +73,34 @@ def collect_run(
         warmup_s=first.warmup_s,
         # Where the wall clock was set back meanwhile, nobody knows how long it took.
         startup_s=startup_s if startup_s >= 0 else None,
+        failure=failure,
+    )
+    return with_measured(run) if failure is None else run
+
+
+def _of_command(
+    request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
+) -> Run:
+    """The run by the lines of a command: what they do not tell is left out."""
+    left = map(directory.command_outcome, range(request.processes))
+    told = next(filter(None, (file.read_if_left() for file in left)), None)
+    if told is None and failure is None:
+        message = "the command ended without leaving its measurement"
+        failure = Failure(kind="launch", message=message)
+    if told is None or failure is not None:
+        return replace(empty, failure=failure)
+    windows = tuple(
+        Window(time_s=each.time_s, started_at_s=each.started_at_s, busy_s=())
+        for each in told.windows
+    )
+    failure = _unsteadiness(windows)
+    run = replace(
+        empty,
+        batch_per_gpu=told.batch_per_gpu,
+        steps_per_window=told.steps_per_window,
+        windows=windows,
+        warmup_steps=told.warmup_steps,
+        warmup_s=told.warmup_s,
         failure=failure,
     )
     return with_measured(run) if failure is None else run

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpuscale.errors import MachineError
 from gpuscale.launch import Launcher, RunTerminated, do_in_rank
 from gpuscale.launch.collect import collect_run, left_by_ranks
+from gpuscale.launch.command import launch_command
 from gpuscale.launch.failures import failure_of, text_of
 from gpuscale.records import Environment, Failure, Run, RunRequest
 from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
@@ -74,7 +75,10 @@ class LocalLauncher(Launcher):
         """Make one run; what goes wrong in a rank is told in `Run.failure`, not raised."""
         with self._directory(request) as directory:
             started_at_s, started = time.time(), time.monotonic()
-            failure = _launch(request, directory, "rank")
+            if request.command is None:
+                failure = _launch(request, directory, "rank")
+            else:
+                failure = launch_command(request, directory, _fork_server())
             wall_s = time.monotonic() - started
             return collect_run(
                 request, directory, failure, started_at_s=started_at_s, wall_s=wall_s

@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 
 from msgspec.structs import replace
 
 import gpuscale.host
-from gpuscale.launch import Launcher, RunTerminated, process_starter
+from gpuscale.launch import Launcher, process_starter, terminations_raised
 from gpuscale.launch.collect import collect_run, job_environment, probes_left
 from gpuscale.launch.failures import failure_of
 from gpuscale.launch.placement import Placement, place, without_excluded
@@ -34,7 +33,6 @@ _END_S = 20.0
 _END_AFTER_FAILURE_S = 5.0
 _FILES_S = 30.0
 """How long files that another node has written may take to be seen on this one."""
-_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NodesLauncher(Launcher):
@@ -77,7 +75,7 @@ class NodesLauncher(Launcher):
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
-            code, timed_out = self._start(directory, "rank", placement, request.timeout_s)
+            code, timed_out = self._start(directory, request.job, placement, request.timeout_s)
         finally:
             self.running = None
         wall_s = time.monotonic() - started
@@ -155,7 +153,7 @@ class NodesLauncher(Launcher):
         program += [job, str(directory.path), self._device]
         keeper = [sys.executable, "-I", "-S", gpuscale.host.__file__, str(os.getpid())]
         given = gpuscale.host.finding_gpuscale()
-        with _terminations_raised(), directory.launcher_log.open("wb") as log:
+        with terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],
                 env={name: v for name, v in given.items() if self._starter.reaches(name)},
@@ -182,6 +180,8 @@ class NodesLauncher(Launcher):
             left = {
                 "describe": [directory.environment(host).path for host in placement.hosts],
                 "rank": [directory.outcome(rank).path for rank in ranks],
+                # One of them has told enough for all.
+                "command": [directory.enough],
                 "probe": [directory.probe(rank).path for rank in ranks],
             }
             _wait_for(left[job], _FILES_S)
@@ -197,21 +197,6 @@ def _wait_for(paths: Sequence[Path], patience_s: float) -> None:
             if path in path.parent.iterdir() and path.stat().st_size > 0:
                 break
             time.sleep(_LOOK_S)
-
-
-@contextlib.contextmanager
-def _terminations_raised() -> Iterator[None]:
-    """Raise RunTerminated in the main thread when SIGTERM or SIGHUP comes."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise RunTerminated(number)
-
-    earlier = {number: signal.signal(number, end) for number in _TERMINATIONS}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _ended_in_time(

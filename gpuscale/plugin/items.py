@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase, refuse_unusable
+from gpuscale import command_case
+from gpuscale.cases import Case, TrainingCase, refuse_unusable
+from gpuscale.command_case import CommandCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
-from gpuscale.plugin.options import MeasureOptions
+from gpuscale.plugin.options import OPTIONS, MeasureOptions
 from gpuscale.records import EntryKey, Environment, RunRequest, Window
 from gpuscale.records.configuration import DataKind
 from gpuscale.run_defaults import (
+    command_request,
     data_workers,
     default_request,
     file_of_case,
     ranks_per_gpu,
     timing_plan,
 )
-from gpuscale.strategies import OF_ONE_PROCESS, STRATEGIES
+from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES
 
 
 class WindowClock:
@@ -51,7 +54,7 @@ CLOCK = pytest.StashKey[WindowClock]()
 class ItemPlan:
     """One run to be made: a case and strategy on some GPUs, for the first or a further time."""
 
-    case: type[TrainingCase]
+    case: type[Case]
     strategy: str
     gpus: int
     run: int
@@ -106,7 +109,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
 
 def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
     """Refuses namesakes, a size that a case does not have, and a fault without its rank."""
-    cases: dict[str, type[TrainingCase]] = {}
+    cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
         if first is not plan.case:
@@ -117,7 +120,7 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
     problems = []
     for _, case in sorted(cases.items()):
         try:
-            if options.size is not None and case.sizes:
+            if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
                 case().named_size(options.size)
         except CaseError as error:
             problems.append(str(error))
@@ -136,6 +139,8 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
     """The reason why this item cannot be measured here; None where it can."""
     demands, nodes = STRATEGIES[plan.strategy], environment.node_count
+    if plan.strategy == COMMAND and (reason := _not_for_commands(options)):
+        return reason
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
     if environment.device == "cuda":
@@ -159,14 +164,27 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     )
 
 
+def _not_for_commands(options: MeasureOptions) -> str | None:
+    """The reason why no command is measured with these options; None where it can be."""
+    for option in OPTIONS:
+        if option.in_training and options.values[option.flag] != option.value({}):
+            return f"a command cannot be told {option.flag}: it trains as it does by itself"
+    return None
+
+
 def _found(nodes: int, each: int) -> str:
     return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
 
 
 def run_request(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> RunRequest:
     """The request for an item's run; a `CaseError` says why the case cannot be trained so."""
+    case = plan.case
+    if issubclass(case, CommandCase):
+        request = command_request(case, environment, gpus=plan.gpus, run=plan.run)
+        return _with_length(request, options)
+    assert issubclass(case, TrainingCase)
     request = default_request(
-        plan.case,
+        case,
         environment,
         strategy=plan.strategy,
         gpus=plan.gpus,
@@ -185,18 +203,22 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
         data_workers=0 if data == "synthetic" else workers,
     )
-    return replace(
+    request = replace(
         request,
         configuration=configuration,
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
-        timing=timing_plan(environment.device, options.run_seconds),
-        timeout_s=options.timeout_s,
         injections=options.injections,
     )
+    return _with_length(request, options)
 
 
-def _case_of(test: pytest.Item) -> type[TrainingCase]:
+def _with_length(request: RunRequest, options: MeasureOptions) -> RunRequest:
+    timing = timing_plan(request.configuration.device, options.run_seconds)
+    return replace(request, timing=timing, timeout_s=options.timeout_s)
+
+
+def _case_of(test: pytest.Item) -> type[Case]:
     mark = test.get_closest_marker("gpuscale")
     case: Any = None if mark is None else mark.kwargs.get("case")
     # A case that says what gpuscale does not know would fail only after its first run.
@@ -205,14 +227,17 @@ def _case_of(test: pytest.Item) -> type[TrainingCase]:
             f"{test.nodeid} uses 'scaling' but names no case; "
             "add @pytest.mark.gpuscale(case=YourCase)"
         )
-    elif not (inspect.isclass(case) and issubclass(case, TrainingCase)):
+    elif not (inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)):
         problem = (
-            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class, "
+            f"{test.nodeid}: the gpuscale mark takes a TrainingCase class or a CommandCase, "
             "as in @pytest.mark.gpuscale(case=MyCase)"
         )
     else:
         try:
-            refuse_unusable(case)
+            if issubclass(case, CommandCase):
+                command_case.refuse_unusable(case)
+            else:
+                refuse_unusable(case)
             return case
         except CaseError as error:
             problem = str(error)

@@ -127,6 +127,8 @@ class Option(NamedTuple):
     """Of the part of docs/options.md that begins with it."""
     owner: str = ""
     """A plugin whose option of this name is used where it is installed."""
+    in_training: bool = False
+    """It changes how gpuscale itself trains, so that it means nothing to a command."""
 
     @property
     def default_text(self) -> str:
@@ -201,17 +203,22 @@ class MeasureOptions:
         "`full`, `smoke` or a size of your case",
         otherwise="`full` on GPUs, `smoke` on CPU ranks",
         heading="how it is trained",
+        in_training=True,
     )
     precision: "Precision" = option(
         "--precision P",
         "`fp32`, `tf32`, `bf16`, or `fp16` with a loss scaler",
         read=partial(_one_of, known=("fp32", "tf32", "bf16", "fp16")),
         default="fp32",
+        in_training=True,
     )
-    channels_last: bool = option("--channels-last", "images in the channels-last memory format")
+    channels_last: bool = option(
+        "--channels-last", "images in the channels-last memory format", in_training=True
+    )
     compiled: bool = option(
         "--compile",
         "train through `torch.compile`; `dp` is skipped then, since its replicas are not compiled",
+        in_training=True,
     )
     data: "DataKind" = option(
         "--data SOURCE",
@@ -219,14 +226,18 @@ class MeasureOptions:
         "`loader`: synthetic samples through the case's transforms and loader processes",
         read=partial(_one_of, known=("synthetic", "loader")),
         default="synthetic",
+        in_training=True,
     )
     data_root: Path | None = option(
         "--data-root DIR",
         "train on the real data below this folder, through transforms and loader processes",
         read=_absolute_path,
         otherwise="synthetic data",
+        in_training=True,
     )
-    download: bool = option("--download", "let torchvision download them into `--data-root`")
+    download: bool = option(
+        "--download", "let torchvision download them into `--data-root`", in_training=True
+    )
     data_workers: int | None = option(
         "--data-workers N",
         "loader processes of each rank, the same for every number of GPUs, with `--data loader` "
@@ -234,9 +245,14 @@ class MeasureOptions:
         read=partial(_whole_number, at_least=0),
         otherwise="0 on CPU ranks; on GPUs one less than the node has cores for each of its GPUs, "
         "at least 1 and at most 8",
+        in_training=True,
     )
     threads_per_rank: int = option(
-        "--threads-per-rank N", "CPU threads of each rank", read=_whole_number, default=1
+        "--threads-per-rank N",
+        "CPU threads of each rank",
+        read=_whole_number,
+        default=1,
+        in_training=True,
     )
     oversubscribe: bool = option(
         "--oversubscribe",
@@ -303,6 +319,7 @@ class MeasureOptions:
         read=lambda option, text: text.strip(),
         default=(),
         otherwise="none",
+        in_training=True,
     )
 
     def __init__(self, given: Mapping[str, object]) -> None:

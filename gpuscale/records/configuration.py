@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from gpuscale.records.record import Count, Name, PositiveCount, Record
+from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
@@ -33,7 +33,8 @@ class Configuration(Record, frozen=True, kw_only=True):
     """CPU threads of each rank; None where the library's own default was left alone."""
     data_workers: Count | None = None
     """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
-
+    command: Line | None = None
+    """What was started, with its placeholders, where no case of gpuscale's own was trained."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
     """Ranks that share a GPU, to try the way of several ranks on one; such a run is compared with
     none. None where each rank has a GPU of its own."""

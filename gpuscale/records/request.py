@@ -9,6 +9,8 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run import Failure, Phases, RankReport
 from gpuscale.strategies import STRATEGIES
 
+UNTOLD_BATCH = 1
+"""A batch that nobody has told, so that each step is one sample."""
 _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""
 
@@ -32,6 +34,22 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows * self.window_s * _WITH_UNSYNCED
 
 
+class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to be started in place of ranks of gpuscale's own, and how its lines are read."""
+
+    words: tuple[str, ...]
+    """Its arguments, with placeholders."""
+    folder: str
+    """Where it is started."""
+    launch: str
+    """One of `gpuscale.command_case.LAUNCHES`."""
+    log_format: str | None
+    """The name of a format; None for the one that its lines fit."""
+    step_regex: str | None
+    tells_batch: bool
+    """Its lines are to tell how many samples a step has; nobody else does."""
+
+
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One run to be made: everything that a rank needs to know, on any node."""
 
@@ -39,7 +57,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     index: int
     batch_per_gpu: int
-    sample_shape: tuple[int, ...]
+    """`UNTOLD_BATCH` where the lines of a command are to tell it."""
+    sample_shape: tuple[int, ...] | None
     case_module: str
     case_file: str
     case_class: str
@@ -54,11 +73,18 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     injections: tuple[str, ...] = ()
     """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
+    command: CommandRequest | None = None
+    """None for a case that gpuscale trains itself."""
 
     @property
     def key(self) -> EntryKey:
         """The table row that this run belongs to."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
+
+    @property
+    def job(self) -> str:
+        """The work of each of its processes, as launchers name it."""
+        return "rank" if self.command is None else "command"
 
     @property
     def processes(self) -> int:
@@ -133,6 +159,27 @@ class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     joined_at_s: float
     """Unix time at which the rank had joined the process group."""
     measurement: Measurement
+
+
+class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Some steps of a command, from the arrival of one of its lines to that of another."""
+
+    started_at_s: float
+    """Unix time."""
+    time_s: float
+
+
+class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The windows of a command, by the arrival of its lines."""
+
+    log_format: str
+    first_mark_at_s: float
+    """Unix time at which its first step was told."""
+    batch_per_gpu: int
+    warmup_steps: int
+    warmup_s: float
+    steps_per_window: int
+    windows: tuple[CommandWindow, ...]
 
 
 class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,5 +74,6 @@ def all_finite(model: torch.nn.Module) -> bool:
 def strategy_for(request: RunRequest) -> Strategy:
     """The strategy that the request names, joined to its process group."""
     demands = STRATEGIES[request.configuration.strategy]
+    assert demands.implementation is not None, "a command has no ranks of gpuscale's own"
     strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
     return strategy

@@ -1,0 +1,98 @@
+"""`gpuscale run`: a training script as it is, measured like any other case."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpuscale.command_case import LAUNCHES, PLACEHOLDERS, CommandCase, joined, refuse_unusable
+from gpuscale.errors import CaseError, UsageError
+from gpuscale.plugin.options import OPTIONS, Option, parse_options
+
+_SCRIPT_ENDINGS = (".py", ".sh")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    parser.usage = "gpuscale run --gpus N,N,… [options] -- COMMAND …"
+    parser.description = (
+        "Measure a training script as it is, by the lines that it prints: speedup, GPUs and "
+        f"verdict as with any case under pytest. COMMAND is started for each run with {names} "
+        "filled in."
+    )
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="of the case (default: that of the script)")
+    add("--batch", metavar="N", type=int, help="samples of a step on each GPU")
+    text = "samples of a step over all GPUs, which their number does not change"
+    add("--global-batch", "--samples-per-step", metavar="N", type=int, help=text)
+    text = "of what the command prints (default: the one that its lines fit)"
+    add("--log-format", metavar="FORMAT", help=text)
+    text = "a format of your own: a regular expression with a group 'step'"
+    add("--step-regex", metavar="REGEX", help=text)
+    text = "start the command once (plain, default), or once a GPU as torchrun does (torchrun)"
+    add("--launch", choices=LAUNCHES, default="plain", help=text)
+    for option in OPTIONS:
+        settings = option.settings()
+        if option.in_training:
+            settings["help"] = argparse.SUPPRESS
+        add(option.flag, **settings)
+    add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the command in a session of pytest, whose exit code it returns."""
+    given = {option: vars(arguments)[_name(option)] for option in OPTIONS}
+    for option, value in given.items():
+        if option.in_training and value:
+            raise UsageError(
+                f"{option.flag} is about cases that gpuscale trains itself; give the script an "
+                "option of its own, after --"
+            )
+    if arguments.gpus is None:
+        raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
+    parse_options(vars(arguments))
+    case = _case(arguments)
+    words = [word for option, value in given.items() for word in _given(option, value)]
+    # Here, since it takes a while, and whoever mistypes an option should not wait for it.
+    from gpuscale.plugin.command_item import measured_in_session
+
+    return measured_in_session(case, words)
+
+
+def _case(arguments: argparse.Namespace) -> type[CommandCase]:
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    name = arguments.name or _name_of_script(words)
+    attributes: dict[str, Any] = {
+        "name": classmethod(lambda cls: name),
+        "__module__": __name__,
+        "command": joined(words),
+        "batch": arguments.batch,
+        "global_batch": arguments.global_batch,
+        "launch": arguments.launch,
+        "log_format": arguments.log_format,
+        "step_regex": arguments.step_regex,
+    }
+    case = type("Command", (CommandCase,), attributes)
+    try:
+        refuse_unusable(case)
+    except CaseError as error:
+        raise UsageError(str(error)) from None
+    return case
+
+
+def _name_of_script(words: list[str]) -> str:
+    scripts = (Path(word).stem for word in words if word.endswith(_SCRIPT_ENDINGS))
+    return next(scripts, Path(words[0]).name if words else "command")
+
+
+def _name(option: Option) -> str:
+    return option.flag.removeprefix("--").replace("-", "_")
+
+
+def _given(option: Option, value: Any) -> Iterator[str]:
+    """The words that give pytest an option."""
+    if isinstance(value, str):
+        yield f"{option.flag}={value}"
+    elif value:
+        yield option.flag

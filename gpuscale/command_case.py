@@ -1,0 +1,117 @@
+"""A command as a case: a script of one's own, judged by the lines that it prints."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from string import Formatter
+from typing import ClassVar, Literal
+
+from gpuscale.cases import Case
+from gpuscale.errors import CaseError
+from gpuscale.strategies import COMMAND
+
+LAUNCHES = ("plain", "torchrun")
+"""How a command is started on one node: once, or once a GPU with the variables of torchrun."""
+PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
+_SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
+
+
+class CommandCase(Case):
+    """A training script of one's own, which is started as it is and measured by its lines.
+
+    Subclass it and set `command`, and `batch` or `global_batch` unless its lines tell how many
+    samples a step has. `{gpus}` and the other `PLACEHOLDERS` are filled in; `{{` is a brace.
+    """
+
+    strategies = (COMMAND,)
+    command: ClassVar[str] = ""
+    """As typed into a shell; variables, pipes and the like need `sh -c`."""
+    batch: ClassVar[int | None] = None
+    """Samples that each GPU trains on between two counts of its step."""
+    global_batch: ClassVar[int | None] = None
+    """The same over all GPUs, where their number does not change it."""
+    launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
+    log_format: ClassVar[str | None] = None
+    """The format of its lines (`gpuscale.log_formats`); None for the one that they fit."""
+    step_regex: ClassVar[str | None] = None
+    """A format of its own: a regular expression with the group `step`."""
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The arguments of the command, with placeholders."""
+        return tuple(shlex.split(cls.command))
+
+    @classmethod
+    def batch_per_gpu(cls, gpus: int) -> int | None:
+        """Samples of a step on each GPU; None where the command's lines are to tell it."""
+        if cls.global_batch is None:
+            return cls.batch
+        if cls.global_batch % gpus:
+            raise CaseError(
+                f"{cls.name()}: a global batch of {cls.global_batch} cannot be divided among "
+                f"{gpus} GPUs; choose a number of GPUs that divides it"
+            )
+        return cls.global_batch // gpus
+
+
+def refuse_unusable(case: type[CommandCase]) -> None:
+    """Raises a CaseError for a command that could not be started, or not be understood."""
+    for problem in _problems(case):
+        raise CaseError(f"{case.name()}: {problem}")
+
+
+def _problems(case: type[CommandCase]) -> Iterator[str]:
+    try:
+        words = case.words()
+    except ValueError as error:
+        yield f"the command cannot be split into words ({error}); see its quotes: {case.command}"
+        return
+    if not words:
+        yield f"there is no command; set {case.__name__}.command, or give one after --"
+    yield from _problems_of_words(case, words)
+    if case.launch not in LAUNCHES:
+        yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
+    if case.log_format is not None and case.step_regex is not None:
+        yield "--log-format and --step-regex both say how lines are read; leave out one"
+    for what, number in (("batch", case.batch), ("global_batch", case.global_batch)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            yield f"{what} is {number!r}; it takes whole numbers of at least 1"
+    if case.batch is not None and case.global_batch is not None:
+        yield "batch and global_batch say the same in two ways; leave out one"
+
+
+def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterator[str]:
+    used = set[str]()
+    for word in words:
+        try:
+            used |= set(_fields(word))
+        except ValueError as error:
+            yield f"'{word}': {error}; write {{{{ and }}}} for braces of the command's own"
+    known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    for name in sorted(used - set(PLACEHOLDERS)):
+        yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
+    if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
+        yield "{batch} has no value; give --batch N, or --global-batch N"
+    if words and "{" not in words[0] and shutil.which(words[0]) is None:
+        yield f"'{words[0]}' cannot be started: it is no program on PATH, nor a path to one"
+
+
+def _fields(word: str) -> Iterator[str]:
+    """The placeholders of a word; a ValueError where braces do not match or hold more."""
+    for _, name, form, conversion in Formatter().parse(word):
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise ValueError(f"{{{name}}} is no placeholder")
+        yield name
+
+
+def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """The arguments with their placeholders filled in."""
+    return [word.format_map(values) for word in words]
+
+
+def joined(words: Sequence[str]) -> str:
+    """A command line that splits into these words; braces stay readable."""
+    return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

@@ -1,0 +1,258 @@
+"""The process that starts the command of a run, times its lines, and ends all that it started."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from msgspec.structs import replace
+
+from gpuscale.command_case import filled
+from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
+from gpuscale.records import Failure, RunRequest
+from gpuscale.records.request import RankFailure
+from gpuscale.run_directory import RunDirectory, write_atomically
+from gpuscale.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
+from gpuscale.worker.output import Output
+
+_LOOK_S = 0.2
+_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL."""
+_WAIT_FOR_OTHERS_S = 3.0
+_RANK_PYTHON = """\
+#!/bin/sh
+# What torchrun starts as Python for each rank: the output goes into pipes of the rank's own.
+if [ -p "$GPUSCALE_PIPES/$RANK.out" ]; then
+    exec >"$GPUSCALE_PIPES/$RANK.out" 2>"$GPUSCALE_PIPES/$RANK.err"
+fi
+python=${GPUSCALE_PYTHON_EXEC:-$(tr '\\0' '\\n' <"/proc/$PPID/cmdline" | head -n 1)}
+exec "$python" "$@"
+"""
+
+
+class _Ended(BaseException):
+    """Whoever waited for the command does not wait any more."""
+
+
+def main(folder: str) -> None:
+    """Start the command that a run's folder asks for, and leave its windows or why it has none."""
+    signal_at_parent_death(signal.SIGTERM)
+    adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    directory = RunDirectory(path=Path(folder))
+    request = directory.request.read()
+    rank = int(os.environ["RANK"]) if directory.hosts.exists() else None
+    try:
+        _measure(request, directory, rank)
+    except CommandError as failed:
+        failure = replace(failed.failure, rank=rank, host=socket.gethostname())
+        directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
+        raise SystemExit(1) from None
+    except _Ended:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        _end_descendants()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise _Ended
+
+
+def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> None:
+    """Watch the command until it has told enough, or ended; CommandError where it cannot."""
+    assert request.command is not None
+    output, pipes = Output(), _pipes(request, directory, rank)
+    reader = LogReader(request, shared_pipe=request.gpus > 1 and rank is None)
+    clock_s, started_s = time.time() - time.monotonic(), time.monotonic()
+    deadline_s = started_s + request.timeout_s
+    for descriptor, source in pipes:
+        output.listen(descriptor, source)
+    processes = list(_started(request, directory, rank, output))
+    looked_s = started_s
+    while True:
+        reader.take(output.lines(_LOOK_S))
+        now_s = time.monotonic()
+        if now_s - looked_s < _LOOK_S:
+            continue
+        looked_s, windows = now_s, reader.windows
+        codes = [process.poll() for process in processes]
+        is_over = None not in codes or any(codes)
+        if is_over:
+            while lines := output.lines(0):
+                reader.take(lines)
+            windows = reader.windows
+        found = 0 if windows is None else len(windows.spans)
+        if windows is not None and (
+            found >= windows.wanted or (is_over and not any(codes) and found >= FEWEST_WINDOWS)
+        ):
+            _tell(directory, windows.wanted, windows.wanted)
+            outcome = reader.outcome(windows, started_s=started_s, clock_s=clock_s)
+            directory.command_outcome(rank or 0).write(outcome)
+            write_atomically(directory.enough, "")
+            return
+        if rank is not None and directory.enough.exists():
+            return
+        if is_over:
+            _refuse_end(codes, reader, directory, rank)
+            return
+        if now_s > deadline_s:
+            raise reader.failed(
+                "timeout",
+                f"not done after {request.timeout_s:g} s, and ended; give it more with --timeout, "
+                f"or see below what it printed last ({reader.told_so_far()})",
+            )
+        _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
+
+
+def _refuse_end(
+    codes: list[int | None], reader: LogReader, directory: RunDirectory, rank: int | None
+) -> None:
+    """Raise CommandError for a command that ended too early, unless another node's told enough."""
+    code = next((code for code in codes if code), 0)
+    if code < 0:
+        end = signal.Signals(-code).name
+        reason = " (out of memory?)" if -code == signal.SIGKILL else ""
+        raise reader.failed("killed", f"it was killed by {end}{reason}; its last lines are below")
+    if code:
+        raise reader.failed("raised", f"it ended with exit code {code}; its last lines are below")
+    deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
+    while rank is not None and time.monotonic() < deadline_s:
+        if directory.enough.exists():
+            return
+        time.sleep(_LOOK_S)
+    if not rank or reader.has_marks():
+        raise reader.failed("launch", f"it ended too early: {reader.told_so_far()}")
+
+
+def _tell(directory: RunDirectory, done: int, total: int) -> None:
+    write_atomically(directory.progress, f"window\t{min(done, total)}\t{total}")
+
+
+def _pipes(
+    request: RunRequest, directory: RunDirectory, rank: int | None
+) -> Iterator[tuple[int, str]]:
+    """The ends of named pipes for each rank that torchrun may start on this node."""
+    python = directory.path / "python"
+    if rank is not None:
+        return
+    python.write_text(_RANK_PYTHON)
+    python.chmod(0o755)
+    for number in range(request.gpus):
+        for kind in ("out", "err"):
+            path = directory.path / f"{number}.{kind}"
+            os.mkfifo(path)
+            # Writing too, or the pipe would end whenever nobody else writes.
+            yield os.open(path, os.O_RDWR | os.O_NONBLOCK), f"rank {number}"
+
+
+def _started(
+    request: RunRequest, directory: RunDirectory, rank: int | None, output: Output
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the command as often as it is asked for; its pipes are listened to."""
+    command = request.command
+    assert command is not None
+    port = os.environ["MASTER_PORT"] if rank is not None else str(_free_port())
+    values = {
+        "gpus": request.gpus,
+        "nodes": 1 if rank is None else len(directory.host_names()),
+        "batch": request.batch_per_gpu,
+        "global_batch": request.batch_per_gpu * request.gpus,
+        "master_port": port,
+    }
+    words = filled(command.words, values)
+    given = {**os.environ, **_variables(request, directory, rank)}
+    places: list[dict[str, str]] = [{}]
+    if rank is None and command.launch == "torchrun":
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(request.gpus)}
+        places = [
+            {**shared, "RANK": str(n), "LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": str(request.gpus)}
+            for n in range(request.gpus)
+        ]
+    for place in places:
+        source = f"rank {place['RANK']}" if place else "the command"
+        pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
+        try:
+            yield subprocess.Popen(
+                words,
+                cwd=command.folder,
+                env={**given, **place},
+                stdin=subprocess.DEVNULL,
+                stdout=pipes["stdout"][1],
+                stderr=pipes["stderr"][1],
+                start_new_session=True,
+                preexec_fn=_prepare,
+            )
+        except OSError as error:
+            problem = f"'{words[0]}' cannot be started: {error.strerror}"
+            raise CommandError(Failure(kind="launch", message=problem)) from None
+        for reading, writing in pipes.values():
+            os.close(writing)
+            output.listen(reading, source)
+
+
+def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -> dict[str, str]:
+    """What a command is told in its environment beside what this process has."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    devices = dict.fromkeys(request.devices)
+    named = [visible[device] if visible[0] else str(device) for device in devices]
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        "GPUSCALE_REPORT": "1",
+        # Empty on CPU ranks: what is recorded as `cpu` must not use a GPU.
+        "CUDA_VISIBLE_DEVICES": ",".join(named),
+    }
+    if rank is not None:
+        return variables
+    return {
+        **variables,
+        "PYTHON_EXEC": str(directory.path / "python"),
+        "GPUSCALE_PIPES": str(directory.path),
+        "GPUSCALE_PYTHON_EXEC": os.environ.get("PYTHON_EXEC", ""),
+    }
+
+
+def _prepare() -> None:
+    """In the command's process, before it becomes the command."""
+    signal_at_parent_death(signal.SIGKILL)
+    end_at_interrupt()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _end_descendants() -> None:
+    """End all that was started, also in sessions of their own: first politely, then by force."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    deadline_s = time.monotonic() + _GRACE_S
+    _signal_all(descendants(), signal.SIGTERM)
+    while left := _living():
+        if time.monotonic() > deadline_s:
+            _signal_all(left, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _living() -> set[int]:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return descendants()
+
+
+def _signal_all(processes: set[int], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)

@@ -1,0 +1,185 @@
+"""The lines of a command as they come: whose format they have, and what they tell of the run."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from gpuscale.log_formats import FORMATS, LogFormat, Mark, by_regex, plain, recognised
+from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.request import CommandOutcome, CommandWindow
+from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
+from gpuscale.worker.output import Line
+
+FEWEST_WINDOWS = 10
+_SHOWN_LINES = 20
+_KEPT_LINES = 5000
+"""Of those that are looked at for their format."""
+_BY_SAMPLES = ("samples", "tokens")
+
+
+class CommandError(Exception):
+    """A command gave no result."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class LogReader:
+    """Reads the lines of one command, and tells when there are windows enough."""
+
+    def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
+        """Takes whether several ranks may print into one pipe."""
+        assert request.command is not None
+        self._request, self._shared = request, shared_pipe
+        self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
+        """The last lines, as they were printed."""
+        self._lines: list[Line] = []
+        self._series: dict[str, Series] = {}
+        self._samples: int | None = None
+        command = request.command
+        self._format: LogFormat | None = None
+        if command.log_format is not None:
+            self._format = FORMATS[command.log_format]
+        elif command.step_regex is not None:
+            self._format = by_regex(command.step_regex)
+        self._is_settled = self._format is not None
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Read lines; raises CommandError for one after which no result can come."""
+        lines = [line._replace(text=plain(line.text)) for line in lines]
+        self.latest.extend(line.text for line in lines)
+        if not self._is_settled:
+            self._lines += lines
+            lines = self._lines if self._is_of_another_format() else lines
+        for line in lines:
+            if self._format is not None and (mark := self._format.read(line.text)) is not None:
+                self._take_mark(mark, line)
+
+    def _is_of_another_format(self) -> bool:
+        """Look what the lines so far fit; True where they are to be read from the beginning."""
+        fitting = recognised(line.text for line in self._lines)
+        if len(fitting) > 1:
+            names = ", ".join(each.name for each in fitting)
+            problem = f"its lines fit several formats; choose --log-format of {names}"
+            raise self.failed("launch", problem)
+        if not fitting:
+            del self._lines[:-_KEPT_LINES]
+            return False
+        # A bar may be that of a download, before the first line of the training itself.
+        self._is_settled = not fitting[0].generic or len(self._lines) > _KEPT_LINES
+        if fitting[0] is self._format:
+            return False
+        self._format = fitting[0]
+        self._series.clear()
+        return True
+
+    def _take_mark(self, mark: Mark, line: Line) -> None:
+        if mark.loss is not None and not math.isfinite(mark.loss):
+            raise self.failed("invalid", f"the loss is not a finite number: {line.text.strip()}")
+        self._samples = mark.samples_per_step or self._samples
+        if mark.step is None:
+            return
+        series = self._series.setdefault(line.source, Series(shared=self._shared))
+        series.add(mark, self._step_of(mark), line.arrived_s)
+
+    def _step_of(self, mark: Mark) -> float:
+        assert self._format is not None
+        assert mark.step is not None
+        counts = self._format.counts
+        if counts == "epochs":
+            return mark.step * (mark.total_steps or 1)
+        return mark.step / self.global_batch if counts in _BY_SAMPLES else mark.step
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all GPUs; CommandError where nobody told it."""
+        asked, gpus = self._request.batch_per_gpu, self._request.gpus
+        assert self._request.command is not None
+        if not self._request.command.tells_batch:
+            told = asked * gpus
+            if self._samples not in (None, told):
+                raise self.failed(
+                    "launch",
+                    f"its lines tell {self._samples} samples a step, and {asked} on each of {gpus} "
+                    f"GPUs are {told}; give the --batch that one counted step has",
+                )
+            return told
+        if self._samples is None:
+            raise self.failed(
+                "launch",
+                "its lines do not tell how many samples a step has; give --batch N (on each GPU) "
+                "or --global-batch N (over all)",
+            )
+        if self._samples % gpus:
+            problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
+            raise self.failed("launch", problem)
+        return self._samples
+
+    @property
+    def windows(self) -> Windows | None:
+        """Those so far, by the process that tells most; None before the end of the warm-up."""
+        series = self._leading()
+        return None if series is None else windows_of(series.stretches, self._request.timing)
+
+    def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
+        """The windows for the launcher; CommandError where they cannot be trusted.
+
+        The command was started at a time of the monotonic clock, which is so many seconds behind
+        Unix time.
+        """
+        series = self._leading()
+        assert series is not None
+        assert self._format is not None
+        if comes_in_bursts(series.stretches, started_s):
+            raise self.failed(
+                "launch",
+                "its lines arrive many at once, so they were buffered and their moments tell "
+                "nothing; let the script flush each line (flush=True), or start it by stdbuf -oL",
+            )
+        return CommandOutcome(
+            log_format=self._format.name,
+            first_mark_at_s=series.stretches[0][0].at_s + clock_s,
+            batch_per_gpu=self.global_batch // self._request.gpus,
+            warmup_steps=windows.warmup_steps,
+            warmup_s=windows.warmup_s,
+            steps_per_window=windows.steps,
+            windows=tuple(
+                CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
+                for begin_s, end_s in windows.spans[: windows.wanted]
+            ),
+        )
+
+    def told_so_far(self) -> str:
+        """What the lines have told, for a command that ended too early, and what to do."""
+        series = self._leading()
+        if series is None:
+            asked = "none of the formats known" if self._format is None else self._format.name
+            known = f" ({', '.join(FORMATS)})" if self._format is None else ""
+            shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
+            line = "it printed nothing" if shown is None else f"such as: {shown}"
+            return (
+                f"none of its lines tells a step: they fit {asked}{known}; give --step-regex, or "
+                f"print lines of 'GPUSCALE {{\"step\": 10}}' ({line})"
+            )
+        windows = self.windows
+        found = 0 if windows is None else len(windows.spans)
+        return (
+            f"{count_of(series.stretches)} of its lines told a step, which makes {found} windows "
+            f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
+            f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
+        )
+
+    def has_marks(self) -> bool:
+        """True once a line told a step."""
+        return bool(self._series)
+
+    def _leading(self) -> Series | None:
+        # The first one of those that told most: all ranks may print the same.
+        return max(self._series.values(), key=lambda each: count_of(each.stretches), default=None)
+
+    def failed(self, kind: FailureKind, message: str) -> CommandError:
+        """The failure with this message, and with the last lines of the output."""
+        return CommandError(
+            Failure(kind=kind, message=f"the command: {message}", detail="\n".join(self.latest))
+        )

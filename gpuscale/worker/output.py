@@ -1,0 +1,65 @@
+"""The output of a command's processes: its lines, each with the moment at which it arrived."""
+
+import os
+import re
+import selectors
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_READ_BYTES = 1 << 16
+# A progress bar begins its line anew without ending it.
+_LINE_END = re.compile(rb"[\r\n]")
+
+
+class Line(NamedTuple):
+    """A line that was printed."""
+
+    source: str
+    """Whose it is, such as `rank 0`."""
+    text: str
+    arrived_s: float
+    """By `time.monotonic`, when its last character came; its end may have come later."""
+
+
+class Output:
+    """Pipes that are read as soon as anything is in them."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def listen(self, descriptor: int, source: str) -> None:
+        """Read this end of a pipe, too."""
+        os.set_blocking(descriptor, False)
+        self._selector.register(descriptor, selectors.EVENT_READ, _Pipe(source))
+
+    def lines(self, patience_s: float) -> list[Line]:
+        """The lines that ended since the last time; nothing comes before so many seconds pass."""
+        found: list[Line] = []
+        for key, _ in self._selector.select(patience_s if self._selector.get_map() else 0):
+            now_s = time.monotonic()
+            text = os.read(key.fd, _READ_BYTES)
+            found += key.data.lines_of(text, now_s)
+            if not text:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
+        return found
+
+
+class _Pipe:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._begun = b""
+        self._arrived_s = 0.0
+
+    def lines_of(self, text: bytes, now_s: float) -> Iterator[Line]:
+        """The lines that this part of the output ends; nothing of it ends the last one."""
+        *ended, rest = _LINE_END.split(text) if text else (b"", b"")
+        for part in ended:
+            arrived_s = now_s if part else self._arrived_s
+            if line := self._begun + part:
+                yield Line(self._source, line.decode("utf-8", errors="replace"), arrived_s)
+            self._begun = b""
+        if rest:
+            self._begun += rest
+            self._arrived_s = now_s
