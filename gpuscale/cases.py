@@ -49,7 +49,7 @@ class TrainingCase(Case):
     batch: ClassVar[int] = 0
     classes: ClassVar[int] = 10
     training_samples: ClassVar[int] = 50_000
-    """Length of one epoch of synthetic data."""
+    """Length of one epoch: of synthetic data, and of the times per epoch in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
     """Height and width (and 3 for colour) of the images that `transform` takes."""
     sizes: ClassVar[Mapping[str, Size]] = {}

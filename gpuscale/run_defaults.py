@@ -1,5 +1,6 @@
 """The request for a run where nobody asks for anything else, by the machine it is made on."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping
@@ -28,8 +29,12 @@ def default_request(
     gpus: int,
     run: int,
     size: str | None = None,
+    batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a case; a `CaseError` says why it cannot be trained so."""
+    """The request for one run of a case; a `CaseError` says why it cannot be trained so.
+
+    The batch is per GPU, or over all GPUs under strong scaling; None is that of the size.
+    """
     built = case()
     configuration = Configuration(
         case=case.name(),
@@ -45,14 +50,18 @@ def default_request(
         data_workers=0,
     )
     found = built.named_size(configuration.size)
-    batch = built.batch_per_gpu(found, gpus)
-    refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch)
+    if batch is not None and batch != found.batch:
+        configuration = replace(configuration, batch=batch)
+        found = dataclasses.replace(found, batch=batch)
+    batch_per_gpu = built.batch_per_gpu(found, gpus)
+    refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
     return RunRequest(
         configuration=configuration,
         gpus=gpus,
         index=run,
-        batch_per_gpu=batch,
+        batch_per_gpu=batch_per_gpu,
         sample_shape=found.sample_shape,
+        samples_per_epoch=built.training_samples,
         case_module=case.__module__,
         case_file=file_of_case(case),
         case_class=case.__qualname__,

@@ -51,6 +51,8 @@ class ScalingPoint:
     failed_runs: int
     step_time_s: Estimate | None
     samples_per_s: Estimate | None
+    epoch_s: float | None
+    """Of so many samples as the case trains on, at this throughput."""
     samples_per_j: Estimate | None
     """Over the energy of all devices; None where a device has no energy counter."""
     speedup: Estimate | None
@@ -118,6 +120,8 @@ def _point(
     valid = [run for run in runs if run.is_valid]
     step_time = geometric_mean(samples[key]) if valid else None
     speedup = _speedup(key, samples, references.of(key)) if valid else None
+    samples_per_s = None if step_time is None else step_time.inverse(key.global_batch)
+    epoch = runs[0].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
         key=runs[0].key,
@@ -127,7 +131,8 @@ def _point(
         valid_runs=len(valid),
         failed_runs=len(runs) - len(valid),
         step_time_s=step_time,
-        samples_per_s=None if step_time is None else step_time.inverse(key.global_batch),
+        samples_per_s=samples_per_s,
+        epoch_s=epoch / samples_per_s.value if epoch and samples_per_s else None,
         samples_per_j=_samples_per_j(valid),
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),

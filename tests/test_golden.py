@@ -333,6 +333,7 @@ NIGHTS = {
     "without_1_gpu": replace(NOW, gpus=(2, 4)),
     "single_runs": replace(NOW, runs=1),
     "two_nodes": replace(NOW, gpus=(1, 4, 8)),
+    "batches": replace(NOW, configurations=(replace(CNN, batch=32), CNN), gpus=(1, 2)),
     "on_cpu": replace(NOW, configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)),
     "without_phases": replace(NOW, phases=False, telemetry=False),
     "failures": replace(NOW, failures={(4, 1): KILLED, (4, 2): UNSTEADY, (1, 2): KILLED}),

@@ -56,7 +56,7 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
     assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
     assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", made=2)
-    assert step.needs_runs == {_key(1), _key(2)}
+    assert {key for key, _ in step.needs_runs} == {_key(1), _key(2)}
     assert step.comparison.exit_code == 3
 
 
@@ -76,7 +76,7 @@ def test_what_looks_regressed_gets_a_fresh_run_before_it_is_called_so() -> None:
     assert row.entry.verdict is Verdict.INCONCLUSIVE
     assert row.entry.reason.code == "not_yet_confirmed"
     # T(1) goes on too: the speedup is taken over it.
-    assert suspected.needs_runs == {_key(1), _key(2)}
+    assert {key for key, _ in suspected.needs_runs} == {_key(1), _key(2)}
     assert suspected.comparison.exit_code == 3
 
     confirmed = next_step(before, [_now(4, n1=0.1, n2=0.12)], PLAN)
@@ -279,7 +279,7 @@ def _session(
         step = next_step(before, [now], PLAN)
         if not step.needs_runs:
             return step, made
-        needed = set(step.needs_runs)
+        needed = {key for key, _ in step.needs_runs}
 
 
 @pytest.mark.thorough

@@ -85,7 +85,7 @@ class Step:
     entries: tuple[RowProgress, ...]
     comparison: Comparison
     """Of the rows as `entries` has them; its exit code is the session's."""
-    needs_runs: frozenset[EntryKey]
+    needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
     """The rows to run again, and those on 1 GPU that their speedups are taken over."""
 
 
@@ -122,11 +122,16 @@ def next_step(
             rows = session.analysed(rows, count)
     reported = tuple(_reported(each, now.row) for each, now in zip(rows, judged, strict=True))
     entries = [each.entry for each in reported]
-    still_open = [each.entry.key for each in reported if each.status is RowStatus.NEEDS_RUNS]
+    still_open = [each.entry for each in reported if each.status is RowStatus.NEEDS_RUNS]
+    needed = [
+        (key, its.configuration)
+        for its in still_open
+        for key in (its.key, its.key._replace(gpus=1))
+    ]
     return Step(
         entries=reported,
         comparison=comparison_of(everything, baseline, results, entries),
-        needs_runs=frozenset([*still_open, *(key._replace(gpus=1) for key in still_open)]),
+        needs_runs=frozenset(needed),
     )
 
 

@@ -45,6 +45,7 @@ def collect_run(
         started_at_s=started_at_s,
         batch_per_gpu=request.batch_per_gpu,
         sample_shape=request.sample_shape,
+        samples_per_epoch=request.samples_per_epoch,
         wall_s=wall_s,
     )
     if request.command is not None:

@@ -58,6 +58,8 @@ class ItemPlan:
     strategy: str
     gpus: int
     run: int
+    batch: int | None = None
+    """The one of `--batch`; None is that of the case's size."""
 
     @property
     def key(self) -> EntryKey:
@@ -66,18 +68,27 @@ class ItemPlan:
 
     @property
     def label(self) -> str:
-        """The parameter part of the item's id: `ddp-2gpus-run1`."""
-        return f"{self.strategy}-{self.gpus}gpu{'' if self.gpus == 1 else 's'}-run{self.run}"
+        """The parameter part of the item's id: `ddp-2gpus-run1`, `ddp-2gpus-batch64-run1`."""
+        batch = "" if self.batch is None else f"batch{self.batch}-"
+        gpus = f"{self.gpus}gpu{'' if self.gpus == 1 else 's'}"
+        return f"{self.strategy}-{gpus}-{batch}run{self.run}"
+
+    @property
+    def group(self) -> str:
+        """The items that stand in one table of pytest-benchmark: `mnist_cnn/ddp, batch 64`."""
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.key.case}/{self.strategy}{batch}"
 
 
 def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     """Turn a test that uses `scaling` into its items."""
     case = _case_of(metafunc.definition)
     plans = [
-        ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run)
+        ItemPlan(case=case, strategy=strategy, gpus=gpus, run=run, batch=batch)
         for run in range(1, options.bounds_of_runs[1] + 1)
         for strategy in case.strategies
         if options.strategies is None or strategy in options.strategies
+        for batch in options.batches or (None,)
         for gpus in options.gpus
     ]
     items = [pytest.param(plan, id=plan.label) for plan in plans]
@@ -98,9 +109,7 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
     for item in items:
         if (plan := plan_of(item)) is not None:
             item.stash[CLOCK] = clock = WindowClock()
-            item.add_marker(
-                pytest.mark.benchmark(timer=clock, group=f"{plan.key.case}/{plan.strategy}")
-            )
+            item.add_marker(pytest.mark.benchmark(timer=clock, group=plan.group))
             if item.config.pluginmanager.hasplugin("timeout"):
                 # Runs have a timeout of their own; pytest-timeout's would end the session.
                 item.add_marker(pytest.mark.timeout(0))
@@ -190,6 +199,7 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         gpus=plan.gpus,
         run=plan.run,
         size=options.size,
+        batch=plan.batch,
     )
     data: DataKind = options.data if options.data_root is None else "real"
     workers = data_workers(environment) if options.data_workers is None else options.data_workers

@@ -37,12 +37,14 @@ def _whole_number(
     raise UsageError(f"{option}: {problem}; for example {option} {example}")
 
 
-def _numbers_of_gpus(option: str, text: str) -> tuple[int, ...]:
+def _whole_numbers(option: str, text: str, *, example: str) -> tuple[int, ...]:
     """Such as `1,2,4`, ascending."""
-    read = partial(_whole_number, option, at_most=100_000, example="1,2,4")
+    read = partial(_whole_number, option, at_most=100_000, example=example)
     counts = sorted(map(read, text.split(",")))
     if len(set(counts)) != len(counts):
-        raise UsageError(f"{option} {text}: a number is given twice; name each once, e.g. 1,2,4")
+        raise UsageError(
+            f"{option} {text}: a number is given twice; name each once, e.g. {example}"
+        )
     return tuple(counts)
 
 
@@ -173,7 +175,7 @@ class MeasureOptions:
         "--gpus N,N,…",
         "the numbers of GPUs, such as `1,2,4`; of CPU ranks, where there is no GPU. An item that "
         "needs more than there are is skipped",
-        read=_numbers_of_gpus,
+        read=partial(_whole_numbers, example="1,2,4"),
         otherwise="nothing is measured",
         heading="what is measured",
     )
@@ -204,6 +206,14 @@ class MeasureOptions:
         otherwise="`full` on GPUs, `smoke` on CPU ranks",
         heading="how it is trained",
         in_training=True,
+    )
+    batches: tuple[int, ...] | None = option(
+        "--batch N,N,…",
+        "samples in the batch of each GPU (under strong scaling: of all GPUs together), each "
+        "measured as a point of its own; `gpuscale batch` finds the largest that fits",
+        read=partial(_whole_numbers, example="32,64,128"),
+        otherwise="that of the size",
+        see="measuring.md#throughput-by-batch",
     )
     precision: "Precision" = option(
         "--precision P",

@@ -109,10 +109,12 @@ def refuse_other_configurations(
 ) -> None:
     """Refuses what is asked for where it is not trained as the same case in the file was."""
     for request, run in product(requests, runs):
-        if run.configuration.label != request.configuration.label:
+        then, now = run.configuration, request.configuration
+        if then.label != now.label:
             continue
-        found = _changes(*differences(run.configuration, request.configuration))
-        if run.gpus == request.gpus:
+        # A curve over batches may be gone on with.
+        found = _changes(*differences(replace(then, batch=now.batch), now))
+        if run.gpus == request.gpus and then.batch == now.batch:
             found += _changes(
                 ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
                 ("sample_shape", run.sample_shape, request.sample_shape),

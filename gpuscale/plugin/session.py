@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale.clusters.scheduler import answer_of
-from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError
+from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.plugin import results_file, stopping, terminal
@@ -115,9 +115,13 @@ class _MeasuringSession:
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
         plans = [plan for item in items if (plan := plan_of(item)) is not None]
-        requests = [r for plan in plans if not isinstance(r := self._request(plan), str)]
+        asked = [self._request(plan) for plan in plans]
+        requests = [request for request in asked if not isinstance(request, str)]
         try:
             refuse_unmeasurable(plans, self._options)
+            if self._options.batches and len(requests) < len(asked):
+                problems = dict.fromkeys(each for each in asked if isinstance(each, str))
+                raise UsageError(f"--batch: {'; '.join(problems)}")
             if (resumed := self._recorder.resumed) is not None:
                 runs = resumed.results.runs
                 results_file.refuse_other_configurations(resumed.path, runs, requests)

@@ -113,10 +113,11 @@ class BaselineJudge:
         if request.index <= self.plan.fewest_runs:
             return None
         step = self._step_after(results)
-        if request.key in step.needs_runs:
+        wanted = (request.key, request.configuration)
+        if wanted in step.needs_runs:
             return None
         for row in step.entries:
-            if row.entry.key == request.key:
+            if (row.entry.key, row.entry.configuration) == wanted:
                 after = "" if row.analysed_after is None else f" after {row.analysed_after} runs"
                 return f"{row.entry.verdict.value}{after}"
         return None

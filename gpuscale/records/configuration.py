@@ -23,6 +23,9 @@ class Configuration(Record, frozen=True, kw_only=True):
     device: Name
     """`cuda`, `cpu`, or what else the ranks trained on."""
     size: Name | None = None
+    batch: PositiveCount | None = None
+    """Samples per GPU, under strong scaling over all GPUs, where another batch was asked for than
+    that of the size."""
     precision: Name | None = None
     channels_last: bool | None = None
     compiled: bool | None = None

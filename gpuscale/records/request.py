@@ -71,6 +71,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     download: bool
     timing: TimingPlan
     timeout_s: float
+    samples_per_epoch: int | None = None
     injections: tuple[str, ...] = ()
     """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
     command: CommandRequest | None = None

@@ -188,6 +188,8 @@ class Run(Record, frozen=True, kw_only=True):
     """1 for the first run of its (case, strategy, gpus)."""
     batch_per_gpu: PositiveCount
     sample_shape: Shape | None = None
+    samples_per_epoch: PositiveCount | None = None
+    """Training samples of the case, over all GPUs."""
     allocation: Name | None = None
     """The job that made it and its nodes, whose state all runs in it share; None is the job of
     the results file that holds it."""

@@ -1,8 +1,9 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from gpuscale.records import (
     Configuration,
@@ -22,14 +23,14 @@ _DAY_S = 86400
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
-    """A name for each configuration: its label, and options where labels alone are ambiguous."""
-    distinct = dict.fromkeys(configurations)
-    counts = Counter(each.label for each in distinct)
+    """A name for each configuration: its label, and what it does not share with its namesakes."""
+    words = {each: _words(each) for each in configurations}
+    shared: dict[str, set[str]] = {}
+    for each, its in words.items():
+        shared[each.label] = shared.get(each.label, set(its)) & set(its)
+    own = {each: [word for word in words[each] if word not in shared[each.label]] for each in words}
     return {
-        each: each.label
-        if counts[each.label] == 1
-        else f"{each.label} ({configuration_text(each)})"
-        for each in distinct
+        each: f"{each.label} ({', '.join(its)})" if its else each.label for each, its in own.items()
     }
 
 
@@ -42,21 +43,32 @@ _DATA: Mapping[str | None, str] = {
 
 def configuration_text(configuration: Configuration) -> str:
     """The rest of what identifies a result: `CPU ranks, smoke, fp32, synthetic data`."""
+    return ", ".join(_words(configuration))
+
+
+def _words(configuration: Configuration) -> tuple[str, ...]:
     words = (
         "CPU ranks" if configuration.device == "cpu" else None,
         configuration.size,
+        f"batch {configuration.batch}" if configuration.batch else None,
         configuration.precision,
         "channels-last" if configuration.channels_last else None,
         "compiled" if configuration.compiled else None,
         _DATA.get(configuration.data),
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )
-    return ", ".join(filter(None, words))
+    return tuple(filter(None, words))
 
 
 def configurations_text(configurations: Iterable[Configuration]) -> str:
-    """The texts of several configurations, each once, apart by semicolons."""
-    return "; ".join(dict.fromkeys(map(configuration_text, configurations)))
+    """The texts of several configurations, each once, apart by semicolons.
+
+    Batches that differ are left to the table, whose rows are told apart by them.
+    """
+    distinct = dict.fromkeys(configurations)
+    if len({each.batch for each in distinct}) > 1:
+        distinct = dict.fromkeys(replace(each, batch=None) for each in distinct)
+    return "; ".join(dict.fromkeys(map(configuration_text, distinct)))
 
 
 def load_text(load: HostLoad) -> str:

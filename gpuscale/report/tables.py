@@ -88,6 +88,8 @@ def scaling_table(
     Of the runs that the points are made of, unsteady ones are told from failed ones.
     """
     headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
+    if any(point.configuration.batch is not None for point in points):
+        headers.append("epoch")
     headers += _PAIR_HEADERS
     if any(point.samples_per_j is not None for point in points):
         headers.append("samples/J")
@@ -127,6 +129,7 @@ def _cells(point: ScalingPoint) -> dict[str, str]:
         "batch/gpu": str(point.batch_per_gpu),
         "step time": phrases.with_spread(point.step_time_s, format_seconds),
         "samples/s": phrases.with_spread(point.samples_per_s, significant),
+        "epoch": UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s),
         "speedup": phrases.interval_text(point.speedup),
         "efficiency": phrases.interval_text(point.efficiency),
         "samples/J": phrases.with_spread(point.samples_per_j, significant),

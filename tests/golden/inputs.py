@@ -233,8 +233,9 @@ def _run(
         gpus=gpus,
         index=index,
         started_at_s=started_at_s,
-        batch_per_gpu=night.batch,
+        batch_per_gpu=configuration.batch or night.batch,
         sample_shape=(1, 28, 28),
+        samples_per_epoch=51_000,
         steps_per_window=STEPS,
         windows=_windows(night, slowest, step_s, processes, started_at_s, noise)
         if is_timed

@@ -1,0 +1,120 @@
+"""`--batch 32,64,128`: a case at several batches, each a point of its own."""
+
+from pathlib import Path
+
+import pytest
+from builders import CNN, environment, request, results, run
+from changing import replace
+from measuring import BENCH_CASES, run_pytest, write_case
+from statements import known
+
+from gpuscale.cases import TrainingCase
+from gpuscale.compare import compare
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.results_file import refuse_other_configurations
+from gpuscale.plugin.stopping import BaselineJudge
+from gpuscale.recording import baseline_from_results
+from gpuscale.records import Run, Verdict
+from gpuscale.run_defaults import default_request
+from gpuscale.scaling import scaling_points
+from gpuscale.store import read_results, write_baseline
+
+QUICK = ("--device", "cpu", "--run-seconds", "0.1", "--runs", "1")
+
+
+def at_batch(batch: int, gpus: int, step_time_s: float, index: int = 1) -> Run:
+    configuration = replace(CNN, batch=batch)
+    made = run(gpus, step_time_s, configuration=configuration, batch_per_gpu=batch, index=index)
+    return replace(made, samples_per_epoch=51_200)
+
+
+def curve(step_times_s: dict[int, tuple[float, float]], runs: int = 6) -> list[Run]:
+    """Runs on 1 and 2 GPUs at each batch, in turn."""
+    return [
+        at_batch(batch, gpus, time_s * (1 + 0.001 * (index % 3)), index)
+        for index in range(1, runs + 1)
+        for batch, times_s in step_times_s.items()
+        for gpus, time_s in enumerate(times_s, start=1)
+    ]
+
+
+BEFORE = {32: (0.1, 0.11), 64: (0.15, 0.16)}
+
+
+def test_each_batch_has_its_own_speedup_and_time_per_epoch() -> None:
+    points = scaling_points(curve(BEFORE, runs=1))
+    assert [(p.batch_per_gpu, p.key.gpus) for p in points] == [(32, 1), (32, 2), (64, 1), (64, 2)]
+    speedups = [known(point.speedup).value for point in points]
+    assert speedups == pytest.approx([1, 2 * 0.1 / 0.11, 1, 2 * 0.15 / 0.16])
+    # 51,200 samples are 1,600 steps of 32.
+    assert known(points[0].epoch_s) == pytest.approx(1600 * 0.1 * 1.001)
+
+
+def test_a_batch_is_judged_against_the_same_batch_only() -> None:
+    then = baseline_from_results([results(*curve(BEFORE))], name="then", cluster="here")
+    now = results(*curve({**BEFORE, 64: (0.15, 0.2), 128: (0.2, 0.2)}))
+    found = compare(then, [now]).entries
+    assert {(known(e.configuration).batch, e.key.gpus): e.verdict for e in found} == {
+        (32, 1): Verdict.OK,
+        (32, 2): Verdict.OK,
+        (64, 1): Verdict.OK,
+        (64, 2): Verdict.REGRESSED,
+        (128, 1): Verdict.MISSING,
+        (128, 2): Verdict.MISSING,
+    }
+
+
+def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_path: Path) -> None:
+    write_baseline(
+        tmp_path / "then.json",
+        baseline_from_results([results(*curve(BEFORE))], name="then", cluster="here"),
+    )
+    judge = known(
+        BaselineJudge.of(parse_options({"gpus": "1,2", "baseline": str(tmp_path / "then.json")}))
+    )
+    now = results(*curve({**BEFORE, 64: (0.15, 0.2)}, runs=3), where=environment())
+
+    def needs(batch: int, gpus: int) -> bool:
+        asked = request(gpus, 4, configuration=replace(CNN, batch=batch), batch_per_gpu=batch)
+        return judge.reason_to_leave_out(asked, now) is None
+
+    assert {(batch, gpus) for batch in (32, 64) for gpus in (1, 2) if needs(batch, gpus)} == {
+        (64, 1),
+        (64, 2),
+    }
+
+
+def test_a_curve_may_be_gone_on_with_in_its_file() -> None:
+    asked = request(configuration=replace(CNN, batch=256), batch_per_gpu=256)
+    refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [asked])
+
+
+def test_the_batch_of_the_size_asked_for_by_its_number_is_no_other_one() -> None:
+    class Small(TrainingCase):
+        sample_shape = (16,)
+        batch = 8
+
+    def asked(batch: int | None) -> object:
+        here = environment("cpu")
+        return default_request(Small, here, strategy="ddp", gpus=1, run=1, batch=batch)
+
+    assert asked(8) == asked(None) != asked(16)
+
+
+def test_a_session_measures_each_batch_and_goes_on_with_another(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    first = run_pytest(tmp_path, *QUICK, "--gpus", "1,2", "--batch", "4,8", "--results", "a.jsonl")
+    assert "[ddp-2gpus-batch4-run1]" in first.output
+    more = run_pytest(tmp_path, *QUICK, "--gpus", "1", "--batch", "8,16", "--resume", "a.jsonl")
+    assert "measured before, in a.jsonl" in more.output
+    assert (first.exit_code, more.exit_code) == (0, 0), first.output + more.output
+    made = [(each.batch_per_gpu, each.gpus) for each in read_results(tmp_path / "a.jsonl").runs]
+    assert sorted(made) == [(4, 1), (4, 2), (8, 1), (8, 2), (16, 1)]
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    case = str(BENCH_CASES / "test_mnist_net.py")
+    session = run_pytest(tmp_path, case, *QUICK, "--gpus", "1,2", "--batch", "64,33")
+    assert session.exit_code == 4
+    assert "--batch: mnist_net: a global batch of 33 cannot be divided among 2" in session.output
+    assert not (tmp_path / ".gpuscale").exists()
