@@ -4,6 +4,7 @@ A new strategy is such a file and its entry in `STRATEGIES`. Records may name ot
 tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,10 +29,19 @@ class Demands:
     """Why several CPU ranks cannot stand in for its GPUs; None where they can."""
     not_compiled: str | None = None
     """Why it cannot be measured with --compile; None where it can."""
+    oldest_torch: tuple[int, int] = (2, 6)
+    """The first torch that it can be measured with."""
+    not_older: str | None = None
+    """Why not with an older one; None where gpuscale has none."""
 
     def processes(self, gpus: int) -> int:
         """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
+
+    def runs_with(self, torch_version: str | None) -> bool:
+        """False for a version such as `2.8.0+cu129` that is older than the first."""
+        found = re.match(r"(\d+)\.(\d+)", torch_version or "")
+        return found is None or (int(found[1]), int(found[2])) >= self.oldest_torch
 
 
 COMMAND = "command"
@@ -55,6 +65,17 @@ STRATEGIES: Mapping[str, Demands] = {
         single="the same wrapper in a group of one",
         implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
         ranks_agree=True,
+    ),
+    "fsdp": Demands(
+        words=(
+            "FSDP2 (`fully_shard`): a process per GPU with a shard of parameters, gradients and "
+            "optimiser state; each block gathers its parameters to compute"
+        ),
+        single="the same in a group of one, without collectives",
+        implementation="gpuscale.worker.strategies.fsdp:FullyShardedStrategy",
+        ranks_agree=False,
+        oldest_torch=(2, 9),
+        not_older="its collectives cannot be paused",
     ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",

@@ -42,7 +42,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"baseline": "b.json", "target_ci": "1%"}, "leave out one"),
         ({"baseline": "b.json", "runs": "4"}, "--baseline needs room for runs that confirm a loss"),
         ({"baseline": "b.json", "runs": "9:9"}, "confirm a loss; write --runs 3:9, or leave"),
-        ({"strategy": "fsdp"}, "--strategy: there is no 'fsdp'; choose from dp, ddp"),
+        ({"strategy": "zero"}, "--strategy: there is no 'zero'; choose from dp, ddp"),
         ({"launcher": "torchrun"}, "--launcher: there is no 'torchrun'; choose from local, slurm"),
         ({"device": "tpu"}, "--device: there is no 'tpu'; choose from auto, cuda, cpu"),
         ({"precision": "int8"}, "--precision: there is no 'int8'"),

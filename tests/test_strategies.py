@@ -140,7 +140,11 @@ def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> N
 def test_the_docs_say_what_every_strategy_demands() -> None:
     page = (REPOSITORY / "docs" / "measuring.md").read_text()
     for name, demands in STRATEGIES.items():
-        refused = {"CPU ranks": demands.not_on_cpu, "`--compile`": demands.not_compiled}
+        refused = {
+            "CPU ranks": demands.not_on_cpu,
+            "`--compile`": demands.not_compiled,
+            "torch before {}.{}".format(*demands.oldest_torch): demands.not_older,
+        }
         cannot = "; ".join(f"{what}: {why}" for what, why in refused.items() if why) or "–"
         assert f"| `{name}` | {demands.words} | {demands.single} | {cannot} |\n" in page
 

@@ -152,6 +152,12 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
         return reason
     if demands.not_compiled and options.compiled:
         return f"{plan.strategy} with --compile: {demands.not_compiled}"
+    if not demands.runs_with(environment.torch_version):
+        first = "{}.{}".format(*demands.oldest_torch)
+        return (
+            f"{plan.strategy} needs torch {first} or newer, found {environment.torch_version}: "
+            f"{demands.not_older}"
+        )
     if environment.device == "cuda":
         if options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment):
             return None

@@ -150,16 +150,18 @@ def _run(request: RunRequest, files: RankFiles) -> None:
     if training.faults.any_is_slow:
         # Every rank, slowed or not: steps are made together.
         training.faults.know_pace(loop.own_pace_s(training, strategy))
+    demands = STRATEGIES[request.configuration.strategy]
     measurement = loop.measure(
         training,
         strategy,
         request.timing,
         files.report,
-        pausing=STRATEGIES[request.configuration.strategy].inside_computing is None,
+        pausing=demands.inside_computing is None and strategy.can_pause,
         loaders=request.configuration.data_workers or 0,
     )
-    strategy.verify(training)
+    # Before the proof, which takes memory that training does not.
     report = _report(training, measurement)
+    strategy.verify(training)
     strategy.barrier()
     _keep_to_the_end(training, strategy)
     outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)

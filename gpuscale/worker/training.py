@@ -20,7 +20,7 @@ from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches, on_device
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phases import Phase, phase_clock
-from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite
+from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite, local_part
 
 _FIRST_WITH_TF32 = (8, 0)
 
@@ -176,12 +176,12 @@ class Training:
 
 
 def parameter_digest(model: torch.nn.Module) -> str:
-    """SHA-256 over all parameters in order, bit for bit.
+    """SHA-256 over all parameters in order, or this rank's parts of them, bit for bit.
 
     Buffers are left out: batch-norm statistics are each rank's own between two forwards.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        flat = parameter.detach().reshape(-1).contiguous().cpu()
+        flat = local_part(parameter).reshape(-1).contiguous().cpu()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
@@ -29,6 +30,8 @@ class Strategy(Peers, Protocol):
     """Where the batch goes and the loss comes from."""
     devices: tuple[int, ...]
     """All CUDA devices that this process drives; empty on CPU."""
+    can_pause: bool = True
+    """False where `unsynchronized` would leave communication in after all."""
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model, on its device, made parallel."""
@@ -46,11 +49,11 @@ class Strategy(Peers, Protocol):
         return
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Give every rank the parameters, buffers and optimiser state of rank 0."""
+        """Let the ranks go on from parameters, buffers and optimiser state that agree."""
         return
 
     def verify(self, training: "Training") -> None:
-        """Raise an InvalidTrainingError unless the ranks trained together, after the windows.
+        """Raise an InvalidTrainingError unless the ranks trained together; the last use of it.
 
         Strategies whose ranks keep whole copies need none: their digests are compared.
         """
@@ -66,9 +69,15 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
     return device
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, which shares its memory: its shard, or all of it."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def all_finite(model: torch.nn.Module) -> bool:
-    """No parameter is infinite or not a number."""
-    return all(bool(torch.isfinite(each.detach()).all()) for each in model.parameters())
+    """No parameter, or this rank's part of one, is infinite or not a number."""
+    return all(bool(torch.isfinite(local_part(each)).all()) for each in model.parameters())
 
 
 def strategy_for(request: RunRequest) -> Strategy:
