@@ -90,10 +90,13 @@ def baseline_from_results(
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
     """The baseline itself, or the one that results make under that name, however few runs."""
-    if isinstance(content, Baseline):
-        return content
-    cluster = content.environment.host or "unknown host"
-    return baseline_from_results([content], name=name, cluster=cluster, minimum_runs=0)
+    return content if isinstance(content, Baseline) else baseline_of_results([content], name=name)
+
+
+def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:
+    """What results are as the other side of a comparison, however few runs they have."""
+    cluster = results[0].environment.host or "unknown host"
+    return baseline_from_results(results, name=name, cluster=cluster, minimum_runs=0)
 
 
 def measured_at(results: Sequence[Results]) -> str:

@@ -246,6 +246,27 @@ def test_nights_that_differ_widen_the_interval() -> None:
     assert row.verdict is Verdict.INCONCLUSIVE
 
 
+def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
+    nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
+    comparison = compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.107)])
+    assert _row(comparison, 1).verdict is Verdict.REGRESSED
+    facts = facts_of(comparison.notes, "outlying_allocation")
+    assert (facts["name"], facts["change"]) == (NIGHTS[2], pytest.approx(0.12, abs=2e-3))
+    assert _row(
+        compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.1)]), 1
+    ).verdict.is_pass
+
+
+def test_a_night_that_lost_much_among_several_is_named_and_no_pass() -> None:
+    nights = [measured({1: [0.1 * f for f in NOW]}, job_id=f"n{i}") for i in range(5)]
+    slow = measured({1: [0.111 * f for f in NOW]}, job_id="slow")
+    before = baseline({1: [0.1] * 6}, allocations=NIGHTS)
+    assert _row(compare(before, nights), 1).verdict is Verdict.OK
+    row = _row(compare(before, [*nights, slow]), 1)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    assert (row.reason.code, row.reason.facts["name"]) == ("slow_allocation", "slow")
+
+
 def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
     nights = [0.93, 1.05, 1.04, 0.96, 1.06, 0.97]
     times = {

@@ -27,11 +27,10 @@ LAYERS = {
     "command_case": 2,
     "log_formats": 2,
     "injections": 2,
-    "history": 3,
+    "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,
-    "log_formats": 2,
     "recording": 3,
     "compare": 3,
     "diagnose": 3,
@@ -107,6 +106,7 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
             stands_on = {
                 "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
+                "history": {"scaling", "statistics", "environment_diff"},
                 "run_defaults": {"cases", "command_case"},
                 "command_case": {"cases"},
             }

@@ -10,13 +10,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuscale.cli.inputs import add_selection, gpu_counts, newest_input, read_all_results
+from gpuscale.cli.inputs import (
+    add_selection,
+    gpu_counts,
+    newest_input,
+    read_all_results,
+    read_nights,
+)
 from gpuscale.compare import compare
 from gpuscale.compare.notes import with_validity
+from gpuscale.compare.over_nights import earlier_nights, last_nights, with_levels
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import FileError, UsageError
+from gpuscale.history import history_of
 from gpuscale.printable import visible
-from gpuscale.recording import as_baseline
+from gpuscale.recording import as_baseline, baseline_of_results
 from gpuscale.report import FORMATS
 from gpuscale.report.screen import Screen
 from gpuscale.report.view import View, view_of
@@ -39,11 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "3 not shown to be fine: inconclusive, or a row that only one side has, failed or "
         "cannot be compared, 4 nothing comparable was measured."
     )
-    text = "a baseline such as baselines/arc4.json, or an earlier results file"
-    parser.add_argument("baseline", metavar="BEFORE", help=text)
-    text = "results files of one machine (default: the newest in .gpuscale/results)"
+    text = (
+        "a baseline such as baselines/arc4.json or an earlier results file (not with --history), "
+        "then results files of one machine (default: the newest in .gpuscale/results)"
+    )
     # Without a default argparse calls them required.
-    parser.add_argument("results", metavar="RESULTS", nargs="*", default=(), help=text)
+    parser.add_argument("files", metavar="BEFORE RESULTS", nargs="*", default=(), help=text)
+    text = "judge against the nights before, whose results lie below this folder"
+    parser.add_argument("--history", metavar="DIR", help=text)
     add_selection(parser, "judge")
     *names, last = FORMATS
     text = (
@@ -68,16 +79,26 @@ def run(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     outputs = outputs_of(arguments.format)
     gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
-    baseline_path = Path(arguments.baseline)
-    before = read_any(baseline_path)
-    paths = [Path(text) for text in arguments.results] or [newest_input(RESULTS_FOLDER)]
-    spare_inputs(outputs, [baseline_path, *paths])
-    if any(_is_same(baseline_path, path) for path in paths):
-        raise UsageError(f"{visible(str(baseline_path))} is given as both sides; name another file")
-    baseline, results = as_baseline(before, baseline_path.stem), read_all_results(paths)
+    files = [Path(text) for text in arguments.files]
+    if arguments.history is None and not files:
+        raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
+    before = files.pop(0) if arguments.history is None else Path(arguments.history)
+    paths = files or [newest_input(RESULTS_FOLDER)]
+    spare_inputs(outputs, [before, *paths])
+    if any(_is_same(before, path) for path in paths):
+        raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
+    results = read_all_results(paths)
+    nights = () if arguments.history is None else earlier_nights(read_nights([before]), results)
+    baseline = (
+        baseline_of_results(last_nights(nights), name=str(before))
+        if nights
+        else as_baseline(read_any(before), before.stem)
+    )
     comparison = diagnose(
         baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
     )
+    if nights:
+        comparison = with_levels(comparison, history_of([*nights, *results]))
     comparison = with_validity(comparison, baseline, results, today=date.today())
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code

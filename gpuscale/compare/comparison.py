@@ -7,7 +7,7 @@ from gpuscale.compare.decision import ONE_ANALYSIS, ErrorRates, Judgement
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.matching import Side, match, side_of_baseline, side_of_results
 from gpuscale.compare.measured import judge_measured
-from gpuscale.compare.notes import notes_of
+from gpuscale.compare.notes import beside_the_others, notes_of
 from gpuscale.compare.published import judge_published
 from gpuscale.errors import UsageError
 from gpuscale.records import (
@@ -17,8 +17,11 @@ from gpuscale.records import (
     EntryVerdict,
     Results,
     Statement,
+    Tolerances,
     Verdict,
 )
+from gpuscale.records.tolerances import THROUGHPUT
+from gpuscale.statistics.estimates import exponential
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ def assess(
         else:
             judgements.append(judge_published(row, figures, baseline.tolerances, after, rates))
     judgements = [_no_pass_by_too_few(each) for each in _reference_alone_is_no_pass(judgements)]
+    judgements = [_no_pass_by_a_slow_night(each, baseline.tolerances) for each in judgements]
     return Assessment(judgements=judgements, known_keys=keys, after=after)
 
 
@@ -175,3 +179,19 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     told = row.told(Verdict.INCONCLUSIVE, reason)
     kept = replace(told, change=entry.change, metrics=entry.metrics)
     return Judgement(row=row, entry=replace(kept, changed_quantity=entry.changed_quantity))
+
+
+def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Judgement:
+    """The judgement, which is no pass where one of several nights lies far below the others."""
+    row, entry = judgement.row, judgement.entry
+    if row.after is None or not entry.verdict.is_pass:
+        return judgement
+    nights = beside_the_others(row.after)
+    name = max(nights, key=nights.__getitem__, default=None)
+    if name is None:
+        return judgement
+    loss = 1 - exponential(-nights[name])
+    if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
+        return judgement
+    reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)
+    return replace(judgement, entry=replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason))

@@ -8,7 +8,7 @@ from datetime import date
 
 from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
-from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.compare.spread import MINIMUM_ALLOCATIONS, outlying_allocations
 from gpuscale.environment_diff import changes
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
 from gpuscale.records.run import busy_loads
@@ -32,6 +32,7 @@ def notes_of(
         *_allocations(baseline, judged),
         *_few_runs(judged),
         *_same_allocation(rows),
+        *_outlying_allocations(judged),
         *_pooled_allocations(rows, baseline),
         *_published(rows),
         *_failed_runs(rows),
@@ -119,6 +120,24 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
         yield Statement.of("same_allocation", name=min(shared))
 
 
+def _outlying_allocations(judged: Sequence[Entry]) -> Iterable[Statement]:
+    found: dict[str, list[tuple[float, Entry]]] = {}
+    for entry in judged:
+        means = {name: statistics.fmean(logs) for name, logs in entry.logs.items()}
+        for name, apart in outlying_allocations(means).items():
+            found.setdefault(name, []).append((apart, entry))
+    for name, its in found.items():
+        apart, entry = max(its, key=lambda each: abs(each[0]))
+        change = exponential(apart) - 1
+        yield Statement.of(
+            "outlying_allocation",
+            name=name,
+            row=entry.point.key,
+            change=change,
+            others=len(its) - 1,
+        )
+
+
 def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
     """A pool of nights hides the one that is slow."""
     limits = baseline.tolerances.limits
@@ -126,7 +145,7 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Sta
         (apart, night, row.key)
         for row in rows
         if row.obstacle is None and row.after is not None
-        for night, apart in _beside_the_others(row.after).items()
+        for night, apart in beside_the_others(row.after).items()
         if abs(apart) > FAR_APART * limits(row.key, THROUGHPUT).allocation_deviation
     ]
     if found:
@@ -135,7 +154,7 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Sta
         yield Statement.of("differing_allocation", row=key, name=night, change=change)
 
 
-def _beside_the_others(current: Entry) -> Mapping[str, float]:
+def beside_the_others(current: Entry) -> Mapping[str, float]:
     """By how much the logarithm of T of each allocation lies above the mean of the others."""
     means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
     if len(means) == 1:

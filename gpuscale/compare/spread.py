@@ -34,6 +34,15 @@ deviation.
 """
 
 
+_ENOUGH_TO_EXCLUDE = 6
+"""Allocations of which one that lies far from the others is told from their spread."""
+_FAR = 7.0
+"""Deviations, by the median absolute one, beyond which an allocation is not one of them."""
+_NEAREST_FAR = 0.02
+_DEVIATION_OF_MEDIAN = 1.4826
+"""Standard over median absolute deviation of normal values."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
     """The runs of one entry on one side, by allocation."""
@@ -122,6 +131,13 @@ class SideSample:
         return tuple(name for name in first if all(name in values for values in others))
 
     @property
+    def usual_allocations(self) -> tuple[str, ...]:
+        """Those of them that do not lie far from the others."""
+        values = {name: self.in_allocation(name) for name in self.common_allocations}
+        outlying = outlying_allocations(values)
+        return tuple(name for name in values if name not in outlying)
+
+    @property
     def allocation_share(self) -> float:
         """The part of the variance between allocations that is left in the value."""
         return max(end.allocation_share for end in self.ends)
@@ -145,6 +161,20 @@ class SideSample:
             return deviation**2 * self.allocation_share
         # Two samples from different nodes share nothing: each has the full deviation of a time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
+
+
+def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
+    """By how much the value of each allocation that lies far from the others is above them.
+
+    One sick night would widen their spread until it hides a loss that all the others show.
+    """
+    if len(values) < _ENOUGH_TO_EXCLUDE:
+        return {}
+    middle = statistics.median(values.values())
+    apart = {name: value - middle for name, value in values.items()}
+    usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
+    far = max(_NEAREST_FAR, _FAR * usual)
+    return {name: value for name, value in apart.items() if abs(value) > far}
 
 
 def _difference(logs: Sequence[float]) -> float:
@@ -173,7 +203,7 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
     if is_estimated:
-        means = log_sample([baseline.in_allocation(name) for name in baseline.common_allocations])
+        means = log_sample([baseline.in_allocation(name) for name in baseline.usual_allocations])
         between = (means.variance or 0.0) * shares
     else:
         between = (gain.variance or 0.0) - (baseline.variance_of_means + current.variance_of_means)
@@ -208,7 +238,7 @@ def gain_of(
 def _gain_over_allocations(
     baseline: SideSample, current: SideSample, deviation: float
 ) -> Difference:
-    names = baseline.common_allocations
+    names = baseline.usual_allocations
     share = current.allocation_share
     means = log_sample([baseline.in_allocation(name) for name in names])
     of_runs = math.fsum(

@@ -50,6 +50,18 @@ WORDS: Mapping[str, str] = {
         "the throughput on {gpus:gpus} {throughput:moved}"
     ),
     "metric_lost": "{metric:metric}; otherwise {otherwise}",
+    "slow_allocation": (
+        "in {name} the throughput on {gpus:gpus} was {loss:percent} below that of the other "
+        "allocations; all together, {otherwise}"
+    ),
+    "level_lost": (
+        "the throughput on {gpus:gpus} is {change:percent} less from {since} on; tonight against "
+        "those nights alone, {otherwise}"
+    ),
+    "drifted": (
+        "the throughput on {gpus:gpus} fell slowly, by {change:percent} until {since}; tonight "
+        "against the last nights alone, {otherwise}"
+    ),
     "single_run": f"{_SINGLE_RUN}; measure 3 or more",
     "loss_not_excluded": f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}",
     "within_margin": (
@@ -137,6 +149,10 @@ WORDS: Mapping[str, str] = {
     "same_allocation": (
         "the results come from an allocation that the baseline was recorded in ({name}); "
         "they cannot tell what changed since"
+    ),
+    "outlying_allocation": (
+        "{name} is left out of the baseline's spread: {row:row}{others:and more} differed there by "
+        "{change:signed} from the other allocations"
     ),
     "differing_allocation": (
         "the results are of several allocations that differ: on {row:row} T of {name} is "

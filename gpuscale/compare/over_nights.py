@@ -1,0 +1,85 @@
+"""Judging tonight with the nights before it: what is slow for longer than one comparison sees."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from msgspec.structs import replace as with_fields
+
+from gpuscale.errors import UsageError
+from gpuscale.history import History, nights_of
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Finding,
+    QuantityName,
+    Results,
+    Statement,
+    Verdict,
+)
+from gpuscale.statistics.levels import REMEMBERED
+
+
+def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> list[Results]:
+    """The results of the nights that began before tonight; a UsageError where there is none."""
+    its = {night.allocation: night.began_at for night in nights_of(tonight)}
+    first = min(its.values(), default=None)
+    before = [
+        night.allocation
+        for night in nights_of(history)
+        if night.allocation not in its and (first is None or night.began_at < first)
+    ]
+    if not before:
+        raise UsageError("--history: no night with a valid run began before these results")
+    return _of_allocations(history, before)
+
+
+def last_nights(history: Sequence[Results]) -> list[Results]:
+    """The results of the last 15 nights, which tonight is compared with."""
+    nights = [night.allocation for night in nights_of(history)]
+    return _of_allocations(history, nights[-REMEMBERED:])
+
+
+def _of_allocations(history: Sequence[Results], chosen: Collection[str]) -> list[Results]:
+    return [
+        with_fields(result, runs=runs)
+        for result in history
+        if (runs := tuple(run for run in result.runs if result.allocation_of(run) in chosen))
+    ]
+
+
+def with_levels(comparison: Comparison, history: History) -> Comparison:
+    """The comparison, in which rows that went to a slower level in those nights are regressed.
+
+    Nights that are slow already are among those that tonight is compared with, so a slow drift,
+    or a loss that nobody mended, would pass. After 15 nights the level is what is expected.
+    """
+    lost = {
+        (row.point.configuration, row.point.gpus): row.changes[-1]
+        for row in history.rows
+        if row.changes and row.level_nights <= REMEMBERED
+        if row.changes[-1].throughput.value < 0
+    }
+
+    def judged(entry: EntryVerdict) -> EntryVerdict:
+        change = None
+        if entry.configuration is not None and entry.verdict.is_judged:
+            change = lost.get((entry.configuration, entry.key.gpus))
+        if change is None or entry.verdict.is_loss:
+            return entry
+        reason = Statement.of(
+            "drifted" if change.kind == "drift" else "level_lost",
+            change=-change.throughput.value,
+            since=f"{history.nights[change.onset].began_at:%Y-%m-%d}",
+            otherwise=entry.reason,
+        )
+        on_1 = entry.key.gpus == 1
+        return replace(
+            entry,
+            verdict=Verdict.REGRESSED,
+            finding=Finding.SLOWER_TRAINING,
+            reason=reason,
+            change=change.throughput,
+            changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
+        )
+
+    return replace(comparison, entries=tuple(map(judged, comparison.entries)))
