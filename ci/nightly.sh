@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One night on one machine: measure, compare with a baseline, keep everything, and end with one
-# exit code. The job scripts beside this file choose the resources and call it.
+# exit code. The files for GitLab and GitHub beside this one call it.
 #
 #     ci/nightly.sh NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [COMPARE_OPTION...]]
 #

@@ -2,6 +2,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ci_checkout import (
     run_night,
     run_script,
     use_real_pytest,
+    write_program,
 )
 
 # pytest's exit code, that of `gpuscale compare` → the night's.
@@ -33,6 +35,21 @@ EXIT_CODES = {
     (5, 3): 4,
     (5, 4): 4,
 }
+IN_A_CONTAINER = """\
+description = "Here"
+scheduler = "slurm"
+
+[node]
+gpus = 1
+
+[job]
+time_limit = "01:00:00"
+prologue = ['name="a b"', 'export PROXY="$name"']
+container = "box ./here.sif"
+
+[measure]
+cases = ["."]
+"""
 
 
 @pytest.fixture
@@ -203,6 +220,42 @@ def test_what_goes_wrong_before_measuring_ends_with_2(
     assert night.exit_code == 2, night.output
     assert night.calls("pytest") == []
     assert night.output.strip()
+
+
+def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(
+    checkout: Path,
+) -> None:
+    (checkout / "own.toml").write_text(IN_A_CONTAINER)
+    script = subprocess.run(
+        [sys.executable, "-m", "gpuscale", "submit", "./own.toml", "--gpus", "1", "--print"],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        check=True,
+    ).stdout
+    (checkout / "job").write_bytes(script)
+    inside = {"SLURM_JOB_ID": JOB, "SLURM_SUBMIT_DIR": str(checkout)}
+    environment = job_environment(checkout, inside)
+    run = partial(run_night, ["bash", "job"], checkout)
+    without = run(environment, checkout)
+    assert without.exit_code == 2
+    assert without.output == (
+        "box, for the container, is not on PATH; load its module or correct the profile\n"
+    )
+    environment["PATH"] = f"{checkout}/stand-ins:{environment['PATH']}"
+    # An image without gpuscale, such as one that is not found, ends before anything is measured.
+    write_program(checkout / "stand-ins/box", "#!/bin/bash\nexit 1\n")
+    assert run(environment, checkout).exit_code == 2
+    assert not (checkout / "calls/pytest").exists()
+    box = f'#!/bin/bash\nshift\nIN_A_BOX=1 PATH="{checkout}/.venv/bin:/usr/bin:/bin" exec "$@"\n'
+    write_program(checkout / "stand-ins/box", box)
+    night = run(environment, checkout)
+    assert night.exit_code == 4, night.output
+    seen = night.environment()
+    assert (seen["IN_A_BOX"], seen["PROXY"]) == ("1", "a b")
+    (checkout / "own.toml").unlink()
+    (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))
+    assert run({**environment, "SLURM_JOB_ID": "4712"}, checkout).exit_code == 2
 
 
 def test_cte_power_job_asks_for_the_modules_of_the_sites_own_torch(checkout: Path) -> None:

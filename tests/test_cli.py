@@ -69,6 +69,14 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert message in line
 
 
+@pytest.mark.parametrize("command", ["submit", "baseline show"])
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: str) -> None:
+    answer = gpuscale(*command.split(), "--bogus", "here", cwd=REPOSITORY)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith(f"usage: gpuscale {command} [-h]")
+    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --bogus\n")
+
+
 def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)

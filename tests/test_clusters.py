@@ -135,6 +135,13 @@ def test_the_example_of_the_documentation_is_a_profile() -> None:
             SMALLEST.replace('"slurm"', '"sge"'),
             "here.toml:4: job: missing field 'gpu_option': every SGE site",
         ),
+        *(
+            (
+                f"{SMALLEST}container = '{command}'\n",
+                "here.toml:6: job.container: expected a command that begins with a program",
+            )
+            for command in ("", "A=1 apptainer", 'apptainer exec "here.sif', "$(x) here.sif")
+        ),
         ('scheduler = "slurm"\n', "missing field 'description'"),
         (f'name = "x"\n{SMALLEST}', "here.toml:1: name: unknown field"),
         (f'{SMALLEST}options = ["-a\\n-b"]\n', "here.toml:6: job.options[0]: text with the unpr"),

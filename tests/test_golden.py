@@ -521,6 +521,26 @@ def test_a_job_script_for_any_slurm_cluster_is_as_before(folder: Path) -> None:
     check("submit/generic-slurm.txt", "\n".join(shown))
 
 
+OWN_CLUSTER = """\
+description = "The GPU partition of My Site"
+scheduler = "slurm"
+
+[job]
+time_limit = "01:00:00"
+module_purge = true
+modules = ["apptainer"]
+unset = ["OMP_PLACES"]
+prologue = ["ulimit -l unlimited", "source ./proxy.sh"]
+container = 'apptainer exec --nv "$HOME/torch.sif"'
+"""
+
+
+def test_a_job_script_of_a_users_own_folder_and_container_is_as_before(folder: Path) -> None:
+    Path("own.toml").write_text(OWN_CLUSTER)
+    options = ("--print", "--gpus", "1,2", "--gpus-per-node", "4", "--cases", "my_cases")
+    check("submit/own.txt", given("submit", "./own.toml", *options, "--baseline", "mine.json"))
+
+
 @pytest.mark.parametrize("fleet", ["0,1", "2,3", "4,5,6,7,8,9", "99", ""])
 def test_the_doctor_says_of_gpus_what_it_said(fleet: str, folder: Path) -> None:
     variables = {"LD_LIBRARY_PATH": str(compile_driver(folder)), "FAKE_NVML_FLEET": fleet}

@@ -1,5 +1,6 @@
 """The job of ARC4 on a real Grid Engine, by its script and by `gpuscale submit`."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 from hosts import Cluster, processes_in, within_limit
 from measuring import REPOSITORY, write_case
 from sge_cluster import NODE, sge_cluster
-from site_checkout import make_site, record_of
+from site_folder import make_site, record_of
 
 from gpuscale.store import read_results
 
@@ -50,6 +51,8 @@ def arc4_site(folder: Path, *, case: str, samples_per_s: tuple[float, float]) ->
     """A checkout on ARC4 whose published figures are of such speeds on one GPU and two."""
     published = [(gpus, 1, figure) for gpus, figure in enumerate(samples_per_s, start=1)]
     site = make_site(folder, baseline="arc4", case="mnist_cnn", published=published)
+    shutil.copytree(REPOSITORY / "ci", site / "ci")
+    (site / ".venv").symlink_to(sys.prefix)
     write_case(site / "bench_cases", case, name="test_mnist_cnn.py")
     (site / "bench_cases" / "conftest.py").write_text(ON_CPU_RANKS)
     return site

@@ -107,6 +107,10 @@ def test_the_largest_number_of_gpus_decides_the_allocation(
 def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(UsageError, match="ask for at most 4"):
         job_demand(profile("arc4"), (1, 8), {})
+    known = profile("juwels-booster")
+    boxed = replace(known, job=replace(known.job, container="apptainer exec here.sif"))
+    with pytest.raises(UsageError, match="a job in a container stays within one; ask for at"):
+        job_demand(boxed, (1, 8), {})
     with pytest.raises(UsageError, match="add --gpus-per-node N"):
         job_demand(profile("generic-slurm"), (1, 2), {})
     demand = job_demand(profile("generic-slurm"), (1, 2), {"--gpus-per-node": "8"})
@@ -166,7 +170,7 @@ def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
     ]
     assert "--launcher mpirun" in script
     assert 'cd "${PBS_O_WORKDIR:?submit this file with qsub}"' in script
-    assert 'ci/nightly.sh generic-pbs "${PBS_JOBID:?submit this file with qsub}"' in script
+    assert 'gpuscale night generic-pbs "${PBS_JOBID:?submit this file with qsub}"' in script
     checked = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
     assert checked.returncode == 0
     alone = replace(known, node=Node(gpus=4, whole=True))
@@ -208,6 +212,7 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
         (["--gpus", "1", "--time", "00:00:00"], "is not HH:MM:SS"),
         (["--gpus", "1", "--account", "a b"], "goes into a shell script"),
         (["--gpus", "1", "--modules", "gcc $(x)"], "goes into a shell script"),
+        (["--gpus", "1", "--cases", "a;b"], "goes into a shell script"),
         (["--gpus", "8"], "so nothing would be judged"),
     ],
 )
@@ -244,10 +249,10 @@ def test_what_the_command_line_says_no_variable_overrules(site: Path) -> None:
 
 def test_what_is_announced_is_what_variables_of_the_site_make_of_the_job(site: Path) -> None:
     environment = with_programs(site, sbatch="echo 1")
-    environment |= {"GPUSCALE_BASELINE": "baselines/mine.json", "GPUSCALE_RUNS": "3:8"}
+    environment |= {"GPUSCALE_BASELINE": "baselines/arc4.json", "GPUSCALE_RUNS": "3:8"}
     command = ("submit", "juwels-booster", "--yes")
     answer = gpuscale(site, *command, environment=environment)
-    assert "compared with baselines/mine.json" in answer.stdout
+    assert "compared with baselines/arc4.json" in answer.stdout
     assert "estimate: 16 fresh starts" in answer.stdout
     answer = gpuscale(site, *command, "--runs", "2", environment=environment)
     assert "estimate: 4 fresh starts" in answer.stdout
@@ -260,7 +265,7 @@ def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> N
     path.write_text(shipped.read_text())
     options = ["--gpus", "2,1", "--runs", "2", "--baseline", "b.json", "--partition", "gpu"]
     options += ["--account", "a", "--time", "00:30:00", "--modules", "gcc/13 python"]
-    options += ["--gpus-per-node", "4"]
+    options += ["--gpus-per-node", "4", "--cases", "my_cases more/test_x.py"]
     script = gpuscale(tmp_path, "submit", "./my site/here.toml", *options, "--print").stdout
     (command,) = re.findall(r"^#     (gpuscale submit .*)$", script, re.MULTILINE)
     named = shlex.split(command)
@@ -384,9 +389,9 @@ def test_a_job_knows_its_scheduler_by_the_variables_that_are_set() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A checkout of a site, as far as `gpuscale submit` looks at one."""
+    """A folder of a site, as far as `gpuscale submit` looks at one."""
     root = tmp_path / "site"
-    shutil.copytree(REPOSITORY / "ci", root / "ci")
+    shutil.copytree(REPOSITORY / "baselines", root / "baselines")
     for name in ("test_mnist_cnn.py", "test_resnet50.py"):
         (root / "bench_cases").mkdir(exist_ok=True)
         (root / "bench_cases" / name).touch()
@@ -423,7 +428,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     # SGE cannot run here: these stand-ins answer as its commands do.
     environment = with_programs(
         site,
-        qsub='cat "$2" >submitted; echo "a log" >gpuscale-arc4-4711.log; echo 4711',
+        qsub='cat "${@: -1}" >submitted; echo "a log" >gpuscale-arc4-4711.log; echo 4711',
         qstat='[ ! -e asked ] && touch asked && echo "usage    1: cpu=1"',
         qacct='printf "failed       0\\nexit_status  1\\n"',
     )
@@ -432,7 +437,10 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     (written,) = (site / ".gpuscale/jobs").iterdir()
     assert (site / "submitted").read_text() == written.read_text()
     calls = (site / "calls").read_text()
-    assert calls.startswith(f"qsub -terse {written.relative_to(site)}\n")
+    # Where this environment has gpuscale installed, the job of a folder without one is told so.
+    assert re.match(
+        rf"qsub -terse (-v GPUSCALE_VENV )?{re.escape(str(written.relative_to(site)))}\n", calls
+    )
     told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
     gpuscale(site, "submit", "arc4", "--yes", environment=environment | told)
     again = (site / "calls").read_text().removeprefix(calls)
@@ -505,7 +513,22 @@ def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     assert "sbatch is not here; submit from a login node" in answer.stderr
 
 
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    answer = gpuscale(tmp_path, "submit", "arc4", "--yes")
-    assert answer.returncode == 2
-    assert "submit from the root of a checkout" in answer.stderr
+def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> None:
+    environment = with_programs(site, qsub="echo 4711")
+    (site / "broken.json").write_text("{")
+    for options, problem in (
+        (("--baseline", "none.json"), "none.json: there is no such file"),
+        (("--baseline", "broken.json"), "broken.json"),
+        (("--cases", "my_cases"), "my_cases, which --cases names, is not here"),
+    ):
+        answer = gpuscale(site, "submit", "arc4", "--yes", *options, environment=environment)
+        assert (answer.returncode, problem in answer.stderr) == (2, True), answer.stderr
+        assert answer.stderr.count("\n") == 1
+    (site / "bench_cases").rename(site / "my_cases")
+    answer = gpuscale(site, "submit", "arc4", "--yes", environment=environment)
+    assert "which the profile arc4 names, is not here" in answer.stderr
+    assert not (site / "calls").exists()
+    # Other cases than the profile's are not those that its baseline has.
+    own = ("--cases", "my_cases", "--yes")
+    answer = gpuscale(site, "submit", "arc4", *own, environment=environment)
+    assert (answer.returncode, "compared with nothing" in answer.stdout) == (0, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hosts import LIMIT_S, Cluster, processes_in, within_limit
 from measuring import write_case
-from site_checkout import make_site, record_of
+from site_folder import make_site, record_of
 from slurm_cluster import TWO_NODES, slurm_cluster
 
 from gpuscale.store import read_results
@@ -71,7 +71,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site's checkout, on the file system that all nodes share."""
+    """A user's own folder, on the file system that all nodes share."""
     # Slower than anything, so that the noise of this machine decides nothing.
     published = [(1, 1, 1.0), (3, 2, 1e-6)]
     root = make_site(tmp_path, baseline="here", case="case", published=published)

@@ -25,7 +25,7 @@ _COMMANDS = (
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),
-    ("night", "measure, compare and keep, in a job that is running (ci/nightly.sh calls this)"),
+    ("night", "measure, compare and keep, in a job that is running (submit writes such jobs)"),
     ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
@@ -82,7 +82,11 @@ class _Parser(argparse.ArgumentParser):
             import_module(self.module).add_arguments(self)
             self.set_defaults(run=self.module)
             self.module = None
-        return super().parse_known_args(*arguments, **keywords)
+        parsed, unknown = super().parse_known_args(*arguments, **keywords)
+        if unknown:
+            # Otherwise said by the main parser, with its usage.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
 
 
 def _parser() -> argparse.ArgumentParser:

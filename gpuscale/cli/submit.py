@@ -32,7 +32,7 @@ from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night import next_job, nights_folder
 from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.run_defaults import TIMING_PLANS
-from gpuscale.store import write_report
+from gpuscale.store import read_any, write_report
 from gpuscale.units import format_seconds
 
 _WHOLE_NUMBERS = ("--runs", "--gpus-per-node")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     *first, last = dict.fromkeys(one.submit_command[0] for one in SCHEDULERS.values())
     parser.description = (
         "Write the job script of a cluster, say what the job will cost, and hand it to "
-        f"{', '.join(first)} or {last}. Run it from the root of a checkout."
+        f"{', '.join(first)} or {last}. Run it from the folder of your cases."
     )
     parser.epilog = (
         "Exit codes: with --wait that of the night (docs/nightly.md), and for a job that its "
@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("profile", metavar="PROFILE", nargs="?", help=text)
     for option, metavar, text in (
         ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
+        ("--cases", "'PATH …'", "measure these files and folders (default: the profile's)"),
         ("--runs", "R", "fresh starts of each (default: the profile's)"),
         ("--baseline", "FILE", "what to judge against (default: the profile's)"),
         ("--partition", "P", "partition or queue (default: the profile's)"),
@@ -93,16 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print:
         sys.stdout.write(script)
         return ExitCode.OK
-    if not Path("ci/nightly.sh").is_file():
-        remedy = "submit from the root of a checkout of gpuscale"
-        raise UsageError(f"ci/nightly.sh, which the job runs, is not in this folder; {remedy}")
+    if baseline := _baseline(request):
+        read_any(Path(baseline))
     _say("\n".join(_announcement(request)))
     if not arguments.yes and not _go_on():
         _say("nothing was submitted")
         return ExitCode.USAGE
     path = _write(request, script)
     try:
-        job = request.scheduler.submit(path, os.environ)
+        job = request.scheduler.submit(path, _job_environment(request))
     except SchedulerError:
         path.unlink(missing_ok=True)
         raise
@@ -130,7 +130,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
         options=given,
         demand=job_demand(profile, gpus, given),
         gpus=gpus,
-        judged_gpus=gpus if "--baseline" in given else _judged(profile, gpus),
+        judged_gpus=gpus if given.keys() & {"--baseline", "--cases"} else _judged(profile, gpus),
     )
 
 
@@ -140,7 +140,7 @@ def _check_options(given: Mapping[str, str]) -> None:
             raise UsageError(f"{option}: {value} is not at least 1")
         if option == "--time" and not re.match(TIME_LIMIT, value):
             raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
-        words = value.split() if option == "--modules" else [value]
+        words = value.split() if option in ("--modules", "--cases") else [value]
         for word in words if option not in ("--gpus", "--time") else ():
             if not is_shell_word(word):
                 may = f"may have letters, digits and {SHELL_WORD_SIGNS} only"
@@ -160,18 +160,30 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
     return judged
 
 
+def _baseline(request: JobRequest) -> str | None:
+    """The file that the job will judge against, also where a variable of the site names it."""
+    named = None if "--baseline" in request.options else os.environ.get("GPUSCALE_BASELINE")
+    return named or request.baseline
+
+
+def _job_environment(request: JobRequest) -> Mapping[str, str]:
+    """The variables to submit with: gpuscale is this one, where the folder has none of its own."""
+    own = Path(sys.prefix, "bin", "gpuscale").is_file()
+    if not own or request.profile.job.container or Path(".venv/bin/gpuscale").exists():
+        return os.environ
+    return {"GPUSCALE_VENV": sys.prefix, **os.environ}
+
+
 def _announcement(request: JobRequest) -> Iterator[str]:
     """The job's work and, roughly, its cost: all nodes are held from the first item to the last."""
     demand, measured = request.demand, request.profile.measure
-    runs, baseline = int(request.options.get("--runs", measured.runs)), request.baseline
+    runs = int(request.options.get("--runs", measured.runs))
     # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
     if most is not None and "--runs" not in request.options:
         runs = int(most[0])
-    if "--baseline" not in request.options:
-        baseline = os.environ.get("GPUSCALE_BASELINE") or baseline
     gpus, nodes = numbers_text(request.gpus), nodes_text(demand)
-    judged = baseline or "nothing: it is only measured, and ends with 4"
+    judged = _baseline(request) or "nothing: it is only measured, and ends with 4"
     yield (
         f"{request.profile.description}: on {gpus} GPU{'' if gpus == '1' else 's'}, "
         f"{nodes} with {demand.gpus_per_node} each, "
@@ -198,13 +210,13 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 def _count_cases(request: JobRequest) -> int:
     """The number of cases, taking each file for one."""
     count = 0
-    for named in request.profile.measure.cases:
+    for named in request.cases:
         path = Path(named.partition("::")[0])
         if not path.exists():
-            problem = f"which the profile {request.profile.name} measures, is not here"
-            raise UsageError(
-                f"{named}, {problem}; submit from the root of the checkout that has it"
-            )
+            asked = "--cases" in request.options
+            whose = "--cases" if asked else f"the profile {request.profile.name}"
+            remedy = "submit from the folder that has it, or name others with --cases"
+            raise UsageError(f"{named}, which {whose} names, is not here; {remedy}")
         count += len(list(path.rglob("test_*.py"))) if path.is_dir() else 1
     return count
 

@@ -1,16 +1,21 @@
-"""From a cluster profile to the text of a job: directives, and a shell that calls ci/nightly.sh."""
+"""From a cluster profile to the text of a job: directives, and a shell that starts a night."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.profile import ClusterProfile
+from gpuscale.clusters.profile import ClusterProfile, Judged
 from gpuscale.clusters.scheduler import Demand, Scheduler
 from gpuscale.errors import UsageError
 from gpuscale.printable import visible
 
 _LINE_WIDTH = 96
+_SEARCH = """\
+# gpuscale and pytest: of the environment that is named, else of this folder's, else on PATH.
+if [ -n "${GPUSCALE_VENV-}" ] || [ -x .venv/bin/gpuscale ]; then
+    PATH="$(cd "${GPUSCALE_VENV:-.venv}/bin" && pwd):$PATH" || exit
+fi"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +33,19 @@ class JobRequest:
     """Those that are judged where there is a baseline."""
 
     @property
+    def cases(self) -> tuple[str, ...]:
+        """The files and folders to measure."""
+        return tuple(self.options.get("--cases", "").split()) or self.profile.measure.cases
+
+    @property
+    def judged(self) -> Judged:
+        """What the profile judges, which is nothing of other cases than its own."""
+        return Judged() if "--cases" in self.options else self.profile.judge
+
+    @property
     def baseline(self) -> str | None:
         """The file to judge against; None for none."""
-        return self.options.get("--baseline", self.profile.judge.baseline)
+        return self.options.get("--baseline", self.judged.baseline)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -60,6 +75,11 @@ def job_demand(
         raise UsageError(
             f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
             f"jobs under {scheduler.title} stay within one; ask for at most {per_node}"
+        )
+    if largest > per_node and profile.job.container is not None:
+        raise UsageError(
+            f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
+            f"a job in a container stays within one; ask for at most {per_node}"
         )
     on_each = per_node if profile.node.whole or largest > per_node else largest
     tasks = 1 if largest <= per_node else per_node
@@ -111,10 +131,18 @@ def job_script(request: JobRequest) -> str:
     judged = "" if request.baseline is None else numbers_text(request.judged_gpus)
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
-    preparation = "".join(f"{line}\n" for line in [*lines, *scheduler.preparation(demand)])
+    if job.prologue:
+        lines += ["set -e", *job.prologue, "set +e"]
+    lines += scheduler.preparation(demand)
+    preparation = "".join(f"{line}\n" for line in lines)
+    purge = "module purge || exit\n" if job.module_purge else ""
+    where, inside, remedy = _SEARCH, "", "here; install it, or name its environment: GPUSCALE_VENV"
+    if job.container is not None:
+        where, inside = _of_container(profile), f"{job.container} \\\n    "
+        remedy = "in the container; choose an image that has it"
     measured = profile.measure
     measure = [
-        *measured.cases,
+        *request.cases,
         f"--strategy {','.join(measured.strategies)}",
         f"--gpus {gpus}",
         *([f"--launcher {request.launcher}"] if demand.nodes > 1 else []),
@@ -125,7 +153,7 @@ def job_script(request: JobRequest) -> str:
         '--runs "$runs"',
         '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
     ]
-    cases = ['"$baseline"', *(f"--case {case}" for case in profile.judge.cases)]
+    cases = ['"$baseline"', *(f"--case {case}" for case in request.judged.cases)]
     compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
     if request.baseline is None:
         cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
@@ -137,7 +165,7 @@ def job_script(request: JobRequest) -> str:
 #
 #     gpuscale submit {visible(shlex.join(words))}
 #
-# wrote it. Submit it from the root of a checkout in which `make setup` has run:
+# wrote it. Submit it from the folder of its cases:
 #
 #     {program} {"< " if scheduler.takes_stdin else ""}FILE
 #
@@ -155,15 +183,32 @@ baseline={setting("--baseline", "GPUSCALE_BASELINE:-", request.baseline or "")}
 judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
 
 cd "${{{scheduler.folder_variable}:?{only}}}" || exit
-if [ -n "$modules" ]; then
+{purge}if [ -n "$modules" ]; then
     # shellcheck disable=SC2086  # a list of names
     module load $modules || exit
 fi
 {preparation}
-exec ci/nightly.sh {profile.name} "${{{scheduler.job_variable}:?{only}}}" \\
+{where}
+# What is broken would end with Python's or the container's 1.
+{inside}gpuscale --version >/dev/null || {{
+    echo "gpuscale does not run {remedy}" >&2
+    exit
+}}
+
+exec {inside}gpuscale night {profile.name} "${{{scheduler.job_variable}:?{only}}}" \\
 {_wrapped("measure", measure)} \\
 {compare}
 """
+
+
+def _of_container(profile: ClusterProfile) -> str:
+    """The lines that look for the program of a profile's container."""
+    program = profile.job.container_program
+    return f"""\
+command -v {program} >/dev/null || {{
+    echo "{program}, for the container, is not on PATH; load its module or correct the profile" >&2
+    exit
+}}"""
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:

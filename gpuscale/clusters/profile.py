@@ -5,6 +5,7 @@ The shipped profiles lie beside this module; a site adds its own (docs/clusters.
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -90,11 +91,17 @@ class JobSettings(Record, frozen=True, kw_only=True):
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, as they are."""
     modules: tuple[str, ...] = ()
+    module_purge: bool = False
+    """True where all modules are unloaded first."""
     modules_remedy: Name | None = None
     """Said where modules must be named and are not; None where `modules` will do."""
     variables: dict[str, Line] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     """Environment variables that the scheduler sets and that disturb."""
+    prologue: tuple[Line, ...] = ()
+    """Lines of bash before anything is measured, as they are."""
+    container: Line | None = None
+    """The command, as it is, behind which gpuscale runs in a container."""
 
     def __post_init__(self) -> None:
         if not re.match(TIME_LIMIT, self.time_limit):
@@ -107,6 +114,18 @@ class JobSettings(Record, frozen=True, kw_only=True):
             for name in names:
                 if not _VARIABLE.fullmatch(name):
                     _refuse(place, "the name of an environment variable", name)
+        if self.container is not None and not self.container_program:
+            wanted = "a command that begins with a program, such as apptainer exec --nv here.sif"
+            _refuse("container", wanted, self.container)
+
+    @property
+    def container_program(self) -> str | None:
+        """The program of the container's command; None without one."""
+        try:
+            words = shlex.split(self.container or "")
+        except ValueError:
+            return None
+        return words[0] if words and is_shell_word(words[0]) and "=" not in words[0] else None
 
 
 class Measured(Record, frozen=True, kw_only=True):

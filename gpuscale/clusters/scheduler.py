@@ -167,7 +167,8 @@ class Scheduler(ABC):
             command += [self.variables_option, ",".join(ours)]
         command += [] if self.takes_stdin else [str(script)]
         try:
-            answer = _run(command, told=script.read_text("utf-8") if self.takes_stdin else "")
+            told = script.read_text("utf-8") if self.takes_stdin else ""
+            answer = _run(command, environment, told=told)
         except FileNotFoundError:
             remedy = "submit from a login node of the cluster, or keep the script with --print"
             raise SchedulerError(f"{program} is not here; {remedy}") from None

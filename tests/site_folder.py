@@ -1,6 +1,5 @@
-"""A site's checkout, in which this environment measures tiny cases in jobs."""
+"""A user's own folder, in whose jobs this environment measures tiny cases."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import builders as make
 from changing import replace
 from hosts import skip_unless_required
-from measuring import REPOSITORY
 
 from gpuscale.store import write_baseline
 
@@ -16,7 +14,7 @@ from gpuscale.store import write_baseline
 def make_site(
     folder: Path, *, baseline: str, case: str, published: Sequence[tuple[int, int, float]]
 ) -> Path:
-    """A checkout with the real ci/, the environment of this test, and no case yet.
+    """A folder with a baseline and no case yet, which is no checkout of gpuscale.
 
     Args:
         folder: Where to make it.
@@ -27,10 +25,8 @@ def make_site(
     if not (Path(sys.prefix) / "bin" / "gpuscale").is_file():
         skip_unless_required("needs gpuscale installed in this environment (make setup)")
     root = folder / "site"
-    shutil.copytree(REPOSITORY / "ci", root / "ci")
-    (root / "bench_cases").mkdir()
+    (root / "bench_cases").mkdir(parents=True)
     (root / "baselines").mkdir()
-    (root / ".venv").symlink_to(sys.prefix)
     figures = (
         make.figure(gpus, nodes=nodes, samples_per_s=samples_per_s, batch_per_gpu=8)
         for gpus, nodes, samples_per_s in published
