@@ -1,11 +1,14 @@
 """Lines that training scripts print are read for what they say."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from gpuscale.errors import UsageError
-from gpuscale.log_formats import FORMATS, Mark, by_regex, plain, recognised
+from gpuscale.log_formats import FORMATS, LogFormat, Mark, by_regex, plain, recognised
+
+PAGE = Path(__file__).parent.parent / "docs" / "log_formats.md"
 
 TAB = "\t"
 KERAS_3_BAR = (
@@ -44,6 +47,20 @@ OF_EXAMPLES = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_real_line_of_each_format_says_what_it_says(name: str) -> None:
     assert FORMATS[name].read(FORMATS[name].example) == OF_EXAMPLES[name]
+
+
+def row(one: LogFormat) -> str:
+    spans = {"step": "of this step", "interval": "of the last steps", "run": "of the run so far"}
+    whose = "" if one.of_all_ranks or one.unit is None else ", of one rank"
+    figure = "–" if one.unit is None or one.span is None else f"{one.unit} {spans[one.span]}{whose}"
+    counted = f"{one.counts} since the last line" if one.since_last else one.counts
+    prints = "every rank" if one.every_rank_prints else "one rank"
+    return f"| `{one.name}` | {one.project} | {counted} | {figure} | {prints} |"
+
+
+def test_the_page_lists_the_formats_of_today() -> None:
+    rows = "\n".join(row(one) for one in FORMATS.values())
+    assert rows in PAGE.read_text(encoding="utf-8"), f"the table should have\n{rows}"
 
 
 @pytest.mark.parametrize("name", FORMATS)

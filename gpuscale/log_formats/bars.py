@@ -17,7 +17,7 @@ from gpuscale.log_formats.log_format import (
 # and so may the end, the remaining time or the rate.
 TQDM = re.compile(
     r"(?:\d+%(?:\|[^|]*\|)? *(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+"
-    r"|\b(?P<count>\d+)(?:it|batch|step)s? \[[\d:]+)"
+    r"|\b(?P<count>\d+)it \[[\d:]+)"
     r"(?:, *(?:(?P<seconds>[\d.]+)s/(?P<slow_unit>\w+)"
     r"|(?P<rate>[\d.]+|\?) ?(?P<unit>[A-Za-z]+)/s))?"
 )
@@ -37,7 +37,7 @@ LOSS = re.compile(rf"\b(?:train_)?loss[=:] ?(?P<loss>{NUMBER})")
 
 def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
     """What a tqdm bar of training or validation tells, in seconds per step."""
-    if "[" not in line or ":" not in line:
+    if " [" not in line or ("<" not in line and "it [" not in line):
         return None
     bar = TQDM.search(line)
     if bar is None or (bar["slow_unit"] or bar["unit"] or "it") not in units:
@@ -104,7 +104,7 @@ KERAS_EPOCH = re.compile(
 
 def read_keras_bar(line: str) -> Mark | None:
     """What Keras' progress bar tells; it is drawn once more after the epoch's validation."""
-    if "/" not in line:
+    if "/step" not in line and "ETA: " not in line:
         return None
     bar = KERAS_BAR.search(line)
     if bar is None:
@@ -123,7 +123,7 @@ def read_keras_bar(line: str) -> Mark | None:
 
 def read_keras_epoch(line: str) -> Mark | None:
     """What the line tells that Keras prints once an epoch with `verbose=2`."""
-    if "/" not in line:
+    if "s - " not in line:
         return None
     found = KERAS_EPOCH.search(line)
     if found is None:
@@ -190,7 +190,7 @@ FORMATS = (
             validation="Validation ━",
         ),
         unit="steps/s",
-        span="interval",
+        span="run",
     ),
     LogFormat(
         name="keras",
