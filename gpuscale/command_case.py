@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from gpuscale.cases import Case
 from gpuscale.errors import CaseError
+from gpuscale.log_formats import FORMATS, by_regex
 from gpuscale.strategies import COMMAND
 
 LAUNCHES = ("plain", "torchrun")
@@ -74,6 +75,10 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
     if case.log_format is not None and case.step_regex is not None:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
+    if case.log_format is not None and case.log_format not in FORMATS:
+        yield f"there is no log format '{case.log_format}'; choose from {', '.join(FORMATS)}"
+    if case.step_regex is not None:
+        by_regex(case.step_regex)
     for what, number in (("batch", case.batch), ("global_batch", case.global_batch)):
         if number is not None and (not isinstance(number, int) or number < 1):
             yield f"{what} is {number!r}; it takes whole numbers of at least 1"
