@@ -104,8 +104,8 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         if now_s > deadline_s:
             raise reader.failed(
                 "timeout",
-                f"not done after {request.timeout_s:g} s, and ended; give it more with --timeout, "
-                f"or see below what it printed last ({reader.told_so_far()})",
+                f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}. "
+                "Give it more with --timeout, or see below what it printed last",
             )
         _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
 
@@ -118,16 +118,20 @@ def _refuse_end(
     if code < 0:
         end = signal.Signals(-code).name
         reason = " (out of memory?)" if -code == signal.SIGKILL else ""
-        raise reader.failed("killed", f"it was killed by {end}{reason}; its last lines are below")
+        raise reader.failed(
+            "killed", f"the command was killed by {end}{reason}; its last lines are below"
+        )
     if code:
-        raise reader.failed("raised", f"it ended with exit code {code}; its last lines are below")
+        raise reader.failed(
+            "raised", f"the command ended with exit code {code}; its last lines are below"
+        )
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
         if directory.enough.exists():
             return
         time.sleep(_LOOK_S)
     if not rank or reader.has_marks():
-        raise reader.failed("launch", f"it ended too early: {reader.told_so_far()}")
+        raise reader.failed("launch", f"the command ended too early: {reader.told_so_far()}")
 
 
 def _tell(directory: RunDirectory, done: int, total: int) -> None:
