@@ -164,6 +164,9 @@ WORDS: Mapping[str, str] = {
         "{row:row} was also measured with another configuration that is not judged "
         "({differences:list})"
     ),
+    "unchecked_training": (
+        "a speedup of a command is not checked for training, as it is its own: {cases:list}"
+    ),
     "unit_error": (
         "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
         "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"

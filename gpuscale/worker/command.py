@@ -13,6 +13,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from gpuscale.command_case import filled
+from gpuscale.errors import GpuscaleError
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.request import RankFailure
@@ -52,6 +53,11 @@ def main(folder: str) -> None:
         _measure(request, directory, rank)
     except CommandError as failed:
         failure = replace(failed.failure, rank=rank, host=socket.gethostname())
+        directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
+        raise SystemExit(1) from None
+    except GpuscaleError as error:
+        # Such as of a pattern that takes something else than a number from a line.
+        failure = Failure(kind="launch", message=str(error), rank=rank, host=socket.gethostname())
         directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
         raise SystemExit(1) from None
     except _Ended:
@@ -130,7 +136,7 @@ def _refuse_end(
         if directory.enough.exists():
             return
         time.sleep(_LOOK_S)
-    if not rank or reader.has_marks():
+    if not rank or reader.has_steps():
         raise reader.failed("launch", f"the command ended too early: {reader.told_so_far()}")
 
 

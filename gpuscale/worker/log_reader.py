@@ -80,18 +80,19 @@ class LogReader:
         if mark.loss is not None and not math.isfinite(mark.loss):
             raise self.failed("invalid", f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
-        if mark.step is None:
-            return
         series = self._series.setdefault(line.source, Series(shared=self._shared))
-        series.add(mark, self._step_of(mark), line.arrived_s)
+        if mark.step is not None:
+            series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
+        elif mark.validated:
+            series.interrupt()
 
-    def _step_of(self, mark: Mark) -> float:
+    def _steps(self, counter: int, before: float) -> float:
+        """The steps that a counter stands for, where so many were told before."""
         assert self._format is not None
-        assert mark.step is not None
-        counts = self._format.counts
-        if counts == "epochs":
-            return mark.step * (mark.total_steps or 1)
-        return mark.step / self.global_batch if counts in _BY_SAMPLES else mark.step
+        if self._format.counts in _BY_SAMPLES:
+            ranks = 1 if self._format.of_all_ranks else self._request.gpus
+            return counter * ranks / self.global_batch
+        return before + counter if self._format.since_last else counter
 
     @property
     def global_batch(self) -> int:
@@ -172,13 +173,14 @@ class LogReader:
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
         )
 
-    def has_marks(self) -> bool:
+    def has_steps(self) -> bool:
         """True once a line told a step."""
-        return bool(self._series)
+        return self._leading() is not None
 
     def _leading(self) -> Series | None:
         # The first one of those that told most: all ranks may print the same.
-        return max(self._series.values(), key=lambda each: count_of(each.stretches), default=None)
+        told = (series for series in self._series.values() if series.stretches)
+        return max(told, key=lambda series: count_of(series.stretches), default=None)
 
     def failed(self, kind: FailureKind, message: str) -> CommandError:
         """The failure with this message, and with the last lines of the output."""
