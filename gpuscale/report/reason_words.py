@@ -165,7 +165,7 @@ WORDS: Mapping[str, str] = {
         "({differences:list})"
     ),
     "unchecked_training": (
-        "a speedup of a command is not checked for training, as it is its own: {cases:list}"
+        "that the ranks of a command train one model together was not checked: {cases:list}"
     ),
     "unit_error": (
         "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
