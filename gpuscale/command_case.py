@@ -109,7 +109,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     for name in sorted(used - set(PLACEHOLDERS)):
         yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
-        yield "{batch} has no value; give the case a batch or a global batch (--batch, --global-batch)"
+        yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if words and "{" not in words[0] and shutil.which(words[0]) is None:
         yield f"'{words[0]}' cannot be started: it is no program on PATH, nor a path to one"
 
