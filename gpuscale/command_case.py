@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from gpuscale.cases import Case
 from gpuscale.errors import CaseError
+from gpuscale.log_formats import FORMATS, by_regex
 from gpuscale.strategies import COMMAND
 
 LAUNCHES = ("plain", "torchrun")
@@ -43,16 +44,28 @@ class CommandCase(Case):
         return tuple(shlex.split(cls.command))
 
     @classmethod
-    def batch_per_gpu(cls, gpus: int) -> int | None:
-        """Samples of a step on each GPU; None where the command's lines are to tell it."""
-        if cls.global_batch is None:
-            return cls.batch
-        if cls.global_batch % gpus:
+    def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
+        """Samples of a step on each GPU; None where the command's lines are to tell it.
+
+        Another batch than the case's own is one per GPU, or over all where that is its own.
+        """
+        own = cls.batch if cls.global_batch is None else cls.global_batch
+        asked = own if batch is None else batch
+        if asked != own and not cls.placeholders() & {"batch", "global_batch"}:
+            raise CaseError(f"{cls.name()} takes no batch; write {{batch}} where its option has it")
+        if cls.global_batch is None or asked is None:
+            return asked
+        if asked % gpus:
             raise CaseError(
-                f"{cls.name()}: a global batch of {cls.global_batch} cannot be divided among "
-                f"{gpus} GPUs; choose a number of GPUs that divides it"
+                f"{cls.name()}: a global batch of {asked} cannot be divided among {gpus} GPUs; "
+                "choose a number of GPUs that divides it"
             )
-        return cls.global_batch // gpus
+        return asked // gpus
+
+    @classmethod
+    def placeholders(cls) -> set[str]:
+        """The names in braces that the command has."""
+        return {name for word in cls.words() for name in _fields(word)}
 
 
 def refuse_unusable(case: type[CommandCase]) -> None:
@@ -74,6 +87,10 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
     if case.log_format is not None and case.step_regex is not None:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
+    if case.log_format is not None and case.log_format not in FORMATS:
+        yield f"there is no log format '{case.log_format}'; choose from {', '.join(FORMATS)}"
+    if case.step_regex is not None:
+        by_regex(case.step_regex)
     for what, number in (("batch", case.batch), ("global_batch", case.global_batch)):
         if number is not None and (not isinstance(number, int) or number < 1):
             yield f"{what} is {number!r}; it takes whole numbers of at least 1"
@@ -92,7 +109,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     for name in sorted(used - set(PLACEHOLDERS)):
         yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
-        yield "{batch} has no value; give --batch N, or --global-batch N"
+        yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if words and "{" not in words[0] and shutil.which(words[0]) is None:
         yield f"'{words[0]}' cannot be started: it is no program on PATH, nor a path to one"
 

@@ -75,21 +75,32 @@ def default_request(
 
 
 def command_request(
-    case: type[CommandCase], environment: Environment, *, gpus: int, run: int
+    case: type[CommandCase],
+    environment: Environment,
+    *,
+    gpus: int,
+    run: int,
+    batch: int | None = None,
 ) -> RunRequest:
-    """The request for one run of a command; a `CaseError` where its batch cannot be divided."""
+    """The request for one run of a command; a `CaseError` where its batch cannot be divided.
+
+    The batch is per GPU, or over all GPUs for a case with a global one; None is the case's own.
+    """
+    own = case.global_batch or case.batch
+    batch_per_gpu = case.batch_per_gpu(gpus, batch)
     configuration = Configuration(
         case=case.name(),
         strategy=COMMAND,
         device=environment.device,
-        scaling="strong" if case.global_batch else "weak" if case.batch else None,
+        scaling="strong" if case.global_batch else "weak" if batch_per_gpu else None,
+        batch=None if batch == own else batch,
         command=joined(case.words()),
     )
     return RunRequest(
         configuration=configuration,
         gpus=gpus,
         index=run,
-        batch_per_gpu=case.batch_per_gpu(gpus) or UNTOLD_BATCH,
+        batch_per_gpu=batch_per_gpu or UNTOLD_BATCH,
         sample_shape=None,
         case_module=case.__module__,
         case_file=file_of_case(case),
@@ -106,7 +117,7 @@ def command_request(
             launch=case.launch,
             log_format=case.log_format,
             step_regex=case.step_regex,
-            tells_batch=case.batch_per_gpu(gpus) is None,
+            tells_batch=batch_per_gpu is None,
         ),
     )
 

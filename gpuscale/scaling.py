@@ -15,6 +15,7 @@ from gpuscale.records import (
     Statement,
 )
 from gpuscale.statistics.estimates import Sample, difference, log_sample
+from gpuscale.strategies import COMMAND
 
 UNIT_ERROR_EFFICIENCY = 1.1
 Figures = Mapping[EntryKey, PublishedFigure]
@@ -197,6 +198,12 @@ def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None
     if time_s is None or one_s is None or figure.timed != one.timed:
         return None
     return one_s / time_s
+
+
+def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:
+    """A warning on speedups of commands, whose ranks need not train one model together."""
+    named = sorted({each.label for each in configurations if each.strategy == COMMAND})
+    return Statement.of("unchecked_training", cases=named) if named else None
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:

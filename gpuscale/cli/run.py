@@ -23,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the case (default: that of the script)")
-    add("--batch", metavar="N", type=int, help="samples of a step on each GPU")
     text = "samples of a step over all GPUs, which their number does not change"
     add("--global-batch", "--samples-per-step", metavar="N", type=int, help=text)
     text = "of what the command prints (default: the one that its lines fit)"
@@ -51,8 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
-    parse_options(vars(arguments))
-    case = _case(arguments)
+    batches = parse_options(vars(arguments)).batches
+    if batches and arguments.global_batch:
+        raise UsageError("--batch and --global-batch say the same in two ways; leave out one")
+    case = _case(arguments, batch=batches[0] if batches else None)
     words = [word for option, value in given.items() for word in _given(option, value)]
     # Here, since it takes a while, and whoever mistypes an option should not wait for it.
     from gpuscale.plugin.command_item import measured_in_session
@@ -60,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     return measured_in_session(case, words)
 
 
-def _case(arguments: argparse.Namespace) -> type[CommandCase]:
+def _case(arguments: argparse.Namespace, *, batch: int | None) -> type[CommandCase]:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     name = arguments.name or _name_of_script(words)
     attributes: dict[str, Any] = {
         "name": classmethod(lambda cls: name),
         "__module__": __name__,
         "command": joined(words),
-        "batch": arguments.batch,
+        "batch": batch,
         "global_batch": arguments.global_batch,
         "launch": arguments.launch,
         "log_format": arguments.log_format,

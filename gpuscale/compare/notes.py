@@ -13,7 +13,7 @@ from gpuscale.environment_diff import changes
 from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
-from gpuscale.scaling import unit_error_note
+from gpuscale.scaling import unchecked_training_note, unit_error_note
 from gpuscale.statistics.estimates import exponential
 
 ENOUGH_RUNS = 6
@@ -38,6 +38,7 @@ def notes_of(
         *_failed_runs(rows),
         *_busy_hosts(rows),
         *_left_out(rows, after),
+        *_unchecked_training(rows),
         *_unit_errors(entries),
     )
 
@@ -213,6 +214,12 @@ def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
             if entry is not row.after:
                 found = point_differences(row.after.point, entry.point)
                 yield Statement.of("not_judged", row=row.key, differences=found)
+
+
+def _unchecked_training(rows: Sequence[Row]) -> Iterable[Statement]:
+    after = (row.after.point.configuration for row in rows if row.after is not None)
+    if note := unchecked_training_note(after):
+        yield note
 
 
 def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:

@@ -195,7 +195,7 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
     """The request for an item's run; a `CaseError` says why the case cannot be trained so."""
     case = plan.case
     if issubclass(case, CommandCase):
-        request = command_request(case, environment, gpus=plan.gpus, run=plan.run)
+        request = command_request(case, environment, gpus=plan.gpus, run=plan.run, batch=plan.batch)
         return _with_length(request, options)
     assert issubclass(case, TrainingCase)
     request = default_request(

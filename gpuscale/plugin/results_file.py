@@ -81,6 +81,16 @@ def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
     )
 
 
+def with_told_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
+    """The request with the batch that lines of its command told in an earlier run."""
+    if request.command is None or not request.command.tells_batch:
+        return request
+    asked = (request.configuration, request.gpus)
+    alike = (each for each in runs if (each.configuration, each.gpus) == asked and each.is_valid)
+    told = next((each.batch_per_gpu for each in alike), request.batch_per_gpu)
+    return replace(request, batch_per_gpu=told)
+
+
 def refuse_other_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:

@@ -155,7 +155,8 @@ class _MeasuringSession:
     def _request(self, plan: ItemPlan) -> RunRequest | str:
         """The request for an item; a text says why there is none."""
         try:
-            return run_request(plan, self._recorder.environment, self._options)
+            request = run_request(plan, self._recorder.environment, self._options)
+            return results_file.with_told_batch(request, self._recorder.measured.runs)
         except GpuscaleError as error:
             return str(error)
 

@@ -180,6 +180,9 @@ WORDS: Mapping[str, str] = {
         "{row:row} was also measured with another configuration that is not judged "
         "({differences:list})"
     ),
+    "unchecked_training": (
+        "that the ranks of a command train one model together was not checked: {cases:list}"
+    ),
     "unit_error": (
         "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
         "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"

@@ -34,6 +34,7 @@ from gpuscale.scaling import (
     geometric_mean,
     published_speedup,
     scaling_points,
+    unchecked_training_note,
     unit_error_note,
 )
 from gpuscale.statistics.estimates import log_sample
@@ -151,6 +152,8 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
             f"{wide}: a wide interval, as factors of the value; measure more runs, "
             "or on a quieter machine"
         )
+    if note := unchecked_training_note(point.configuration for point in points):
+        yield statement_text(note)
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)

@@ -13,6 +13,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from gpuscale.command_case import filled
+from gpuscale.errors import GpuscaleError
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.request import RankFailure
@@ -52,6 +53,11 @@ def main(folder: str) -> None:
         _measure(request, directory, rank)
     except CommandError as failed:
         failure = replace(failed.failure, rank=rank, host=socket.gethostname())
+        directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
+        raise SystemExit(1) from None
+    except GpuscaleError as error:
+        # Such as of a pattern that takes something else than a number from a line.
+        failure = Failure(kind="launch", message=str(error), rank=rank, host=socket.gethostname())
         directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
         raise SystemExit(1) from None
     except _Ended:
@@ -104,8 +110,8 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         if now_s > deadline_s:
             raise reader.failed(
                 "timeout",
-                f"not done after {request.timeout_s:g} s, and ended; give it more with --timeout, "
-                f"or see below what it printed last ({reader.told_so_far()})",
+                f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}. "
+                "Give it more with --timeout, or see below what it printed last",
             )
         _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
 
@@ -118,16 +124,20 @@ def _refuse_end(
     if code < 0:
         end = signal.Signals(-code).name
         reason = " (out of memory?)" if -code == signal.SIGKILL else ""
-        raise reader.failed("killed", f"it was killed by {end}{reason}; its last lines are below")
+        raise reader.failed(
+            "killed", f"the command was killed by {end}{reason}; its last lines are below"
+        )
     if code:
-        raise reader.failed("raised", f"it ended with exit code {code}; its last lines are below")
+        raise reader.failed(
+            "raised", f"the command ended with exit code {code}; its last lines are below"
+        )
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
         if directory.enough.exists():
             return
         time.sleep(_LOOK_S)
-    if not rank or reader.has_marks():
-        raise reader.failed("launch", f"it ended too early: {reader.told_so_far()}")
+    if not rank or reader.has_steps():
+        raise reader.failed("launch", f"the command ended too early: {reader.told_so_far()}")
 
 
 def _tell(directory: RunDirectory, done: int, total: int) -> None:

@@ -61,7 +61,9 @@ class LogReader:
         fitting = recognised(line.text for line in self._lines)
         if len(fitting) > 1:
             names = ", ".join(each.name for each in fitting)
-            problem = f"its lines fit several formats; choose --log-format of {names}"
+            problem = (
+                f"lines of the command fit several formats; give --log-format with one of {names}"
+            )
             raise self.failed("launch", problem)
         if not fitting:
             del self._lines[:-_KEPT_LINES]
@@ -76,20 +78,21 @@ class LogReader:
 
     def _take_mark(self, mark: Mark, line: Line) -> None:
         if mark.loss is not None and not math.isfinite(mark.loss):
-            raise self.failed("invalid", f"the loss is not a finite number: {line.text.strip()}")
+            raise self.failed("invalid", f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
-        if mark.step is None:
-            return
         series = self._series.setdefault(line.source, Series(shared=self._shared))
-        series.add(mark, self._step_of(mark), line.arrived_s)
+        if mark.step is not None:
+            series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
+        elif mark.validated:
+            series.interrupt()
 
-    def _step_of(self, mark: Mark) -> float:
+    def _steps(self, counter: int, before: float) -> float:
+        """The steps that a counter stands for, where so many were told before."""
         assert self._format is not None
-        assert mark.step is not None
-        counts = self._format.counts
-        if counts == "epochs":
-            return mark.step * (mark.total_steps or 1)
-        return mark.step / self.global_batch if counts in _BY_SAMPLES else mark.step
+        if self._format.counts in _BY_SAMPLES:
+            ranks = 1 if self._format.of_all_ranks else self._request.gpus
+            return counter * ranks / self.global_batch
+        return before + counter if self._format.since_last else counter
 
     @property
     def global_batch(self) -> int:
@@ -101,15 +104,15 @@ class LogReader:
             if self._samples not in (None, told):
                 raise self.failed(
                     "launch",
-                    f"its lines tell {self._samples} samples a step, and {asked} on each of {gpus} "
-                    f"GPUs are {told}; give the --batch that one counted step has",
+                    f"the command tells {self._samples} samples a step, and a batch of {asked} on "
+                    f"{gpus} GPUs makes {told}; give the --batch that a counted step has on a GPU",
                 )
             return told
         if self._samples is None:
             raise self.failed(
                 "launch",
-                "its lines do not tell how many samples a step has; give --batch N (on each GPU) "
-                "or --global-batch N (over all)",
+                "the command does not tell how many samples a step has; give --batch N (on each "
+                "GPU) or --global-batch N (over all)",
             )
         if self._samples % gpus:
             problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
@@ -134,8 +137,8 @@ class LogReader:
         if comes_in_bursts(series.stretches, started_s):
             raise self.failed(
                 "launch",
-                "its lines arrive many at once, so they were buffered and their moments tell "
-                "nothing; let the script flush each line (flush=True), or start it by stdbuf -oL",
+                "lines of the command arrive many at once, so they were buffered and their moments "
+                "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
             )
         return CommandOutcome(
             log_format=self._format.name,
@@ -159,27 +162,26 @@ class LogReader:
             shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
             line = "it printed nothing" if shown is None else f"such as: {shown}"
             return (
-                f"none of its lines tells a step: they fit {asked}{known}; give --step-regex, or "
+                f"no line told a step: they fit {asked}{known}; give --step-regex, or "
                 f"print lines of 'GPUSCALE {{\"step\": 10}}' ({line})"
             )
         windows = self.windows
         found = 0 if windows is None else len(windows.spans)
         return (
-            f"{count_of(series.stretches)} of its lines told a step, which makes {found} windows "
+            f"{count_of(series.stretches)} lines told a step, which makes {found} windows "
             f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
         )
 
-    def has_marks(self) -> bool:
+    def has_steps(self) -> bool:
         """True once a line told a step."""
-        return bool(self._series)
+        return self._leading() is not None
 
     def _leading(self) -> Series | None:
         # The first one of those that told most: all ranks may print the same.
-        return max(self._series.values(), key=lambda each: count_of(each.stretches), default=None)
+        told = (series for series in self._series.values() if series.stretches)
+        return max(told, key=lambda series: count_of(series.stretches), default=None)
 
     def failed(self, kind: FailureKind, message: str) -> CommandError:
         """The failure with this message, and with the last lines of the output."""
-        return CommandError(
-            Failure(kind=kind, message=f"the command: {message}", detail="\n".join(self.latest))
-        )
+        return CommandError(Failure(kind=kind, message=message, detail="\n".join(self.latest)))

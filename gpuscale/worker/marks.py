@@ -45,29 +45,36 @@ class Series:
     def __init__(self, *, shared: bool) -> None:
         """Takes whether several ranks may print into one pipe: they tell each step again."""
         self._loops: dict[int | None, list[list[Point]]] = {}
-        self._loop: object = None
-        self._epoch: int | None = None
         self._latest: deque[float] = deque(maxlen=2 if shared else 1)
+        self._place: tuple[int | None, int | None] | None = None
+        """The loop and the epoch of the latest step; None where the next one begins a stretch."""
 
     def add(self, mark: Mark, step: float, at_s: float) -> None:
         """Take down that a step was told."""
-        is_other_loop = mark.total_steps != self._loop
-        is_other_epoch = mark.epoch != self._epoch
-        if not (is_other_loop or is_other_epoch) and step in self._latest:
+        place = (mark.total_steps, mark.epoch)
+        if place == self._place and step in self._latest:
             return
         stretches = self._loops.setdefault(mark.total_steps, [])
         falls = bool(stretches) and step < stretches[-1][-1].step
-        if not stretches or is_other_loop or is_other_epoch or falls or mark.validated:
+        if not stretches or place != self._place or falls or mark.validated:
             stretches.append([])
         stretches[-1].append(Point(step, at_s))
-        self._loop, self._epoch = mark.total_steps, mark.epoch
+        self._place = place
         self._latest.append(step)
+
+    def interrupt(self) -> None:
+        """Take down that the time to the next step is not that of training."""
+        self._place = None
+
+    @property
+    def latest(self) -> float:
+        """The last step that was told; 0 before the first."""
+        return self._latest[-1] if self._latest else 0
 
     @property
     def stretches(self) -> list[list[Point]]:
         """Those of the loop that told most steps: another one validates, or loads data."""
-        by_size = lambda stretches: sum(map(len, stretches))  # noqa: E731
-        return max(self._loops.values(), key=by_size, default=[])
+        return max(self._loops.values(), key=count_of, default=[])
 
 
 def count_of(stretches: Sequence[Sequence[Point]]) -> int:

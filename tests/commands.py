@@ -1,0 +1,78 @@
+"""Real scripts, started and timed by the process that watches a command, without a session."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.command_case import CommandCase
+from gpuscale.launch.collect import collect_run
+from gpuscale.records import Environment, Run, RunRequest, TimingPlan
+from gpuscale.run_defaults import command_request
+from gpuscale.run_directory import RunDirectory
+
+TIMING = TimingPlan(warmup_steps=2, warmup_s=0.05, windows=10, window_s=0.05, run_seconds=1.0)
+HERE = Environment(device="cpu", cpu_count=2)
+PRELUDE = """
+import json, os, subprocess, sys, time
+due = time.monotonic()
+
+def steps(numbers, pace_s=0.01, **more):
+    global due
+    for number in numbers:
+        due += pace_s
+        time.sleep(max(0, due - time.monotonic()))
+        print("GPUSCALE", json.dumps({"step": number, **more}))
+
+"""
+"""What scripts begin with: they make steps of one length, however busy the machine is."""
+
+
+def request_for(
+    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 60, **attributes: object
+) -> RunRequest:
+    """The request for one run of a script; attributes are those of its case."""
+    path = folder / "train.py"
+    path.write_text(PRELUDE + script)
+    settings = {"command": f"{sys.executable} {path}", "batch": 8, **attributes}
+    case = type("Train", (CommandCase,), {"__module__": __name__, **settings})
+    request = command_request(case, HERE, gpus=gpus, run=1)
+    return replace(request, timing=TIMING, timeout_s=timeout_s)
+
+
+def watch(folder: Path, request: RunRequest) -> "subprocess.Popen[bytes]":
+    """The process that watches the command of a request, started in a new folder of the run."""
+    place = folder / "run"
+    place.mkdir()
+    RunDirectory(path=place).request.write(request)
+    code = "import sys; from gpuscale.worker.command import main; main(sys.argv[1])"
+    return subprocess.Popen([sys.executable, "-c", code, str(place)])
+
+
+def measured(
+    folder: Path, script: str, *, gpus: int = 1, timeout_s: float = 60, **attributes: object
+) -> Run:
+    """The run that a script makes."""
+    request = request_for(folder, script, gpus=gpus, timeout_s=timeout_s, **attributes)
+    process = watch(folder, request)
+    try:
+        process.wait(timeout_s + 30)
+    finally:
+        process.send_signal(signal.SIGTERM)
+    directory = RunDirectory(path=folder / "run")
+    failure = next((report.failure for report in directory.failures()), None)
+    return collect_run(request, directory, failure, started_at_s=time.time(), wall_s=1.0)
+
+
+def is_living(process: int) -> bool:
+    """The process has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"

@@ -1,0 +1,172 @@
+"""A command is started, timed by its lines, and ended with everything that it started."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import is_living, measured, request_for, watch
+from hosts import within_limit
+from msgspec.structs import replace
+
+FOREVER = "steps(range(10**6))\n"
+
+
+def test_a_step_takes_as_long_as_its_lines_are_apart(tmp_path: Path) -> None:
+    run = measured(tmp_path, FOREVER)
+    assert run.failure is None
+    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    assert len(run.windows) == 10
+    assert run.steps_per_window is not None
+    assert run.steps_per_window >= 5
+    # Nothing that lines do not tell.
+    assert run.ranks == ()
+    assert run.unsynced_windows == ()
+    assert all(window.phases is None for window in run.windows)
+
+
+def test_gaps_between_epochs_are_no_steps(tmp_path: Path) -> None:
+    script = "while True:\n    steps(range(20))\n    due += 0.5\n"
+    run = measured(tmp_path, script)
+    assert run.failure is None
+    assert max(window.time_s for window in run.windows) < 0.5
+
+
+def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
+    run = measured(tmp_path, "steps(range(10**6), samples=64)\n", gpus=2, batch=None)
+    assert run.failure is None
+    assert run.batch_per_gpu == 32
+
+
+@pytest.mark.parametrize(
+    ("script", "attributes", "kind", "said"),
+    [
+        ("steps(range(3))\nsys.exit(3)\n", {}, "raised", "exit code 3"),
+        ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
+        ("steps(range(3))\n", {}, "launch", "3 lines told a step"),
+        ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
+        ("print('epoch 1 done')\n", {}, "launch", "such as: epoch 1 done"),
+        ("", {}, "launch", "it printed nothing"),
+        ("steps(range(9))\nsteps([9], loss='nan')\n" + FOREVER, {}, "invalid", "no finite number"),
+        ("steps(range(10**6))\n", {"batch": None}, "launch", "--global-batch"),
+        ("steps(range(10**6), samples=9)\n", {}, "launch", "9 samples a step"),
+        ("steps(range(9))\n", {"step_regex": r"(?P<step>GP\w*)"}, "launch", "whole numbers"),
+        # A pipe into which everything is written at the end.
+        ("print('\\n'.join('GPUSCALE {\"step\": %d}' % n for n in range(99)))\n", {}, "launch", ""),
+    ],
+)
+def test_a_command_that_tells_too_little_says_why(
+    tmp_path: Path, script: str, attributes: dict[str, Any], kind: str, said: str
+) -> None:
+    failure = measured(tmp_path, script, **attributes).failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert said in failure.message
+
+
+def test_the_last_lines_stand_below_the_failure(tmp_path: Path) -> None:
+    failure = measured(tmp_path, "steps([1])\nraise RuntimeError('no data')\n").failure
+    assert failure is not None
+    assert failure.detail.splitlines()[0] == 'GPUSCALE {"step": 1}'
+    assert failure.detail.endswith("RuntimeError: no data")
+
+
+def test_lines_that_come_in_bursts_are_refused(tmp_path: Path) -> None:
+    script = """
+pipe = open(1, "wb", buffering=2000, closefd=False)
+for number in range(10**6):
+    pipe.write(b'GPUSCALE {"step": %d}\\n' % number)
+    time.sleep(0.002)
+"""
+    failure = measured(tmp_path, script).failure
+    assert failure is not None
+    assert "flush" in failure.message
+
+
+ESCAPED = """
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(99)"
+child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+open("escaped.part", "w").write(str(child.pid))
+os.rename("escaped.part", "escaped")
+"""
+
+
+def test_nothing_is_left_that_a_command_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert measured(tmp_path, ESCAPED + FOREVER).failure is None
+    assert not is_living(int(Path("escaped").read_text()))
+
+
+def test_a_command_ends_with_whoever_watches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = watch(tmp_path, request_for(tmp_path, ESCAPED + "time.sleep(99)\n"))
+    assert within_limit(Path("escaped").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert not is_living(int(Path("escaped").read_text()))
+
+
+def test_placeholders_and_devices_reach_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "open('told', 'w').write(' '.join(sys.argv[1:]) + os.environ['PYTHONUNBUFFERED'])\n"
+    command = f"{sys.executable} {tmp_path}/train.py {{gpus}} {{batch}} {{global_batch}} {{{{}}}}"
+    measured(tmp_path, script, gpus=2, command=command)
+    assert Path("told").read_text() == "2 8 16 {}1"
+
+
+def test_each_rank_of_torchrun_has_a_pipe_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As torchrun does: it starts what PYTHON_EXEC names, which finds the Python of its parent.
+    monkeypatch.setenv("PYTHON_EXEC", "")
+    script = """
+if "RANK" in os.environ:
+    # Half a line now and then, which others would end if they wrote into the same pipe.
+    for number in range(10**6):
+        sys.stdout.write('GPUSCALE {"step"')
+        time.sleep(0.01)
+        print(f': {number}}}')
+python = os.environ["PYTHON_EXEC"]
+ranks = [
+    subprocess.Popen([python, "-u", __file__], env={**os.environ, "RANK": str(rank)})
+    for rank in range(2)
+]
+ranks[0].wait()
+"""
+    run = measured(tmp_path, script, gpus=2)
+    assert run.failure is None
+    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+
+
+def test_a_bare_script_is_started_once_for_each_rank(tmp_path: Path) -> None:
+    script = """
+assert os.environ["WORLD_SIZE"] == "2" and os.environ["MASTER_ADDR"]
+if os.environ["LOCAL_RANK"] == "1":
+    time.sleep(99)
+steps(range(10**6))
+"""
+    assert measured(tmp_path, script, gpus=2, launch="torchrun").failure is None
+
+
+def test_ranks_in_one_pipe_tell_each_step_once(tmp_path: Path) -> None:
+    script = "for n in range(10**6):\n    steps([n])\n    print('GPUSCALE {\"step\": %d}' % n)\n"
+    run = measured(tmp_path, script, gpus=2)
+    assert run.failure is None
+    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+
+
+def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    request = request_for(tmp_path, "open('told', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    watch(tmp_path, replace(request, devices=(1, 0))).wait()
+    assert Path("told").read_text() == "7,4"

@@ -1,0 +1,172 @@
+"""`gpuscale run`, and a command as a case under pytest, as a user types them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import PRELUDE
+from hosts import processes_in, within_limit
+from measuring import Session, run_pytest
+
+from gpuscale.cli import main
+from gpuscale.command_case import CommandCase, filled, joined, refuse_unusable
+from gpuscale.errors import CaseError
+from gpuscale.store import read_results
+
+QUICK = ("--device", "cpu", "--run-seconds", "0.5")
+DDP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for number in range(10**6):
+    model(torch.rand(4, 8)).sum().backward()
+    # Every rank, each into a pipe of its own.
+    steps([number], samples=4 * dist.get_world_size(), loss=1.0)
+"""
+
+
+def gpuscale(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpuscale", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(PRELUDE + text)
+    return str(path)
+
+
+def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
+    starter = (sys.executable, "-m", "torch.distributed.run", "--master-port", "{master_port}")
+    command = (*starter, "--nproc-per-node", "{gpus}", script(tmp_path, DDP))
+    asked = ("--gpus", "1,2", "--runs", "1", "--results", "r.jsonl", *QUICK)
+    process = gpuscale(tmp_path, "run", *asked, "--oversubscribe", "--", *command)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    runs = read_results(tmp_path / "r.jsonl").runs
+    assert [(run.key.label, run.batch_per_gpu) for run in runs] == [
+        ("train/command on 1 GPU", 4),
+        ("train/command on 2 GPUs", 4),
+    ]
+    assert runs[0].configuration.command == joined(command)
+    assert runs[0].configuration.precision is None
+    assert "was not checked: train/command" in output
+    assert not processes_in(tmp_path)
+
+
+def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: Path) -> None:
+    path = script(tmp_path, "steps(range(10**6))\n")
+    asked = ("--gpus", "1", "--runs", "9", "--batch", "8", "--results", "r.jsonl", *QUICK)
+    process = gpuscale(tmp_path, "run", *asked, "--", sys.executable, path)
+    assert within_limit((tmp_path / "r.jsonl").exists)
+    assert within_limit(lambda: bool(commands_of(path)))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert read_results(tmp_path / "r.jsonl").runs[0].is_valid
+    assert "--resume r.jsonl" in output
+    assert not commands_of(path)
+
+
+def commands_of(path: str) -> list[str]:
+    """The processes that have this script in their command line, but for `gpuscale run`."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if path.encode() in words and b"gpuscale" not in words:
+            found.append(place.parent.name)
+    return found
+
+
+CASE = """
+import sys
+import pytest
+from gpuscale import CommandCase
+
+class Train(CommandCase):
+    command = f"{sys.executable} train.py"
+    batch = 8
+
+@pytest.mark.gpuscale(case=Train)
+def test_train(scaling):
+    scaling()
+"""
+
+
+def session(folder: Path, *arguments: str) -> Session:
+    (folder / "test_train.py").write_text(CASE)
+    script(folder, "steps(range(10**6))\n")
+    return run_pytest(folder, "test_train.py", "--gpus", "1", "--runs", "1", *QUICK, *arguments)
+
+
+def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
+    done = session(tmp_path)
+    assert done.exit_code == 0, done.output
+    (run,) = done.results.runs
+    assert run.key.label == "train/command on 1 GPU"
+    again = session(tmp_path, "--resume", str(done.results_path), "--precision", "bf16")
+    assert "a command cannot be told --precision" in again.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "python"], "--gpus 1,2"),
+        (["--gpus", "1"], "there is no command"),
+        (["--gpus", "1", "--precision", "bf16", "--", "python"], "--precision is about cases"),
+        (["--gpus", "x", "--", "python"], "'x' is not a whole number"),
+        (["--gpus", "1", "--", "python", "{gpu}"], "there is no placeholder {gpu}"),
+        (["--gpus", "1", "--", "python", "{batch}"], "{batch} has no value"),
+        (["--gpus", "1", "--", "python", '{"a": 1}'], "write {{ and }}"),
+        (["--gpus", "1", "--", "no-such-program"], "cannot be started"),
+        (["--gpus", "1", "--log-format", "x", "--", "python"], "there is no log format 'x'"),
+        (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
+        (["--gpus", "1", "--batch", "8", "--global-batch", "8", "--", "python"], "leave out one"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
+    class Unclear(CommandCase):
+        command = "python 'train.py"
+
+    class Uneven(CommandCase):
+        command = "python {global_batch}"
+        global_batch = 9
+
+    with pytest.raises(CaseError, match="see its quotes"):
+        refuse_unusable(Unclear)
+    refuse_unusable(Uneven)
+    assert Uneven.batch_per_gpu(3) == 3
+    assert Uneven.batch_per_gpu(2, batch=8) == 4
+    with pytest.raises(CaseError, match="divides it"):
+        Uneven.batch_per_gpu(2)
+
+
+def test_words_with_blanks_and_braces_stay_words() -> None:
+    words = ["python", "a b.py", "{gpus}", "{{}}", "it's"]
+
+    class Quoted(CommandCase):
+        command = joined(words)
+
+    assert list(Quoted.words()) == words
+    assert filled(words, {"gpus": 4}) == ["python", "a b.py", "4", "{}", "it's"]
