@@ -25,7 +25,6 @@ LAYERS = {
     "environment_diff": 2,
     "cases": 2,
     "command_case": 2,
-    "log_formats": 2,
     "injections": 2,
     "history": 3,
     "run_directory": 2,
