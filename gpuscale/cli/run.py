@@ -9,6 +9,8 @@ from gpuscale.command_case import LAUNCHES, PLACEHOLDERS, CommandCase, joined, r
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.plugin.options import OPTIONS, Option, parse_options
 
+# The batch of a command is an attribute of its case, and one number.
+_OPTIONS_OF_PYTEST = tuple(option for option in OPTIONS if option.flag != "--batch")
 _SCRIPT_ENDINGS = (".py", ".sh")
 
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step-regex", metavar="REGEX", help=text)
     text = "start the command once (plain, default), or once a GPU as torchrun does (torchrun)"
     add("--launch", choices=LAUNCHES, default="plain", help=text)
-    for option in OPTIONS:
+    for option in _OPTIONS_OF_PYTEST:
         settings = option.settings()
         if option.in_training:
             settings["help"] = argparse.SUPPRESS
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure the command in a session of pytest, whose exit code it returns."""
-    given = {option: vars(arguments)[_name(option)] for option in OPTIONS}
+    given = {option: vars(arguments)[_name(option)] for option in _OPTIONS_OF_PYTEST}
     for option, value in given.items():
         if option.in_training and value:
             raise UsageError(
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
-    parse_options(vars(arguments))
+    parse_options({**vars(arguments), "batch": None})
     case = _case(arguments)
     words = [word for option, value in given.items() for word in _given(option, value)]
     # Here, since it takes a while, and whoever mistypes an option should not wait for it.
