@@ -31,7 +31,6 @@ LAYERS = {
     "run_directory": 2,
     "run_defaults": 2,
     "clusters": 2,
-    "log_formats": 2,
     "recording": 3,
     "compare": 3,
     "diagnose": 3,
