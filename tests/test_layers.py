@@ -39,6 +39,7 @@ LAYERS = {
     "report": 4,
     "night": 4,
     "selftest": 4,
+    "largest_batch": 4,
     "plugin": 5,
     "cli": 6,
 }

@@ -22,7 +22,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float
     """Warm-up lasts until both its steps and its seconds have passed, first step excepted."""
     windows: int
-    """The most windows of synchronised training; slow cases get fewer, never under 10."""
+    """The most windows of synchronised training; slow cases get fewer, but 10 of so many."""
     window_s: float
     """Aimed-at length of a window; a window holds at least one step."""
     run_seconds: float
@@ -72,6 +72,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     timing: TimingPlan
     timeout_s: float
     samples_per_epoch: int | None = None
+    memory_limit_bytes: int | None = None
+    """What a rank may take of the host's memory beyond what it has before it builds its model."""
     injections: tuple[str, ...] = ()
     """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
     command: CommandRequest | None = None

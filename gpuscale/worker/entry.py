@@ -110,6 +110,13 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         raise
 
 
+def _limit_memory(limit_bytes: int) -> None:
+    """Let this process have so many bytes of address space more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = pages * resource.getpagesize() + limit_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
+
 def _prepare(request: RunRequest) -> tuple[Training, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
@@ -118,6 +125,8 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
     size = case.named_size(request.configuration.size)
     strategy = strategy_for(request)
     joined_at_s = time.time()
+    if request.memory_limit_bytes is not None:
+        _limit_memory(request.memory_limit_bytes)
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
             real_dataset(case, request, size, download=True)
