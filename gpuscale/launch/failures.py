@@ -34,6 +34,9 @@ def failure_of(
     Exit codes are those of the ranks that failed, in their order where that is known, and minus
     the signal's number where one ended it. A launcher is one across nodes whose command failed.
     """
+    if request.command is not None and (reports := directory.failures()):
+        # What watched the command has told all there is.
+        return reports[0].failure
     if timed_out:
         return _timeout(request, directory)
     if exit_codes:
