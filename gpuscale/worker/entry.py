@@ -122,20 +122,19 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
-    size = case.named_size(request.configuration.size)
     strategy = strategy_for(request)
     joined_at_s = time.time()
     if request.memory_limit_bytes is not None:
         _limit_memory(request.memory_limit_bytes)
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
-            real_dataset(case, request, size, download=True)
+            real_dataset(case, request, case.size, download=True)
         strategy.barrier()
     accumulate = request.configuration.accumulate or 1
     batches = training_batches(
         case,
         request,
-        size,
+        case.size,
         # A rank of DDP takes one GPU's share; the single process of dp takes all of them.
         batch=request.batch_per_gpu * request.gpus // strategy.world_size // accumulate,
         rank=strategy.rank,
