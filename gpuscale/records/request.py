@@ -146,12 +146,22 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(window.busy_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
-        """Median of each phase over the synchronised windows, in seconds per step."""
-        phases = [window.phases for window in self.windows if window.synchronized]
+        """Median of each phase over the synchronised windows, in seconds per step.
+
+        What synchronisation adds to the forward is in the backward, as the rest of it is.
+        """
+        synced, alone = (
+            [window.phases for window in self.windows if window.synchronized is synchronized]
+            for synchronized in (True, False)
+        )
         medians = {
-            name: statistics.median(getattr(each, name) for each in phases)
+            name: statistics.median(getattr(each, name) for each in synced)
             for name in Phases.__struct_fields__
         }
+        if alone:
+            own_s = min(medians["forward_s"], statistics.median(each.forward_s for each in alone))
+            medians["backward_s"] += medians["forward_s"] - own_s
+            medians["forward_s"] = own_s
         return Phases(**medians).scaled(1 / self.steps_per_window)
 
 

@@ -39,6 +39,9 @@ _OF_THE_SYSTEM = re.compile(
     re.IGNORECASE,
 )
 
+# As torch says it of an operator that fsdp's parameters do not have.
+_OF_SHARDS = re.compile(r"DTensor|sharding strategy|placement")
+
 _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
@@ -70,6 +73,11 @@ class RankFiles:
         message = summary.splitlines()[0] if summary else type(error).__name__
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
         detail = "".join(traceback.format_exception(error))
+        if _OF_SHARDS.search(message):
+            message += (
+                " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
+                "measure it with ddp)"
+            )
         if isinstance(error, GpuscaleError):
             message, detail = " ".join(str(error).splitlines()), ""
         if isinstance(error, InvalidTrainingError):
