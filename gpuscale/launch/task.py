@@ -47,11 +47,13 @@ def main(launcher: str, job: str, folder: str, detail: str) -> int:
             gloo_variables(os.environ, directory.host_names())
             | starter.rank_variables(os.environ, directory)
         )
-        code = _be_rank(directory, lambda: do_in_rank(job, folder))
+        # What watches a command needs a while to end all that it started.
+        grace_s = _END_S if job == "command" else 0.0
+        code = _be_rank(directory, lambda: do_in_rank(job, folder), grace_s=grace_s)
     return code if code >= 0 else 128 - code
 
 
-def _be_rank(directory: RunDirectory, work: Callable[[], None]) -> int:
+def _be_rank(directory: RunDirectory, work: Callable[[], None], *, grace_s: float) -> int:
     rank, host = int(os.environ["RANK"]), socket.gethostname()
     write_atomically(directory.host(rank), host)
     # Everything that is printed from here on goes to the rank's file.
@@ -64,7 +66,7 @@ def _be_rank(directory: RunDirectory, work: Callable[[], None]) -> int:
     sampler = None
     if sampled is not None and host in sampled.uuids:
         sampler = Sampler(uuids=sampled.uuids[host], output=directory.samples(host))
-    code = _watch(child, parent, directory)
+    code = _watch(child, parent, directory, grace_s=grace_s)
     if sampler is not None:
         sampler.stop()
     if directory.path.exists():
@@ -91,13 +93,14 @@ def _forked(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def _watch(child: int, parent: int, directory: RunDirectory) -> int:
+def _watch(child: int, parent: int, directory: RunDirectory, *, grace_s: float = 0.0) -> int:
     """Wait for the rank, and end it when nobody waits for it any more; its exit code.
 
     That is so when whoever started this process has ended. It is asked for, since the kernel's
     signal at a parent's death comes at the end of the thread that forked, and a scheduler's daemon
     forks from threads. It is also so when the run's folder is gone: the launcher has ended, and
-    the daemon that should have told this node has not.
+    the daemon that should have told this node has not. It may then take so many seconds to end
+    by itself.
     """
     looked_at_folder, abandoned_s = time.monotonic(), None
     waited_for = {signal.SIGCHLD, *_FORWARDED}
@@ -113,9 +116,8 @@ def _watch(child: int, parent: int, directory: RunDirectory) -> int:
             looked_at_folder = time.monotonic()
             is_abandoned = is_abandoned or not directory.path.exists()
         if is_abandoned:
-            # What watches a command ends what that has started.
             abandoned_s = abandoned_s or time.monotonic()
-            is_late = time.monotonic() - abandoned_s > _END_S
+            is_late = time.monotonic() - abandoned_s >= grace_s
             os.kill(child, signal.SIGKILL if is_late else signal.SIGTERM)
 
 
