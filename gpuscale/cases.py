@@ -33,7 +33,8 @@ class Case:
     @classmethod
     def name(cls) -> str:
         """The case's name in every table and file: the class name in snake case."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        words = cls.__name__.replace("NaN", "Nan")
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
 
 
 class TrainingCase(Case):

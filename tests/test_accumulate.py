@@ -81,14 +81,14 @@ class Given:
         return inputs, inputs.sum(1, keepdim=True)
 
 
-def after_a_step(samples: torch.Tensor, accumulate: int | None) -> tuple[list[float], float | None]:
+def after_a_step(samples: torch.Tensor, accumulate: int | None) -> tuple[list[float], float]:
     plain = request_for("dp")
     request = replace(plain, configuration=replace(plain.configuration, accumulate=accumulate))
     batches = Given(samples, len(samples) // (accumulate or 1))
     training = Training(Line(), request, DataParallelStrategy(request), batches)
     training.step()
     values = [each for p in training.model.parameters() for each in p.detach().flatten().tolist()]
-    return values, training.finite_loss()
+    return values, training.final_loss()
 
 
 def test_a_step_of_several_batches_is_that_of_one_as_large() -> None:

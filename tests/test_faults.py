@@ -121,7 +121,7 @@ def wait_until(condition: Callable[[], bool], patience_s: float = TIMEOUT_S) -> 
         ("raises", "raised", 1, "rank 1 raised ValueError: no such batch"),
         ("killed", "killed", 1, "rank 1 was killed by SIGKILL"),
         ("apart", "invalid", None, "the parameters of 2 ranks differ after training"),
-        ("diverging", "invalid", None, "is not a finite number"),
+        ("diverging", "invalid", None, "and parameter weight is not a finite number"),
         ("unbuildable", "raised", None, "raised ZeroDivisionError"),
         ("too_large", "raised", 1, "ran out of memory with a batch of 8 per GPU; give it"),
     ],

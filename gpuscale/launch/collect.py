@@ -120,10 +120,6 @@ def left_by_ranks(
 
 def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
     """The reason why a run that ended has no valid result: its ranks did not train together."""
-    for rank in ranks:
-        if rank.final_loss is None:
-            message = f"the loss or a parameter of rank {rank.rank} is not a finite number"
-            return Failure(kind="invalid", message=message, rank=rank.rank, host=rank.host)
     if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
         return None
     groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)

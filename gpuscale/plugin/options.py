@@ -238,6 +238,7 @@ class MeasureOptions:
         read=_whole_number,
         default=1,
         see="measuring.md#accumulated-gradients",
+        in_training=True,
     )
     data: "DataKind" = option(
         "--data SOURCE",

@@ -176,6 +176,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         pausing=demands.inside_computing is None and strategy.can_pause,
         loaders=request.configuration.data_workers or 0,
     )
+    training.refuse_divergence()
     # Before the proof, which takes memory that training does not.
     report = _report(training, measurement)
     strategy.verify(training)
@@ -196,7 +197,7 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
         devices=strategy.devices,
         device_uuids=tuple(str(uuid) for uuid in uuids),
         parameter_digest=parameter_digest(training.model),
-        final_loss=training.finite_loss(),
+        final_loss=training.final_loss(),
         peak_memory_bytes=max(peaks_bytes, default=None),
         peak_host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         pace_s=measurement.pace_s(ranks=strategy.world_size),

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from gpuscale.cases import TrainingCase
-from gpuscale.errors import CaseError
+from gpuscale.errors import CaseError, InvalidTrainingError
 from gpuscale.injections import parse_injection
 from gpuscale.records import Phases, RunRequest
 from gpuscale.worker.data import Batches, on_device
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phases import Phase, phase_clock
-from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite, local_part
+from gpuscale.worker.strategies import AUTOCAST, Strategy, local_part, not_finite
 
 _FIRST_WITH_TF32 = (8, 0)
 
@@ -89,7 +89,7 @@ class Training:
         set_fp32_mode(asked.precision)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
-        model = case.model().to(memory_format=self.memory_format)
+        self._own_model = model = case.model().to(memory_format=self.memory_format)
         self.model = strategy.wrap(model, case)
         # Parameters keep the names that the case gave them, which a wrapped module's have not.
         self.optimizer = case.optimizer(model, request.gpus)
@@ -108,7 +108,9 @@ class Training:
         self._clock = phase_clock(self._device)
         self._accumulate = asked.accumulate or 1
         self._epoch = 0
+        self._steps = 0
         self._losses: list[torch.Tensor] = []
+        self._losses_before_windows: list[tuple[int, list[torch.Tensor]]] = []
 
     def step(self, *, synchronized: bool = True) -> None:
         """Train on one batch, or on several whose gradients add up.
@@ -119,6 +121,7 @@ class Training:
         clock, faults, strategy = self._clock, self.faults, self.strategy
         clock.begin_step()
         faults.at_step()
+        self._steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
         faults.in_data()
@@ -168,6 +171,8 @@ class Training:
 
     def begin_window(self, *, marked_every: int) -> None:
         """Start to take the phases of a window, in one step of so many."""
+        # To be looked at afterwards: to read a loss is to wait for the device.
+        self._losses_before_windows.append((self._steps, self._losses))
         self._clock.begin(marked_every)
 
     def phases(self) -> Phases:
@@ -178,9 +183,11 @@ class Training:
         """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
         self.strategy.realign(self.model, self.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
+        self._losses = []
 
     def remember(self) -> None:
         """Keep what `realign` cannot take from another rank, before such steps."""
+        self.refuse_divergence()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)
 
@@ -189,11 +196,32 @@ class Training:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def finite_loss(self) -> float | None:
-        """The loss of the last step; None where it or a parameter is not a finite number."""
-        assert self._losses, "no training step was made"
-        loss = math.fsum(float(each.float().mean().item()) for each in self._losses)
-        return loss if math.isfinite(loss) and all_finite(self.model) else None
+    def final_loss(self) -> float:
+        """The loss of the last step."""
+        return _sum(self._losses)
+
+    def refuse_divergence(self) -> None:
+        """Raise an InvalidTrainingError that says what is not a finite number, and since when."""
+        finite_at, found = 0, []
+        for step, losses in (*self._losses_before_windows, (self._steps, self._losses)):
+            if not math.isfinite(_sum(losses)):
+                found.append(f"the loss of step {step}")
+                break
+            finite_at = step
+        if (name := not_finite(self._own_model)) is not None:
+            found.append(f"parameter {name}")
+        self._losses_before_windows = [(finite_at, [])]
+        if found:
+            raise InvalidTrainingError(
+                f"rank {self.strategy.rank} diverged after step {finite_at}: "
+                f"{' and '.join(found)} is not a finite number; choose a smaller learning rate or "
+                "a larger batch"
+            )
+
+
+def _sum(losses: Sequence[torch.Tensor]) -> float:
+    """Of the parts of one step, which its batches have."""
+    return math.fsum(float(each.float().mean()) for each in losses)
 
 
 def parameter_digest(model: torch.nn.Module) -> str:

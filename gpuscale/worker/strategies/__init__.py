@@ -80,9 +80,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def all_finite(model: torch.nn.Module) -> bool:
-    """No parameter, or this rank's part of one, is infinite or not a number."""
-    return all(bool(torch.isfinite(local_part(each)).all()) for each in model.parameters())
+def not_finite(model: torch.nn.Module) -> str | None:
+    """The first parameter that is not finite everywhere, or in this rank's part; else None."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(local_part(parameter)).all():
+            return name
+    return None
 
 
 def strategy_for(request: RunRequest) -> Strategy:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.cases import TrainingCase
 from gpuscale.errors import InvalidTrainingError
-from gpuscale.worker.strategies import all_finite
+from gpuscale.worker.strategies import not_finite
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
 
 _FIRST_COMPRESSED = 2
@@ -70,7 +70,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
                 f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "
                 "steps without gradient synchronisation; ddp cannot be measured with it"
             )
-        if self.largest(self.rank == 0 and not all_finite(model)):
+        if self.largest(self.rank == 0 and not_finite(model) is not None):
             raise InvalidTrainingError(
                 "a parameter of rank 0 is not a finite number after steps without gradient "
                 "synchronisation; choose a smaller learning rate or a larger batch"

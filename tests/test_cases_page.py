@@ -1,0 +1,52 @@
+"""The examples of docs/cases.md are measured as they stand, and its tables name what there is."""
+
+import re
+from pathlib import Path
+
+import torch
+from measuring import REPOSITORY, run_pytest
+
+from gpuscale import TrainingCase
+from gpuscale.strategies import STRATEGIES
+
+PAGE = (REPOSITORY / "docs" / "cases.md").read_text(encoding="utf-8")
+ARGUMENTS = ("--device", "cpu", "--runs", "1", "--run-seconds", "0.2")
+
+
+def write_examples(folder: Path) -> list[str]:
+    """The files of the page's examples, in order."""
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    for number, block in enumerate(blocks):
+        (folder / f"test_{number}.py").write_text(block)
+    return [f"test_{number}.py" for number in range(len(blocks))]
+
+
+def test_the_examples_are_measured_as_they_stand(tmp_path: Path) -> None:
+    write_examples(tmp_path)
+    session = run_pytest(tmp_path, *ARGUMENTS, "--gpus", "2")
+    assert session.exit_code == 0, session.output
+    trained = {run.configuration.case for run in session.results.runs if run.is_valid}
+    assert trained == {"spectra", "captions", "language"}
+
+
+def test_the_example_with_own_data_loads_them(tmp_path: Path) -> None:
+    spectra = write_examples(tmp_path)[0]
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(2):
+        labels = torch.arange(64) % 4
+        torch.save({"values": torch.rand(64, 256), "labels": labels}, data / f"{number}.pt")
+    session = run_pytest(tmp_path, spectra, *ARGUMENTS, "--gpus", "1", "--data-root", str(data))
+    assert session.exit_code == 0, session.output
+    (run,) = session.results.runs
+    assert run.configuration.data == "real"
+
+
+def test_the_page_names_everything_that_a_case_can_say_and_every_option_of_ddp() -> None:
+    public = {name for name in vars(TrainingCase) if not name.startswith("_")}
+    for name in public - {"options_text", "named_size"}:
+        assert re.search(rf"`{name}[`(]", PAGE), name
+    for option, kind in STRATEGIES["ddp"].options.items():
+        assert f"`{option}`" in PAGE
+        for word in kind if isinstance(kind, tuple) else ():
+            assert f"`{word}`" in PAGE
