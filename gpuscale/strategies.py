@@ -25,6 +25,8 @@ class Demands:
     """All ranks have the same parameters after training, bit for bit, or the run is invalid."""
     inside_computing: str | None = None
     """The communication that no step can leave out; None where synchronisation can be paused."""
+    paused: str = "communication"
+    """The communication that is left out where it is paused."""
     not_on_cpu: str | None = None
     """Why several CPU ranks cannot stand in for its GPUs; None where they can."""
     not_compiled: str | None = None
@@ -66,6 +68,7 @@ STRATEGIES: Mapping[str, Demands] = {
         words="DistributedDataParallel: a process per GPU; gradients are averaged in the backward",
         single="the same wrapper in a group of one",
         implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
+        paused="all-reduce",
         ranks_agree=True,
         options={
             "bucket_cap_mb": int,
@@ -82,6 +85,7 @@ STRATEGIES: Mapping[str, Demands] = {
         ),
         single="the same in a group of one, without collectives",
         implementation="gpuscale.worker.strategies.fsdp:FullyShardedStrategy",
+        paused="all-gather and reduce-scatter",
         ranks_agree=False,
         oldest_torch=(2, 9),
         not_older="its collectives cannot be paused",

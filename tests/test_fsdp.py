@@ -1,5 +1,8 @@
 """FSDP: what is sharded together, that it trains as DDP does, and how one that does not shows."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+from gpuscale import TrainingCase
 from gpuscale.budget import efficiency_budgets
-from gpuscale.cases import TrainingCase
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
 
@@ -22,18 +25,22 @@ needs_fsdp = pytest.mark.skipif(not SHARDED.runs_with(torch.__version__), reason
 
 
 class Steps:
-    """A training on batches of each rank's own."""
+    """A training on batches of each rank's own, two of which make a step."""
 
-    def __init__(self, model: nn.Module, rank: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, accumulating: Callable[[], AbstractContextManager[None]], rank: int
+    ) -> None:
+        self.model, self.accumulating = model, accumulating
         self.optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         self.draws = torch.Generator().manual_seed(rank)
 
     def make(self, count: int) -> None:
         for _ in range(count):
-            inputs = torch.rand(4, 1, 6, 6, generator=self.draws)
             self.optimizer.zero_grad()
-            self.model(inputs).square().mean().backward()
+            for context in (self.accumulating(), nullcontext()):
+                with context:
+                    inputs = torch.rand(4, 1, 6, 6, generator=self.draws)
+                    self.model(inputs).square().mean().backward()
             self.optimizer.step()
 
 
@@ -51,7 +58,8 @@ def collectives(seen: profile) -> int:
 def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     """The same steps with FSDP and with DDP, the former with a window that counts for nothing."""
     strategy = join(rank, port, FullyShardedStrategy)
-    sharded = Steps(strategy.wrap(network(), TrainingCase()), rank)
+    model = strategy.wrap(network(), TrainingCase())
+    sharded = Steps(model, partial(strategy.accumulating, model), rank)
     with profile(activities=[ProfilerActivity.CPU]) as synchronized:
         sharded.make(3)
     strategy.remember(sharded.model, sharded.optimizer)
@@ -62,7 +70,8 @@ def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     strategy.realign(sharded.model, sharded.optimizer)
     sharded.draws.set_state(drawn)
     sharded.make(3)
-    plain = Steps(DistributedDataParallel(network()), rank)
+    whole = DistributedDataParallel(network())
+    plain = Steps(whole, whole.no_sync, rank)
     plain.make(6)
     apart = 0.0
     for ours, theirs in zip(sharded.model.parameters(), plain.model.parameters(), strict=True):
@@ -75,8 +84,8 @@ def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
 def test_shards_train_as_ddp_does_and_pause_all_collectives_where_they_are_told_to() -> None:
     for _, apart, synchronized, paused in answers_of_two_ranks(train_in_both_ways):
         assert apart < 1e-5
-        # In each step two blocks gather twice and reduce once; the rest stays gathered in between.
-        assert synchronized == 3 * (2 * 3 + 2)
+        # Of each batch two blocks gather twice, and the rest once; all of a step reduce once.
+        assert synchronized == 3 * (2 * (2 * 2 + 1) + 3)
         assert paused == 0
 
 

@@ -23,7 +23,14 @@ def communication(row: Row, change: Change) -> Cause:
     else:
         remedy = Remedy("network" if row.point.nodes > 1 else "processes_on_host")
     kind = next(found, CauseKind.COMMUNICATION)
-    return Cause(kind=kind, code="communication", evidence=tuple(links), remedy=remedy)
+    demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    return Cause(
+        kind=kind,
+        code="communication",
+        includes=demands.paused if demands else None,
+        evidence=tuple(links),
+        remedy=remedy,
+    )
 
 
 def data(row: Row, change: Change) -> Cause:
@@ -146,6 +153,7 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
     """The parts of the lost efficiency; published figures, without phases, tell no more."""
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
+        demands = STRATEGIES.get(budget.configuration.strategy)
         parts = (
             (CauseKind.COMMUNICATION, budget.parts.get("communication")),
             (CauseKind.DATA, budget.parts.get("data")),
@@ -156,6 +164,7 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
                 kind=kind,
                 code="lost_to_ideal",
                 share=min(1.0, part / lost),
+                includes=demands.paused if demands and kind is CauseKind.COMMUNICATION else None,
                 evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
             )
             for kind, part in parts

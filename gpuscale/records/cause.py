@@ -126,7 +126,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     shared_by: RanksOf | None = None
     """The ranks that take part in what is not a few ranks' own; None of a single rank."""
     includes: str | None = None
-    """The communication that the strategy cannot take out of computing."""
+    """The strategy's communication, where the cause is about it or has it inside."""
     ranks: tuple[int, ...] = ()
     """The ranks that carry it; empty where all of them do, or where that cannot be told."""
     hosts: tuple[str, ...] = ()

@@ -163,9 +163,14 @@ def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
     )
 
 
+def _exposed(cause: Cause) -> str:
+    return f"exposed {cause.includes or 'communication'}"
+
+
 def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
     loss = _of_type(EfficiencyLoss, cause)[0]
-    return f"{_BUDGET_PARTS[cause.kind]} {whole_percent(loss.part)} of the step", (
+    part = _BUDGET_PARTS.get(cause.kind) or _exposed(cause)
+    return f"{part} {whole_percent(loss.part)} of the step", (
         f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
         "how much of that the published figures had too is not known"
     )
@@ -178,7 +183,7 @@ def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
 
 WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "communication": lambda cause, added, took: (
-        f"exposed all-reduce {added}{_link(cause)}",
+        f"{_exposed(cause)} {added}{_link(cause)}",
         f"gradient synchronisation holds all ranks up for {took}",
     ),
     "late_batches": lambda _, added, took: (f"data {added}", f"batches take {took}"),
@@ -264,7 +269,6 @@ NEXT_STEPS: Mapping[str, str] = {
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Causes whose headline says what there is to see, if it is a single thing."""
 _BUDGET_PARTS: Mapping[str, str] = {
-    CauseKind.COMMUNICATION: "exposed all-reduce",
     CauseKind.DATA: "data",
     CauseKind.SLOW_RANK: "slowest rank",
 }

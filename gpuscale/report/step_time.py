@@ -74,7 +74,7 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     if any("communication" in budget.parts for budget in budgets):
         yield (
             "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
-            "DDP does with the gradients of a single rank (show --phases has both together)"
+            "it costs a single rank, which talks to none (show --phases has both together)"
         )
 
 
@@ -257,8 +257,8 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
     if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
             "communication: exposed; a step with gradient synchronisation less one without, the "
-            "mean over runs; what DDP does with one rank's gradients is in it, which the "
-            "efficiency budget leaves out"
+            "mean over runs; what it costs a single rank is in it, which the efficiency budget "
+            "leaves out"
         )
     several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
     inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
