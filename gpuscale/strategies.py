@@ -77,6 +77,12 @@ STRATEGIES: Mapping[str, Demands] = {
         oldest_torch=(2, 9),
         not_older="its collectives cannot be paused",
     ),
+    "lightning": Demands(
+        words="PyTorch Lightning: `Trainer.fit` makes the steps, over DistributedDataParallel",
+        single="the same in a group of one",
+        implementation="gpuscale.worker.strategies.lightning:LightningStrategy",
+        ranks_agree=True,
+    ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",
         single="the same command with 1 GPU",

@@ -17,7 +17,7 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError
 from gpuscale.injections import parse_injection
 from gpuscale.records import Phases, RunRequest
-from gpuscale.worker.data import Batches, on_device
+from gpuscale.worker.data import Batch, Batches, on_device
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phases import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy, all_finite, local_part
@@ -112,17 +112,8 @@ class Training:
 
         Without synchronisation the ranks drift apart, until `realign`.
         """
-        clock, faults = self._clock, self.faults
-        clock.begin_step()
-        faults.at_step()
-        faults.in_data()
-        batch = next(self.batches)
-        if self.batches.epoch != self._epoch:
-            self._epoch = self.batches.epoch
-            if self._scheduler is not None:
-                self._scheduler.step()
-        clock.mark(Phase.DATA)
-        inputs, targets = on_device(batch, self._device, self.memory_format)
+        clock = self._clock
+        inputs, targets = on_device(self._next_batch(), self._device, self.memory_format)
         clock.mark(Phase.H2D)
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
@@ -133,6 +124,19 @@ class Training:
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
         self._loss = loss.detach()
+
+    def _next_batch(self) -> Batch:
+        """Begin a step: its batch, in host memory."""
+        self._clock.begin_step()
+        self.faults.at_step()
+        self.faults.in_data()
+        batch = next(self.batches)
+        if self.batches.epoch != self._epoch:
+            self._epoch = self.batches.epoch
+            if self._scheduler is not None:
+                self._scheduler.step()
+        self._clock.mark(Phase.DATA)
+        return batch
 
     def forward_backward(self, inputs: Any, targets: Any) -> torch.Tensor:
         """The loss of a batch through the model as a whole, after the backward pass."""
