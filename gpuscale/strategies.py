@@ -34,6 +34,11 @@ class Demands:
     not_older: str | None = None
     """Why not with an older one; None where gpuscale has none."""
 
+    package: str | None = None
+    """What it needs beside torch, which an extra of gpuscale of that name installs."""
+    adds_to: str | None = None
+    """The strategy that it wraps, whose speedups are its own and whose steps are shorter."""
+
     def processes(self, gpus: int) -> int:
         """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
@@ -82,6 +87,8 @@ STRATEGIES: Mapping[str, Demands] = {
         single="the same in a group of one",
         implementation="gpuscale.worker.strategies.lightning:LightningStrategy",
         ranks_agree=True,
+        package="lightning",
+        adds_to="ddp",
     ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -71,6 +71,7 @@ class LightningTraining(Training):
         """Let Lightning train on one more batch."""
         self._is_synchronized = synchronized
         self._fit.switch()
+        assert not self._fit.dead, "Lightning ended its training by itself"
 
     def batches_as_asked(self) -> Iterator[Batch]:
         """The batches of the steps that are asked for, each until the step is over."""
@@ -80,7 +81,7 @@ class LightningTraining(Training):
                 yield self._next_batch()
             self._clock.mark(Phase.OPTIMIZER)
 
-    def loss_of(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         """The loss of a batch that is on the device."""
         inputs, targets = batch
         self.faults.begin_forward()
@@ -103,9 +104,9 @@ class LightningTraining(Training):
 
     @contextmanager
     def _unsynchronized(self) -> Iterator[None]:
-        """A step without gradient synchronisation, and without Lightning's own word to the ranks.
+        """All of a step but what ranks wait for: here not for gradients only.
 
-        From 2.6 on rank 0 tells at each step whether it was asked to end, for which all wait.
+        At each step Lightning's rank 0 tells the others whether it was asked to end.
         """
         loop = self._trainer.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = nullcontext
@@ -127,7 +128,7 @@ class LightningStrategy(DistributedDataParallelStrategy):
 class _Module(LightningModule):
     """A case as Lightning's users write it, and what notes its phases."""
 
-    def __init__(self, training: LightningTraining, model: torch.nn.Module) -> None:
+    def __init__(self, training: LightningTraining, model: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self._training = training
