@@ -36,8 +36,8 @@ class Demands:
 
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
-    adds_to: str | None = None
-    """The strategy that it wraps, whose speedups are its own and whose steps are shorter."""
+    wraps: str | None = None
+    """The strategy beneath it, whose published figures count for it; tables have their ratio."""
 
     def processes(self, gpus: int) -> int:
         """The number of ranks that so many GPUs take."""
@@ -88,7 +88,7 @@ STRATEGIES: Mapping[str, Demands] = {
         implementation="gpuscale.worker.strategies.lightning:LightningStrategy",
         ranks_agree=True,
         package="lightning",
-        adds_to="ddp",
+        wraps="ddp",
     ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",
