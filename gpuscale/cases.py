@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from gpuscale.errors import CaseError
 from gpuscale.records.configuration import ScalingMode
-from gpuscale.strategies import OF_CASES
+from gpuscale.strategies import OF_CASES, STRATEGIES
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,8 @@ class TrainingCase(Case):
     """
 
     strategies: ClassVar[tuple[str, ...]] = ("ddp",)
+    strategy_options: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Options by strategy: `{"ddp": {"bucket_cap_mb": 50, "comm_hook": "bf16_compress"}}`."""
     scaling: ClassVar[ScalingMode] = "weak"
     sample_shape: ClassVar[tuple[int, ...]] = ()
     batch: ClassVar[int] = 0
@@ -105,6 +107,12 @@ class TrainingCase(Case):
 
         return Image.fromarray((inputs * 255).to(torch.uint8).numpy()), label
 
+    @classmethod
+    def options_text(cls, strategy: str) -> str | None:
+        """The case's options of a strategy, `bucket_cap_mb=50`; None where it has none."""
+        options = cls.strategy_options.get(strategy, {})
+        return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
+
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
         """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
         if self.scaling == "weak":
@@ -148,8 +156,20 @@ def refuse_unusable(case: type[TrainingCase]) -> None:
         )
     if case.scaling not in (modes := get_args(ScalingMode)):
         raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
+    for strategy, options in case.strategy_options.items():
+        _refuse_other_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
+    _refuse_other_sizes(case)
+    for method, expected in vars(TrainingCase).items():
+        if inspect.isfunction(expected):
+            _refuse_other_arguments(case, method, expected)
+    for method in ("model", "loss", "optimizer"):
+        if getattr(case, method) is getattr(TrainingCase, method):
+            raise CaseError(f"{name}.{method}() is not written; no case is without")
+
+
+def _refuse_other_sizes(case: type[TrainingCase]) -> None:
     for each, size in case.sizes.items() or (("", case),):
-        where = f"{name}.sizes[{each!r}]" if each else name
+        where = f"{case.__name__}.sizes[{each!r}]" if each else case.__name__
         refuse_no_count(f"{where}.batch", getattr(size, "batch", None))
         shape = getattr(size, "sample_shape", None)
         if not isinstance(shape, tuple) or not shape:
@@ -158,12 +178,21 @@ def refuse_unusable(case: type[TrainingCase]) -> None:
             )
         for length in shape:
             refuse_no_count(f"{where}.sample_shape", length)
-    for method, expected in vars(TrainingCase).items():
-        if inspect.isfunction(expected):
-            _refuse_other_arguments(case, method, expected)
-    for method in ("model", "loss", "optimizer"):
-        if getattr(case, method) is getattr(TrainingCase, method):
-            raise CaseError(f"{name}.{method}() is not written; no case is without")
+
+
+def _refuse_other_options(where: str, strategy: str, options: Mapping[str, object]) -> None:
+    known = STRATEGIES[strategy].options if strategy in STRATEGIES else {}
+    for option, value in options.items():
+        kind = known.get(option)
+        if kind is None:
+            its = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
+            raise CaseError(f"{where}: there is no option {option!r}; {its}")
+        if kind is int:
+            refuse_no_count(f"{where}[{option!r}]", value)
+        elif kind is bool and not isinstance(value, bool):
+            raise CaseError(f"{where}[{option!r}] is {value!r}; it is True or False")
+        elif isinstance(kind, tuple) and value not in kind:
+            raise CaseError(f"{where}[{option!r}] is {value!r}; it is one of {', '.join(kind)}")
 
 
 def refuse_no_count(what: str, found: object) -> None:

@@ -48,6 +48,7 @@ def default_request(
         data="synthetic",
         threads_per_rank=1,
         data_workers=0,
+        strategy_options=case.options_text(strategy),
     )
     found = built.named_size(configuration.size)
     if batch is not None and batch != found.batch:

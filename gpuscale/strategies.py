@@ -6,7 +6,7 @@ tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class Demands:
     """The first torch that it can be measured with."""
     not_older: str | None = None
     """Why not with an older one; None where gpuscale has none."""
+    options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
+    """What a case can say of it in `strategy_options`: the type of each, or the words it takes."""
 
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
@@ -70,6 +72,13 @@ STRATEGIES: Mapping[str, Demands] = {
         single="the same wrapper in a group of one",
         implementation="gpuscale.worker.strategies.ddp:DistributedDataParallelStrategy",
         ranks_agree=True,
+        options={
+            "bucket_cap_mb": int,
+            "comm_hook": ("fp16_compress", "bf16_compress", "powerSGD"),
+            "find_unused_parameters": bool,
+            "gradient_as_bucket_view": bool,
+            "static_graph": bool,
+        },
     ),
     "fsdp": Demands(
         words=(

@@ -15,6 +15,7 @@ from changing import replace
 from measuring import REPOSITORY
 from test_overhead import request_for_cpu
 
+from gpuscale import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
@@ -75,7 +76,9 @@ def step_without_synchronization(
 ) -> None:
     """After synchronised steps one without, before which rank 0 waits for rank 1."""
     strategy = join(rank, port)
-    model = strategy.wrap(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)))
+    model = strategy.wrap(
+        torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)), TrainingCase()
+    )
 
     def step() -> None:
         model(torch.rand(8, 4)).sum().backward()
@@ -101,7 +104,7 @@ def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() 
 def realign_apart(rank: int, port: int, queue: "Queue[Any]", fault: str) -> None:
     """Ranks that have gone apart, with an optimiser whose state is nested."""
     strategy = join(rank, port)
-    model = strategy.wrap(torch.nn.Linear(2, 1))
+    model = strategy.wrap(torch.nn.Linear(2, 1), TrainingCase())
     optimizer = torch.optim.SGD(model.parameters())
     own = torch.full((2,), float(rank))
     history = [own.clone() for _ in range(1 + rank * (fault == "size"))]
@@ -165,7 +168,9 @@ def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
     precision: Precision, dtype: torch.dtype
 ) -> None:
     model = torch.nn.Linear(4, 2)
-    wrapped = DataParallelStrategy(request_for("dp", precision=precision)).wrap(model)
+    wrapped = DataParallelStrategy(request_for("dp", precision=precision)).wrap(
+        model, TrainingCase()
+    )
     assert isinstance(wrapped, torch.nn.DataParallel)
     assert output_dtype_on_a_new_thread(wrapped.module) == dtype
     assert parameter_digest(wrapped) == parameter_digest(model)
@@ -173,7 +178,7 @@ def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
 
 def test_dp_leaves_a_model_alone_that_needs_no_autocast() -> None:
     model = torch.nn.Linear(4, 2)
-    wrapped = DataParallelStrategy(request_for("dp")).wrap(model)
+    wrapped = DataParallelStrategy(request_for("dp")).wrap(model, TrainingCase())
     assert isinstance(wrapped, torch.nn.DataParallel)
     assert wrapped.module is model
 

@@ -224,10 +224,12 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         threads_per_rank=options.threads_per_rank,
         ranks_per_gpu=ranks_per_gpu(plan.strategy, plan.gpus, environment),
         data_workers=0 if data == "synthetic" else workers,
+        accumulate=options.accumulate if options.accumulate > 1 else None,
     )
     request = replace(
         request,
         configuration=configuration,
+        batch_per_gpu=request.batch_per_gpu * options.accumulate,
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
         injections=options.injections,

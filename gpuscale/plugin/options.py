@@ -230,6 +230,14 @@ class MeasureOptions:
         "train through `torch.compile`; `dp` is skipped then, since its replicas are not compiled",
         in_training=True,
     )
+    accumulate: int = option(
+        "--accumulate K",
+        "add up the gradients of K batches of the case's size in each step, and synchronise them "
+        "once",
+        read=_whole_number,
+        default=1,
+        see="measuring.md#accumulated-gradients",
+    )
     data: "DataKind" = option(
         "--data SOURCE",
         "`synthetic`: batches that are made once, so that the GPUs and their links are measured; "

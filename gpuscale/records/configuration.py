@@ -38,6 +38,10 @@ class Configuration(Record, frozen=True, kw_only=True):
     """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
     command: Line | None = None
     """What was started, with its placeholders, where no case of gpuscale's own was trained."""
+    accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
+    """Batches whose gradients each GPU adds up for a step; None where a step has one."""
+    strategy_options: Line | None = None
+    """What the case asks of its strategy, such as `bucket_cap_mb=50`; None is nothing."""
     ranks_per_gpu: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None
     """Ranks that share a GPU, to try the way of several ranks on one; such a run is compared with
     none. None where each rank has a GPU of its own."""

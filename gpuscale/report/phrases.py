@@ -54,6 +54,8 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         configuration.precision,
         "channels-last" if configuration.channels_last else None,
         "compiled" if configuration.compiled else None,
+        f"{configuration.accumulate} batches a step" if configuration.accumulate else None,
+        configuration.strategy_options,
         _DATA.get(configuration.data),
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )

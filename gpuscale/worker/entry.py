@@ -122,12 +122,13 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         if strategy.local_rank == 0:
             real_dataset(case, request, size, download=True)
         strategy.barrier()
+    accumulate = request.configuration.accumulate or 1
     batches = training_batches(
         case,
         request,
         size,
         # A rank of DDP takes one GPU's share; the single process of dp takes all of them.
-        batch=request.batch_per_gpu * request.gpus // strategy.world_size,
+        batch=request.batch_per_gpu * request.gpus // strategy.world_size // accumulate,
         rank=strategy.rank,
         world_size=strategy.world_size,
     )

@@ -29,6 +29,7 @@ class Faults:
         self._delay_cycles = 0
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
+        """By step, of all of its parts."""
         self._steps_per_forward: float | None = None
         self._steps = 0
 
@@ -46,6 +47,8 @@ class Faults:
     def at_step(self) -> None:
         """Hang or crash, if this is the step for it."""
         self._steps += 1
+        if self._slower_by and self._steps_per_forward is None:
+            self._forward_times_s.append(0.0)
         if self._steps in self._hang_at:
             # For ever: signals that are handled would end a single pause.
             while True:
@@ -58,11 +61,11 @@ class Faults:
         if self._data_s:
             self._data_pause.lengthen(self._data_s)
 
-    def begin_forward(self) -> None:
-        """Take longer over the computation, on a GPU; on a CPU, see how long it takes."""
+    def begin_forward(self, share: float = 1.0) -> None:
+        """Take longer over a share of a step, on a GPU; on a CPU, see how long it takes."""
         if self._delay_cycles:
             # torch's own tests keep a stream busy in this way; there is no public one.
-            torch.cuda._sleep(self._delay_cycles)
+            torch.cuda._sleep(int(self._delay_cycles * share))
         elif self._slower_by:
             self._forward_began_s = time.perf_counter()
 
@@ -74,7 +77,7 @@ class Faults:
             return
         forward_s = time.perf_counter() - self._forward_began_s
         if self._steps_per_forward is None:
-            self._forward_times_s.append(forward_s)
+            self._forward_times_s[-1] += forward_s
         else:
             self._forward_pause.lengthen(self._slower_by * self._steps_per_forward * forward_s)
 

@@ -88,7 +88,7 @@ class Training:
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
         model = case.model().to(memory_format=self.memory_format)
-        self.model = strategy.wrap(model)
+        self.model = strategy.wrap(model, case)
         # Parameters keep the names that the case gave them, which a wrapped module's have not.
         self.optimizer = case.optimizer(model, request.gpus)
         # torch.compile keeps the module's own type, which its signature cannot say.
@@ -104,32 +104,41 @@ class Training:
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
         self._clock = phase_clock(self._device)
+        self._accumulate = asked.accumulate or 1
         self._epoch = 0
-        self._loss: torch.Tensor | None = None
+        self._losses: list[torch.Tensor] = []
 
     def step(self, *, synchronized: bool = True) -> None:
-        """Train on one batch; on CUDA it returns before the device is done.
+        """Train on one batch, or on several whose gradients add up.
 
-        Without synchronisation the ranks drift apart, until `realign`.
+        On CUDA it returns before the device is done. Without synchronisation the ranks drift
+        apart, until `realign`.
         """
-        clock = self._clock
-        inputs, targets = on_device(self._next_batch(), self._device, self.memory_format)
-        clock.mark(Phase.H2D)
+        clock, faults, strategy = self._clock, self.faults, self.strategy
+        clock.begin_step()
+        faults.at_step()
         self.optimizer.zero_grad(set_to_none=True)
         clock.mark(Phase.OPTIMIZER)
-        with nullcontext() if synchronized else self.strategy.unsynchronized(self.model):
-            loss = self.strategy.forward_backward(self, inputs, targets)
-        clock.mark(Phase.BACKWARD)
+        faults.in_data()
+        losses = []
+        for number in range(self._accumulate):
+            inputs, targets = on_device(self._next_batch(), self._device, self.memory_format)
+            clock.mark(Phase.H2D)
+            is_last = number == self._accumulate - 1
+            with (
+                nullcontext() if synchronized else strategy.unsynchronized(self.model),
+                nullcontext() if is_last else strategy.accumulating(self.model),
+            ):
+                loss = strategy.forward_backward(self, inputs, targets)
+            losses.append(loss.detach())
+            clock.mark(Phase.BACKWARD)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
-        self._loss = loss.detach()
+        self._losses = losses
 
     def _next_batch(self) -> Batch:
-        """Begin a step: its batch, in host memory."""
-        self._clock.begin_step()
-        self.faults.at_step()
-        self.faults.in_data()
+        """The next batch, in host memory."""
         batch = next(self.batches)
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
@@ -138,12 +147,17 @@ class Training:
         self._clock.mark(Phase.DATA)
         return batch
 
-    def forward_backward(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """The loss of a batch through the model as a whole, after the backward pass."""
-        self.faults.begin_forward()
+    def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
+        """The loss of a batch through the model as a whole, after the backward pass.
+
+        Of a part of a step it is the share in the step's loss.
+        """
+        share /= self._accumulate
+        self.faults.begin_forward(share)
         with self._autocast:
             output = self.case.forward(self.forward_model, inputs)
             loss = self.case.loss(output, targets)
+            loss = loss if share == 1 else loss * share
         self.faults.end_forward()
         self._clock.mark(Phase.FORWARD)
         self._scaler.scale(loss).backward()
@@ -174,8 +188,8 @@ class Training:
 
     def finite_loss(self) -> float | None:
         """The loss of the last step; None where it or a parameter is not a finite number."""
-        assert self._loss is not None, "no training step was made"
-        loss = float(self._loss.float().mean().item())
+        assert self._losses, "no training step was made"
+        loss = math.fsum(float(each.float().mean().item()) for each in self._losses)
         return loss if math.isfinite(loss) and all_finite(self.model) else None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.distributed.tensor import DTensor
 
+from gpuscale.cases import TrainingCase
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.loop import Peers
@@ -35,11 +36,15 @@ class Strategy(Peers, Protocol):
     training: "type[Training] | None" = None
     """What makes its steps, where `Training` itself does not."""
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model, on its device, made parallel."""
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """The model, on its device, made parallel with the options of its case."""
 
     def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         """A context in which a step does all but synchronise gradients."""
+        return nullcontext()
+
+    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """A context in which a batch's gradients are added to those that this rank keeps."""
         return nullcontext()
 
     def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:

@@ -1,24 +1,51 @@
 """DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from gpuscale.cases import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.worker.strategies import all_finite
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
+
+_FIRST_COMPRESSED = 2
+"""The first step that torch lets PowerSGD compress."""
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
     """DDP also with a single rank, so that T(1) has the wrapper of T(n)."""
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    _has_run = False
+
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """The model on this rank's device inside DDP."""
+        options: dict[str, Any] = dict(case.strategy_options.get("ddp", {}))
+        hook = options.pop("comm_hook", None)
         devices = list(self.devices) or None
-        return DistributedDataParallel(model.to(self.device), device_ids=devices)
+        wrapped = DistributedDataParallel(model.to(self.device), device_ids=devices, **options)
+        if hook == "powerSGD":
+            # By default the first thousand steps are not compressed: windows would be of both.
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif hook is not None:
+            wrapped.register_comm_hook(None, getattr(default_hooks, f"{hook}_hook"))
+        return wrapped
+
+    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """DDP's own `no_sync`, as users accumulate."""
+        assert isinstance(model, DistributedDataParallel)
+        if not self._has_run:
+            # With static_graph torch learns the graph from a backward pass that synchronises.
+            self._has_run = True
+            return nullcontext()
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:

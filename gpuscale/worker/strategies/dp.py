@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from gpuscale.cases import TrainingCase
 from gpuscale.records import RunRequest
 from gpuscale.worker.strategies import AUTOCAST, Strategy, cuda_device
 
@@ -20,7 +21,7 @@ class DataParallelStrategy(Strategy):
         self.devices = request.devices
         self._autocast_dtype = AUTOCAST.get(request.configuration.precision)
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """The model on the first device inside DataParallel (on CPU it passes batches through)."""
         model = model.to(self.device)
         if self._autocast_dtype is not None:

@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from gpuscale.cases import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
+from gpuscale.worker.data import on_device
 from gpuscale.worker.strategies import AUTOCAST, local_part
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
 from gpuscale.worker.training import Training
@@ -34,7 +36,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         self._all_gather, self._reduce_scatter = _AllGather(), _ReduceScatter()
         self._kept: list[torch.Tensor] = []
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         """The model on this rank's device; each of its blocks is sharded, then all that is left."""
         # It takes no other layout; a convolution has that of its batch all the same.
         model = model.to(self.device).to(memory_format=torch.contiguous_format)
@@ -46,6 +48,14 @@ class FullyShardedStrategy(ProcessGroupStrategy):
             sharded.set_custom_all_gather(self._all_gather)
             sharded.set_custom_reduce_scatter(self._reduce_scatter)
         return model
+
+    @contextmanager
+    def accumulating(self, model: nn.Module) -> Iterator[None]:
+        """A context in which whole gradients stay on this rank; parameters are gathered still."""
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
@@ -90,9 +100,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
                 tensor.copy_(_gathered(other))
-        inputs, targets = next(training.batches)
-        inputs = inputs.to(self.device, memory_format=training.memory_format)
-        targets = targets.to(self.device)
+        inputs, targets = on_device(next(training.batches), self.device, training.memory_format)
         for model in (plain, training.model):
             model.zero_grad()
             # The same dropout in both.

@@ -50,6 +50,7 @@ class LightningTraining(Training):
                 precision_plugin=self._precision(request.configuration.precision),
             ),
             max_epochs=-1,
+            accumulate_grad_batches=self._accumulate,
             # What is logged is brought to the host, as for any logger, and written nowhere.
             logger=DummyLogger(),
             enable_checkpointing=False,
@@ -78,17 +79,27 @@ class LightningTraining(Training):
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
-                yield self._next_batch()
-            self._clock.mark(Phase.OPTIMIZER)
+                self._clock.begin_step()
+                self.faults.at_step()
+                self.faults.in_data()
+                self._losses = []
+                for _ in range(self._accumulate):
+                    yield self._next_batch()
+                    self._clock.mark(Phase.OPTIMIZER)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         """The loss of a batch that is on the device."""
         inputs, targets = batch
-        self.faults.begin_forward()
+        self.faults.begin_forward(1 / self._accumulate)
         loss = self.case.loss(self.case.forward(model, inputs), targets)
         self.faults.end_forward()
-        self._loss = loss.detach()
+        self._losses.append(loss.detach())
         return loss
+
+    def finite_loss(self) -> float | None:
+        """The loss of the last step, as `Training` has it; Lightning divides its losses itself."""
+        loss = super().finite_loss()
+        return None if loss is None else loss / self._accumulate
 
     def mark(self, phase: Phase) -> None:
         """Note the end of a phase."""
@@ -120,7 +131,7 @@ class LightningStrategy(DistributedDataParallelStrategy):
 
     training = LightningTraining
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """The model on this rank's device."""
         return model.to(self.device)
 

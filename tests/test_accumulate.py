@@ -1,0 +1,135 @@
+"""Gradients of several batches add up to those of one, and are synchronised once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from changing import replace
+from measuring import Session, run_pytest, write_case
+from test_strategies import request_for
+
+from gpuscale import TrainingCase
+from gpuscale.worker.strategies.dp import DataParallelStrategy
+from gpuscale.worker.training import Training
+
+MICRO, BATCHES = 2, 4
+
+# What DDP must bear together with steps that are not synchronised, over gloo.
+UNUSED = """
+class Forked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(16, 10), torch.nn.Linear(16, 10)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+class Unused(Tiny):
+    strategy_options = {"ddp": {"find_unused_parameters": True, "comm_hook": "fp16_compress"}}
+
+    def model(self):
+        return Forked()
+
+Case = Unused
+"""
+STATIC = """
+class Static(Tiny):
+    strategy_options = {"ddp": {"static_graph": True, "gradient_as_bucket_view": True,
+                                "bucket_cap_mb": 1, "comm_hook": "powerSGD"}}
+
+Case = Static
+"""
+NORMED = """
+class Normed(Tiny):
+    strategies = ("ddp", "fsdp")
+    strategy_options = {"ddp": {"comm_hook": "bf16_compress"}}
+
+    def model(self):
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10))
+
+Case = Normed
+"""
+
+
+class Line(TrainingCase):
+    """A linear regression."""
+
+    def model(self) -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Linear(3, 1)
+
+    def loss(self, output: Any, target: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(output, target)
+
+    def optimizer(self, model: torch.nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Given:
+    """Batches that are known."""
+
+    epoch = 0
+
+    def __init__(self, samples: torch.Tensor, batch: int) -> None:
+        self._batches: Iterator[torch.Tensor] = iter(samples.split(batch))
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = next(self._batches)
+        return inputs, inputs.sum(1, keepdim=True)
+
+
+def after_a_step(samples: torch.Tensor, accumulate: int | None) -> tuple[list[float], float | None]:
+    plain = request_for("dp")
+    request = replace(plain, configuration=replace(plain.configuration, accumulate=accumulate))
+    batches = Given(samples, len(samples) // (accumulate or 1))
+    training = Training(Line(), request, DataParallelStrategy(request), batches)
+    training.step()
+    values = [each for p in training.model.parameters() for each in p.detach().flatten().tolist()]
+    return values, training.finite_loss()
+
+
+def test_a_step_of_several_batches_is_that_of_one_as_large() -> None:
+    samples = torch.rand(MICRO * BATCHES, 3)
+    weights, loss = after_a_step(samples, BATCHES)
+    expected, expected_loss = after_a_step(samples, None)
+    assert weights == pytest.approx(expected, rel=1e-5)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Two ranks that add up two batches, with all of DDP's options."""
+    folder: Path = tmp_path_factory.mktemp("accumulated")
+    for name, case in (("unused", UNUSED), ("static", STATIC), ("normed", NORMED)):
+        write_case(folder, case, name=f"test_{name}.py")
+    arguments = ("--device", "cpu", "--gpus", "2", "--runs", "1", "--run-seconds", "0.2")
+    return run_pytest(folder, *arguments, "--accumulate", "2")
+
+
+def test_ranks_agree_with_every_option_of_ddp_over_accumulated_batches(
+    accumulated: Session,
+) -> None:
+    assert accumulated.exit_code == 0, accumulated.output
+    for run in accumulated.results.runs:
+        # That includes equal digests, and of fsdp a gradient that is the mean over the ranks.
+        assert run.is_valid
+        assert len(run.unsynced_windows) >= 3
+
+
+def test_the_options_and_the_batches_of_a_step_identify_a_result(accumulated: Session) -> None:
+    found = {run.configuration.label: run for run in accumulated.results.runs}
+    options = {name: run.configuration.strategy_options for name, run in found.items()}
+    assert options == {
+        "normed/fsdp": None,
+        "unused/ddp": "comm_hook=fp16_compress, find_unused_parameters=True",
+        "static/ddp": "bucket_cap_mb=1, comm_hook=powerSGD, gradient_as_bucket_view=True, "
+        "static_graph=True",
+        "normed/ddp": "comm_hook=bf16_compress",
+    }
+    assert {run.configuration.accumulate for run in found.values()} == {2}
+    # Of the tiny case each batch has eight samples.
+    assert {run.batch_per_gpu for run in found.values()} == {16}
+    assert "2 batches a step, comm_hook=bf16_compress" in accumulated.output
