@@ -54,6 +54,8 @@ class TrainingCase(Case):
     """Length of one epoch: of synthetic data, and of the times per epoch in tables."""
     raw_image_shape: ClassVar[tuple[int, ...] | None] = None
     """Height and width (and 3 for colour) of the images that `transform` takes."""
+    size: Size
+    """The one that is trained, for models that depend on it; ranks set it before `model()`."""
     sizes: ClassVar[Mapping[str, Size]] = {}
     """Named sizes; without any, `batch` and `sample_shape` are the size of every name."""
 

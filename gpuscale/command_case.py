@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Formatter
 from typing import ClassVar, Literal
 
@@ -15,6 +16,9 @@ from gpuscale.strategies import COMMAND
 LAUNCHES = ("plain", "torchrun")
 """How a command is started on one node: once, or once a GPU with the variables of torchrun."""
 PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
+_STARTERS = frozenset(
+    {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torch.distributed.run"}
+)
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
@@ -61,6 +65,11 @@ class CommandCase(Case):
                 "choose a number of GPUs that divides it"
             )
         return asked // gpus
+
+    @classmethod
+    def starts_ranks(cls) -> bool:
+        """True of a command that starts the processes of all GPUs by itself."""
+        return any(Path(word).name in _STARTERS for word in cls.words())
 
     @classmethod
     def placeholders(cls) -> set[str]:

@@ -123,6 +123,11 @@ def command_request(
     )
 
 
+def default_strategy(case: type[TrainingCase]) -> str:
+    """The first of the case's strategies that has a rank for each GPU, if one has."""
+    return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
+
+
 def file_of_case(case: type[Case]) -> str:
     """The path of the file that a case was imported from."""
     return str(sys.modules[case.__module__].__file__)

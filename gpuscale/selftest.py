@@ -31,7 +31,7 @@ from gpuscale.records.selftest import (
     TrialsReport,
 )
 from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
-from gpuscale.run_defaults import default_request
+from gpuscale.run_defaults import default_request, default_strategy
 from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.statistics.significance import rate_of
 from gpuscale.strategies import ranks_of
@@ -66,8 +66,7 @@ def case_request(
     case: type[TrainingCase], environment: Environment, *, gpus: int, run: int
 ) -> RunRequest:
     """The request for one run of a case as gpuscale measures it by default."""
-    strategy = max(case.strategies, key=lambda name: ranks_of(name, 2) or 0)
-    return default_request(case, environment, strategy=strategy, gpus=gpus, run=run)
+    return default_request(case, environment, strategy=default_strategy(case), gpus=gpus, run=run)
 
 
 def possible_faults(

@@ -11,6 +11,7 @@ from measuring import BENCH_CASES, REPOSITORY, run_pytest
 from torch.utils.data import Dataset, Subset
 from torchvision import datasets
 
+from bench_cases.test_gpt import Gpt
 from bench_cases.test_mnist_cnn import MnistCnn
 from bench_cases.test_mnist_net import MnistNet
 from bench_cases.test_resnet50 import Resnet50
@@ -60,6 +61,37 @@ def test_models_have_the_sizes_of_their_sources() -> None:
     for case, published in ((Resnet50v2Cifar(), 23_564_800), (Resnet152v2Cifar(), 58_331_648)):
         statistics = sum(its.numel() for its in case.model().buffers() if its.dim())
         assert parameters(case) + statistics == published + 2048 * 10 + 10
+
+
+def sized(case: TrainingCase, name: str) -> TrainingCase:
+    case.size = case.named_size(name)
+    return case
+
+
+def test_the_language_model_has_the_size_of_gpt_2_and_a_tenth_of_it_to_try() -> None:
+    def counted(words: int, context: int, width: int, blocks: int) -> int:
+        # Norms; attention and projection; the two layers that follow.
+        block = 4 * width + (4 * width**2 + 4 * width) + (8 * width**2 + 5 * width)
+        return (2 * words + context + 2) * width + blocks * block
+
+    with torch.device("meta"):
+        assert parameters(sized(Gpt(), "full")) == counted(24_576, 1024, 768, 12) == 123_591_168
+        assert parameters(sized(Gpt(), "smoke")) == counted(4_096, 32, 320, 6) == 10_030_080
+
+
+def test_the_language_model_learns_the_next_token_and_decays_matrices_only() -> None:
+    case = sized(Gpt(), "smoke")
+    inputs, target = case.sample(3, case.size)
+    assert inputs.dtype == torch.int64
+    assert torch.equal(inputs[1:], target[:-1])
+    model = case.model()
+    assert case.loss(model(inputs[None]), target[None]).item() == pytest.approx(8.3, abs=0.5)
+    decays = {
+        parameter.dim() > 1: group["weight_decay"]
+        for group in case.optimizer(model, 1).param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {True: 0.1, False: 0}
 
 
 def test_optimisers_are_those_of_their_sources() -> None:

@@ -96,3 +96,28 @@ def test_what_ended_a_rank_is_told_with_a_traceback_only_where_it_was_not_expect
     assert failure.kind == kind
     assert bool(failure.detail) is has_traceback
     assert str(error) in failure.message
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out_of_memory"),
+        ("RuntimeError: could not create a primitive", "out_of_memory"),
+        ("RuntimeError: could not create a primitive descriptor for a convolution", "raised"),
+        (
+            "RuntimeError: [enforce fail] . DefaultCPUAllocator: can't allocate memory",
+            "out_of_memory",
+        ),
+        ("MemoryError", "out_of_memory"),
+        ("ValueError: no such batch", "raised"),
+    ],
+)
+def test_memory_that_is_out_is_told_from_other_errors(
+    tmp_path: Path, message: str, kind: str
+) -> None:
+    failure = Failure(kind="raised", message=message, rank=0, detail="its traceback")
+    directory = RunDirectory(path=tmp_path)
+    directory.failure(0).write(RankFailure(failure=failure, lost_peer=False))
+    found = failure_of(request_for_cpu(), directory, {0: 1})
+    assert found is not None
+    assert found.kind == kind

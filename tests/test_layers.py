@@ -25,6 +25,7 @@ LAYERS = {
     "environment_diff": 2,
     "cases": 2,
     "command_case": 2,
+    "log_formats": 2,
     "injections": 2,
     "history": 2,
     "run_directory": 2,
@@ -39,6 +40,7 @@ LAYERS = {
     "report": 4,
     "night": 4,
     "selftest": 4,
+    "largest_batch": 4,
     "plugin": 5,
     "cli": 6,
 }

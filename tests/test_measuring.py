@@ -140,7 +140,8 @@ def test_collect_only_measures_nothing_and_writes_nothing(tmp_path: Path) -> Non
     )
     assert session.exit_code == 0, session.output
     runs = re.findall(r"::.*run(\d)\]", session.output)
-    assert runs == sorted("123" * 12)
+    assert runs == sorted("123" * (len(runs) // 3))
+    assert len(runs) > 36
     assert not (tmp_path / ".gpuscale").exists()
 
 

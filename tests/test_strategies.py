@@ -22,6 +22,7 @@ from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
+from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
 from gpuscale.worker.training import parameter_digest, set_fp32_mode
 
 PATIENCE_S = 60.0
@@ -36,16 +37,18 @@ def request_for(strategy: str, *, gpus: int = 1, precision: Precision = "fp32") 
     return replace(plain, configuration=configuration, gpus=gpus)
 
 
-def join(rank: int, port: int) -> DistributedDataParallelStrategy:
+def join(
+    rank: int, port: int, kind: type[ProcessGroupStrategy] = DistributedDataParallelStrategy
+) -> ProcessGroupStrategy:
     """Become a rank of two."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
-    return DistributedDataParallelStrategy(request_for("ddp", gpus=2))
+    return kind(request_for("ddp", gpus=2))
 
 
-def answer(queue: "Queue[Any]", strategy: DistributedDataParallelStrategy, *what: object) -> None:
+def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -> None:
     """Hand over what a rank found, and end."""
     queue.put((strategy.rank, *what))
     queue.close()

@@ -24,6 +24,7 @@ _COMMANDS = (
     ("history", "show when rows changed over the nights, and what else changed then"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
+    ("batch", "find the largest batch of a case that fits into memory"),
     ("submit", "measure and judge in a job of this cluster's scheduler"),
     ("night", "measure, compare and keep, in a job that is running (submit writes such jobs)"),
     ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),

@@ -1,13 +1,15 @@
-"""The results files that a command is given, or finds for itself."""
+"""The results files, rows and cases that a command is given, or finds for itself."""
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
@@ -106,3 +108,32 @@ def gpu_counts(text: str) -> frozenset[int]:
     if not counts or min(counts) < 1:
         raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
     return counts
+
+
+def case_class(file: str, name: str = "") -> type[TrainingCase]:
+    """The case of that name in a Python file; without a name the only one."""
+    path = Path(file).absolute()
+    if not path.is_file() or path.suffix != ".py":
+        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
+        raise UsageError(f"{problem}; give FILE::Class")
+    # As pytest does it, so that a case finds what lies beside it.
+    sys.path.insert(0, str(path.parent))
+    sys.modules.pop(path.stem, None)
+    try:
+        module = import_module(path.stem)
+    except Exception as error:
+        # Any line of the user's file may raise anything; it is the file that is to be mended.
+        raise UsageError(
+            f"{file} cannot be imported ({type(error).__name__}: {error}); "
+            "run it with python to see where"
+        ) from None
+    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    cases = {key: its for key, its in classes.items() if issubclass(its, TrainingCase)}
+    known = {key: case for key, case in cases.items() if case.__module__ == path.stem}
+    if not name and len(known) == 1:
+        (name,) = known
+    if name not in known:
+        found = ", ".join(f"{file}::{key}" for key in known) or "none"
+        raise UsageError(f"name a case in {file} as FILE::Class; there is {found}")
+    refuse_unusable(known[name])
+    return known[name]

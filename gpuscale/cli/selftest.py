@@ -3,14 +3,13 @@
 import argparse
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from gpuscale import selftest
-from gpuscale.cases import TrainingCase, refuse_unusable
-from gpuscale.cli.inputs import gpu_counts
+from gpuscale.cases import TrainingCase
+from gpuscale.cli.inputs import case_class, gpu_counts
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
@@ -108,34 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
 def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
     """The case that `FILE::Class` names, or the default one of the device."""
     file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
-    path = Path(file).absolute()
-    if text is None and not path.is_file():
+    if text is None and not Path(file).is_file():
         raise UsageError(
             f"there is no {file} here; go to the folder that has bench_cases, or name a case "
             "of your own with --case FILE::Class"
         )
-    if not path.is_file() or path.suffix != ".py":
-        problem = f"{file} is not a Python file" if path.is_file() else f"there is no file {file}"
-        raise UsageError(f"--case: {problem}; give FILE::Class")
-    # As pytest does it, so that a case finds what lies beside it.
-    sys.path.insert(0, str(path.parent))
-    sys.modules.pop(path.stem, None)
-    try:
-        module = import_module(path.stem)
-    except Exception as error:
-        # Any line of the user's file may raise anything; it is the file that is to be mended.
-        raise UsageError(
-            f"--case: {file} cannot be imported ({type(error).__name__}: {error}); "
-            "run it with python to see where"
-        ) from None
-    classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
-    cases = {key: its for key, its in classes.items() if issubclass(its, TrainingCase)}
-    known = {key: case for key, case in cases.items() if case.__module__ == path.stem}
-    if name not in known:
-        found = ", ".join(f"{file}::{key}" for key in known) or "none"
-        raise UsageError(f"--case: name a case in {file} as FILE::Class; there is {found}")
-    refuse_unusable(known[name])
-    return known[name]
+    return case_class(file, name)
 
 
 def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, ...]:

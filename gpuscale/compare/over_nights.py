@@ -66,8 +66,9 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             change = lost.get((entry.configuration, entry.key.gpus))
         if change is None or entry.verdict.is_loss:
             return entry
+        is_drift = change.kind == "drift"
         reason = Statement.of(
-            "drifted" if change.kind == "drift" else "level_lost",
+            "drifted" if is_drift else "level_lost",
             change=-change.throughput.value,
             since=f"{history.nights[change.onset].began_at:%Y-%m-%d}",
             otherwise=entry.reason,

@@ -13,7 +13,9 @@ from gpuscale.run_directory import RunDirectory
 _OUTPUT_TAIL_CHARS = 4000
 _OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
-    r"|CUDA out of memory",
+    r"|CUDA out of memory|std::bad_alloc"
+    # In oneDNN's words; of what it does not support it cannot create a descriptor.
+    r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
 )
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
@@ -32,6 +34,9 @@ def failure_of(
     Exit codes are those of the ranks that failed, in their order where that is known, and minus
     the signal's number where one ended it. A launcher is one across nodes whose command failed.
     """
+    if request.command is not None and (reports := directory.failures()):
+        # What watched the command has told all there is.
+        return reports[0].failure
     if timed_out:
         return _timeout(request, directory)
     if exit_codes:
@@ -92,6 +97,8 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
     tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
+    if _OUT_OF_MEMORY.search(tail):
+        kind, message = "out_of_memory", f"{message}, out of memory"
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
 
@@ -107,6 +114,7 @@ def _raised(request: RunRequest, directory: RunDirectory, failure: Failure) -> F
             f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
             f"a smaller --size or batch: {failure.message}"
         )
+        failure = replace(failure, kind="out_of_memory")
     return replace(failure, message=said)
 
 

@@ -75,7 +75,9 @@ class NodesLauncher(Launcher):
         self.running = directory
         started_at_s, started = time.time(), time.monotonic()
         try:
-            code, timed_out = self._start(directory, request.job, placement, request.timeout_s)
+            # What watches a command ends it by itself when its time is up.
+            patience_s = request.timeout_s + (0 if request.command is None else _END_S)
+            code, timed_out = self._start(directory, request.job, placement, patience_s)
         finally:
             self.running = None
         wall_s = time.monotonic() - started

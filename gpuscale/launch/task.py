@@ -21,6 +21,7 @@ from gpuscale.run_directory import RunDirectory, Sampler, write_atomically
 
 _LOOK_S = 0.5
 _LOOK_AT_FOLDER_S = 2.0
+_END_S = 8.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -98,7 +99,7 @@ def _watch(child: int, parent: int, directory: RunDirectory) -> int:
     forks from threads. It is also so when the run's folder is gone: the launcher has ended, and
     the daemon that should have told this node has not.
     """
-    looked_at_folder = time.monotonic()
+    looked_at_folder, abandoned_s = time.monotonic(), None
     waited_for = {signal.SIGCHLD, *_FORWARDED}
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -112,7 +113,10 @@ def _watch(child: int, parent: int, directory: RunDirectory) -> int:
             looked_at_folder = time.monotonic()
             is_abandoned = is_abandoned or not directory.path.exists()
         if is_abandoned:
-            os.kill(child, signal.SIGKILL)
+            # What watches a command ends what that has started.
+            abandoned_s = abandoned_s or time.monotonic()
+            is_late = time.monotonic() - abandoned_s > _END_S
+            os.kill(child, signal.SIGKILL if is_late else signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,11 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
     """The request for an item's run; a `CaseError` says why the case cannot be trained so."""
     case = plan.case
     if issubclass(case, CommandCase):
+        if environment.nodes and case.starts_ranks():
+            raise CaseError(
+                f"{case.name()}: --launcher {environment.launcher} starts the command once for "
+                "each rank; give the bare script, without torchrun or the like before it"
+            )
         request = command_request(case, environment, gpus=plan.gpus, run=plan.run, batch=plan.batch)
         return _with_length(request, options)
     assert issubclass(case, TrainingCase)

@@ -22,7 +22,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float
     """Warm-up lasts until both its steps and its seconds have passed, first step excepted."""
     windows: int
-    """The most windows of synchronised training; slow cases get fewer, never under 10."""
+    """The most windows of synchronised training; slow cases get fewer, but 10 of so many."""
     window_s: float
     """Aimed-at length of a window; a window holds at least one step."""
     run_seconds: float
@@ -72,6 +72,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     timing: TimingPlan
     timeout_s: float
     samples_per_epoch: int | None = None
+    memory_limit_bytes: int | None = None
+    """What a rank may take of the host's memory beyond what it has before it builds its model."""
     injections: tuple[str, ...] = ()
     """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
     command: CommandRequest | None = None
@@ -144,12 +146,22 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(window.busy_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
-        """Median of each phase over the synchronised windows, in seconds per step."""
-        phases = [window.phases for window in self.windows if window.synchronized]
+        """Median of each phase over the synchronised windows, in seconds per step.
+
+        What synchronisation adds to the forward is in the backward, as the rest of it is.
+        """
+        synced, alone = (
+            [window.phases for window in self.windows if window.synchronized is synchronized]
+            for synchronized in (True, False)
+        )
         medians = {
-            name: statistics.median(getattr(each, name) for each in phases)
+            name: statistics.median(getattr(each, name) for each in synced)
             for name in Phases.__struct_fields__
         }
+        if alone:
+            own_s = min(medians["forward_s"], statistics.median(each.forward_s for each in alone))
+            medians["backward_s"] += medians["forward_s"] - own_s
+            medians["forward_s"] = own_s
         return Phases(**medians).scaled(1 / self.steps_per_window)
 
 

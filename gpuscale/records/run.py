@@ -30,7 +30,9 @@ from gpuscale.records.record import (
 from gpuscale.strategies import STRATEGIES
 from gpuscale.telemetry.fields import values_problem
 
-FailureKind = Literal["raised", "system", "killed", "timeout", "launch", "invalid", "unsteady"]
+FailureKind = Literal[
+    "raised", "out_of_memory", "system", "killed", "timeout", "launch", "invalid", "unsteady"
+]
 """`system` is an exception that a GPU, the network or a file system caused."""
 BUSY_LOAD_PER_CORE = 1.5
 """Of a host with other work than ours: ranks of the run before leave at most one for each core."""

@@ -202,6 +202,7 @@ WORDS: Mapping[str, str] = {
 }
 _FAILED = {
     "raised": ("raised an error", "raised an error"),
+    "out_of_memory": ("ran out of memory", "ran out of memory"),
     "system": ("met a fault of the system", "met faults of the system"),
     "killed": ("was killed", "were killed"),
     "timeout": ("took too long", "took too long"),

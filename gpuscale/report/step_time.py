@@ -178,6 +178,7 @@ def _step(runs: Sequence[Run]) -> _Step | None:
     exposed = [run.measured.get("exposed_communication_s") for run in runs]
     exposed_s = [each for each in exposed if each is not None]
     communication_s = statistics.fmean(exposed_s) if exposed_s else None
+    in_forward_s = _communication_in_forward_s(runs) if exposed_s else 0.0
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])
     cut = len(described) // 3
@@ -193,8 +194,8 @@ def _step(runs: Sequence[Run]) -> _Step | None:
         phases_s={
             "data": mean.data_s,
             "h2d": mean.h2d_s,
-            "forward": mean.forward_s,
-            "backward": mean.backward_s - (communication_s or 0.0),
+            "forward": mean.forward_s - in_forward_s,
+            "backward": mean.backward_s - (communication_s or 0.0) + in_forward_s,
             "communication": communication_s,
             "optimizer": mean.optimizer_s,
         },
@@ -202,6 +203,23 @@ def _step(runs: Sequence[Run]) -> _Step | None:
         windows=len(described),
         missing_windows=sum(missing),
     )
+
+
+def _communication_in_forward_s(runs: Iterable[Run]) -> float:
+    """Seconds per step by which a forward is longer with synchronisation, the mean over runs.
+
+    There FSDP gathers parameters and DDP broadcasts buffers; less than nothing is noise.
+    """
+    found = []
+    for run in runs:
+        synced, alone = (
+            [window.phases.forward_s for window in windows if window.phases is not None]
+            for windows in (run.windows, run.unsynced_windows)
+        )
+        if synced and alone and run.steps_per_window:
+            wait_s = statistics.median(synced) - statistics.median(alone)
+            found.append(max(0.0, wait_s) / run.steps_per_window)
+    return statistics.fmean(found) if found else 0.0
 
 
 def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:

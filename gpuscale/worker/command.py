@@ -100,7 +100,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             _tell(directory, windows.wanted, windows.wanted)
             outcome = reader.outcome(windows, started_s=started_s, clock_s=clock_s)
             directory.command_outcome(rank or 0).write(outcome)
-            write_atomically(directory.enough, "")
+            write_atomically(directory.enough, f"rank {rank}")
             return
         if rank is not None and directory.enough.exists():
             return

@@ -39,6 +39,9 @@ _OF_THE_SYSTEM = re.compile(
     re.IGNORECASE,
 )
 
+# As torch says it of an operator that fsdp's parameters do not have.
+_OF_SHARDS = re.compile(r"DTensor|sharding strategy|placement")
+
 _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
@@ -70,6 +73,11 @@ class RankFiles:
         message = summary.splitlines()[0] if summary else type(error).__name__
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
         detail = "".join(traceback.format_exception(error))
+        if _OF_SHARDS.search(message):
+            message += (
+                " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
+                "measure it with ddp)"
+            )
         if isinstance(error, GpuscaleError):
             message, detail = " ".join(str(error).splitlines()), ""
         if isinstance(error, InvalidTrainingError):
@@ -110,23 +118,31 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         raise
 
 
+def _limit_memory(limit_bytes: int) -> None:
+    """Let this process have so many bytes of address space more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = pages * resource.getpagesize() + limit_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
+
 def _prepare(request: RunRequest) -> tuple[Training, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
     case = load_case(request)
-    size = case.named_size(request.configuration.size)
     strategy = strategy_for(request)
     joined_at_s = time.time()
+    if request.memory_limit_bytes is not None:
+        _limit_memory(request.memory_limit_bytes)
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
-            real_dataset(case, request, size, download=True)
+            real_dataset(case, request, case.size, download=True)
         strategy.barrier()
     accumulate = request.configuration.accumulate or 1
     batches = training_batches(
         case,
         request,
-        size,
+        case.size,
         # A rank of DDP takes one GPU's share; the single process of dp takes all of them.
         batch=request.batch_per_gpu * request.gpus // strategy.world_size // accumulate,
         rank=strategy.rank,

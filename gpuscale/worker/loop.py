@@ -139,15 +139,16 @@ def window_plan(
     holds whole bursts, or some windows would meet a burst and others the wait for one.
     """
     steps = math.ceil(timing.window_s / step_time_s * (1 - _ROUNDING))
-    ten_steps_s = _all_windows(_FEWEST_WINDOWS, pausing=pausing) * step_time_s
+    fewest = min(_FEWEST_WINDOWS, timing.windows)
+    ten_steps_s = _all_windows(fewest, pausing=pausing) * step_time_s
     steps = max(1, min(steps, math.floor(timing.run_seconds / ten_steps_s)))
     steps = math.ceil(steps / max(1, loaders)) * max(1, loaders)
     affordable = [
         windows
-        for windows in range(_FEWEST_WINDOWS, timing.windows + 1)
+        for windows in range(fewest, timing.windows + 1)
         if _all_windows(windows, pausing=pausing) * steps * step_time_s <= timing.run_seconds
     ]
-    return steps, max(affordable, default=_FEWEST_WINDOWS)
+    return steps, max(affordable, default=fewest)
 
 
 def _all_windows(synced: int, *, pausing: bool) -> int:

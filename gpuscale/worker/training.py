@@ -43,7 +43,7 @@ def _refuse_missing_tf32(precision: str | None, devices: Sequence[int]) -> None:
 
 
 def load_case(request: RunRequest) -> TrainingCase:
-    """An instance of the request's case, whose module is imported for it; else a CaseError."""
+    """The request's case at its size; its module is imported for it. Else a CaseError."""
     for path in reversed(request.import_paths):
         if path not in sys.path:
             sys.path.insert(0, path)
@@ -55,7 +55,9 @@ def load_case(request: RunRequest) -> TrainingCase:
             f"{request.case_file}: no TrainingCase named {request.case_class} at the top of the "
             "module; ranks import the case from its file, so it cannot live inside a function"
         )
-    return found()
+    case = found()
+    case.size = case.named_size(request.configuration.size)
+    return case
 
 
 def _load_module(name: str, file: Path) -> ModuleType:

@@ -1,0 +1,175 @@
+"""`gpuscale batch`: the largest batch of a case that fits into memory."""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuscale.cases import TrainingCase
+from gpuscale.cli.inputs import case_class
+from gpuscale.errors import ExitCode, UsageError
+from gpuscale.largest_batch import FEW_STEPS, Try, tries
+from gpuscale.launch import RunTerminated
+from gpuscale.launch.local import LocalLauncher
+from gpuscale.records import Run, RunRequest
+from gpuscale.records.configuration import Precision
+from gpuscale.report.phrases import UNKNOWN, configuration_text, counted, gpus_text
+from gpuscale.report.screen import can_redraw, progress_text, redrawn
+from gpuscale.run_defaults import default_request, default_strategy
+from gpuscale.units import format_bytes, format_seconds
+
+_SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
+_UNITS = "KMGT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Find the largest batch of a case that fits into memory: powers of two, then exactly, "
+        "each tried by a few steps in fresh ranks. It is the smallest over all ranks."
+    )
+    parser.epilog = "Exit codes: 0 found, 2 usage, or the case fails for another reason."
+    add = parser.add_argument
+    add("case", metavar="FILE[::CLASS]", help="the case; its class where the file has several")
+    add("--gpus", metavar="N", type=int, default=1, help="GPUs, or CPU ranks (default: 1)")
+    add("--strategy", metavar="S", help="one of the case's (default: one with a rank for each GPU)")
+    add("--size", metavar="NAME", help="full (default on GPUs), smoke (on CPU) or one of the case")
+    add("--precision", choices=get_args(Precision), default="fp32", help="default: fp32")
+    text = "auto (default: CUDA where there is one), cuda or cpu"
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help=text)
+    text = "for CPU ranks: what each may take beyond what it has once started, such as 2GiB"
+    add("--memory-limit", metavar="SIZE", help=text)
+    add("--format", choices=("text", "json"), default="text", help="text (default) or json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Try batches until the largest that fits is found, a line for each."""
+    started = time.monotonic()
+    file, _, name = arguments.case.partition("::")
+    case = case_class(file, name)
+    launcher = LocalLauncher(device=arguments.device)
+    first = _request(arguments, case, launcher, None)
+    size = case().named_size(first.configuration.size)
+    strong = case.scaling == "strong"
+    samples = case.training_samples
+    made: list[Try] = []
+
+    def make_run(batch: int) -> Run:
+        number = f"try {len(made) + 1}, batch {batch}"
+
+        def drawn() -> str:
+            stage = launcher.progress()
+            return number if stage is None else f"{number}: {progress_text(*stage)}"
+
+        with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
+            return launcher.run(_request(arguments, case, launcher, batch))
+
+    each_has = f", {arguments.memory_limit} each" if arguments.memory_limit else ""
+    _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
+    try:
+        for each in tries(
+            make_run,
+            first=size.batch,
+            unit=arguments.gpus if strong else 1,
+            most=samples if strong else samples // arguments.gpus,
+        ):
+            made.append(each)
+            _say(arguments, _line(each))
+    except RunTerminated as terminated:
+        return 128 + terminated.number
+    fitting = [each.batch for each in made if each.fits]
+    if not fitting:
+        raise UsageError(f"{first.key.label}: not even the smallest batch fits into memory")
+    _conclude(arguments, first, max(fitting), made, time.monotonic() - started)
+    return ExitCode.OK
+
+
+def _request(
+    arguments: argparse.Namespace,
+    case: type[TrainingCase],
+    launcher: LocalLauncher,
+    batch: int | None,
+) -> RunRequest:
+    """The request for one try; an error says why there can be none."""
+    environment, gpus = launcher.environment, arguments.gpus
+    on_cpu = environment.device == "cpu"
+    here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
+    if not 1 <= gpus <= here:
+        found = counted(here, "CPU core" if on_cpu else "GPU")
+        raise UsageError(f"--gpus {gpus}: this machine has {found}; choose from 1 to {here}")
+    strategy = arguments.strategy or default_strategy(case)
+    if strategy not in case.strategies:
+        raise UsageError(f"--strategy {strategy}: {case.name()} has {', '.join(case.strategies)}")
+    if on_cpu != (arguments.memory_limit is not None):
+        remedy = "give what each rank may take, such as 2GiB" if on_cpu else "leave it out on GPUs"
+        raise UsageError(f"--memory-limit is for CPU ranks: {remedy}")
+    request = default_request(
+        case, environment, strategy=strategy, gpus=gpus, run=1, size=arguments.size, batch=batch
+    )
+    return replace(
+        request,
+        configuration=replace(request.configuration, precision=arguments.precision),
+        timing=FEW_STEPS,
+        memory_limit_bytes=_bytes(arguments.memory_limit) if on_cpu else None,
+    )
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"--memory-limit: '{text}' is no amount of memory, such as 400MiB or 2GiB")
+    amount: int = int(found[1]) * 1024 ** (_UNITS.index(found[2][0].upper()) + 1)
+    return amount
+
+
+def _line(each: Try) -> str:
+    peak = UNKNOWN if each.peak_memory_bytes is None else format_bytes(each.peak_memory_bytes)
+    rank = f"out of memory on rank {each.failed_rank}"
+    took = "" if each.wall_s is None else format_seconds(each.wall_s)
+    return f"batch {each.batch:>6}  {f'fits, peak {peak}' if each.fits else rank:<26}  {took}"
+
+
+def _say(arguments: argparse.Namespace, line: str) -> None:
+    """Show a line at once, where lines are wanted."""
+    if arguments.format == "text":
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def _conclude(
+    arguments: argparse.Namespace, first: RunRequest, batch: int, made: Sequence[Try], took_s: float
+) -> None:
+    options = [
+        f"--{name} {value}"
+        for name in ("strategy", "size", "precision", "device")
+        if (value := getattr(arguments, name)) not in (None, "auto", "fp32")
+    ]
+    # On one GPU the batch of all may not fit.
+    strong = first.configuration.scaling == "strong"
+    gpus = f"{arguments.gpus}" if strong or arguments.gpus == 1 else f"1,{arguments.gpus}"
+    file = shlex.quote(arguments.case.partition("::")[0])
+    command = f"pytest {file} --gpus {gpus} {' '.join([*options, f'--batch {batch}'])}"
+    if arguments.format == "json":
+        document = {
+            "format": "gpuscale-batch",
+            "version": 1,
+            "configuration": msgspec.to_builtins(first.configuration),
+            "gpus": arguments.gpus,
+            "batch": batch,
+            "tries": msgspec.to_builtins(made),
+            "command": command,
+        }
+        sys.stdout.write(f"{json.dumps(document, indent=2, ensure_ascii=False)}\n")
+    of = "over all GPUs" if strong else "per GPU"
+    _say(
+        arguments,
+        f"the largest batch that fits on {gpus_text(arguments.gpus)} is {batch} {of} "
+        f"({len(made)} tries in {format_seconds(took_s)}); measure at it with\n    {command}",
+    )

@@ -1,0 +1,148 @@
+"""FSDP: what is sharded together, that it trains as DDP does, and how one that does not shows."""
+
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from measuring import run_pytest, write_case
+from test_strategies import answer, answers_of_two_ranks, join
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from gpuscale.budget import efficiency_budgets
+from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
+
+SHARDED = STRATEGIES["fsdp"]
+needs_fsdp = pytest.mark.skipif(not SHARDED.runs_with(torch.__version__), reason="an older torch")
+
+
+class Steps:
+    """A training on batches of each rank's own."""
+
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        self.model = model
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        self.draws = torch.Generator().manual_seed(rank)
+
+    def make(self, count: int) -> None:
+        for _ in range(count):
+            inputs = torch.rand(4, 1, 6, 6, generator=self.draws)
+            self.optimizer.zero_grad()
+            self.model(inputs).square().mean().backward()
+            self.optimizer.step()
+
+
+def network() -> nn.Module:
+    """Of sizes that two ranks cannot share evenly, and with running statistics."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU())
+    return nn.Sequential(first, nn.Conv2d(5, 7, 3), nn.Flatten(), nn.Linear(7 * 4, 3))
+
+
+def collectives(seen: profile) -> int:
+    return sum(event.count for event in seen.key_averages() if "c10d" in event.key)
+
+
+def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
+    """The same steps with FSDP and with DDP, the former with a window that counts for nothing."""
+    strategy = join(rank, port, FullyShardedStrategy)
+    sharded = Steps(strategy.wrap(network()), rank)
+    with profile(activities=[ProfilerActivity.CPU]) as synchronized:
+        sharded.make(3)
+    strategy.remember(sharded.model, sharded.optimizer)
+    drawn = sharded.draws.get_state()
+    pause = strategy.unsynchronized(sharded.model)
+    with pause, profile(activities=[ProfilerActivity.CPU]) as paused:
+        sharded.make(3)
+    strategy.realign(sharded.model, sharded.optimizer)
+    sharded.draws.set_state(drawn)
+    sharded.make(3)
+    plain = Steps(DistributedDataParallel(network()), rank)
+    plain.make(6)
+    apart = 0.0
+    for ours, theirs in zip(sharded.model.parameters(), plain.model.parameters(), strict=True):
+        assert isinstance(ours, torch.distributed.tensor.DTensor)
+        apart = max(apart, float((ours.full_tensor() - theirs).detach().abs().max()))
+    answer(queue, strategy, apart, collectives(synchronized), collectives(paused))
+
+
+@needs_fsdp
+def test_shards_train_as_ddp_does_and_pause_all_collectives_where_they_are_told_to() -> None:
+    for _, apart, synchronized, paused in answers_of_two_ranks(train_in_both_ways):
+        assert apart < 1e-5
+        # In each step two blocks gather twice and reduce once; the rest stays gathered in between.
+        assert synchronized == 3 * (2 * 3 + 2)
+        assert paused == 0
+
+
+@needs_fsdp
+def test_a_run_is_measured_in_full_and_one_that_reduces_nothing_is_invalid(tmp_path: Path) -> None:
+    case = """
+class Healthy(Tiny):
+    strategies = ("fsdp",)
+
+    def model(self):
+        return torch.nn.Sequential(
+            torch.nn.Linear(16, 600), torch.nn.Dropout(0.5), torch.nn.Linear(600, 10)
+        )
+
+    def optimizer(self, model, gpus):
+        return torch.optim.Adam(model.parameters())
+"""
+    unreduced = """
+import torch.distributed as dist
+
+
+def reduce_scatter_tensor(output, parts, *_):
+    output.copy_(parts.view(dist.get_world_size(), -1)[dist.get_rank()])
+
+
+dist.reduce_scatter_tensor = reduce_scatter_tensor
+
+
+class Broken(Healthy):
+    pass
+"""
+    write_case(tmp_path, case, "Case = Healthy", name="test_healthy.py")
+    write_case(tmp_path, case, unreduced, "Case = Broken", name="test_broken.py")
+    few = ("--gpus", "1,2", "--device", "cpu", "--runs", "1", "--run-seconds", "0.1")
+    session = run_pytest(tmp_path, *few)
+    runs = {(run.configuration.case, run.gpus): run for run in session.results.runs}
+    healthy, broken = runs["healthy", 2], runs["broken", 2]
+    assert healthy.is_valid, session.output
+    assert len(healthy.unsynced_windows) >= 3
+    (budget,) = efficiency_budgets([runs["healthy", 1], healthy])
+    assert set(budget.parts) == {"communication", "data", "skew"}
+    first, second = (rank.parameter_digest for rank in healthy.ranks)
+    assert first != second, "these are digests of shards"
+    assert broken.failure is not None
+    assert broken.failure.kind == "invalid"
+    assert "the gradients of fsdp are off by" in broken.failure.message
+
+
+class Lists(nn.Module):
+    """Blocks in a list, below a part that holds most of the model; an embedding is the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(5))
+        self.heads = nn.ModuleList([nn.Linear(4, 8, bias=False), nn.Linear(4, 1)])
+        self.heads[0].weight = self.embedding.weight
+
+
+def test_blocks_are_members_of_lists_that_are_neither_most_of_the_model_nor_shared() -> None:
+    model = Lists()
+    assert blocks_of(model) == [*model.blocks, model.heads[1]]
+    below = nn.Sequential(model, nn.Linear(4, 1))
+    assert blocks_of(below) == [*model.blocks, model.heads[1], below[1]]
+    assert blocks_of(nn.Linear(4, 4)) == []
+
+
+def test_an_older_torch_is_refused_and_an_unknown_version_is_tried() -> None:
+    versions = ("2.8.0+cu129", "2.9.0", "2.15.0a0", "3.0", None)
+    assert [SHARDED.runs_with(version) for version in versions] == [False, True, True, True, True]
