@@ -23,6 +23,7 @@ from gpuscale.report.tables import results_text
 from gpuscale.worker.data import LoadedBatches
 from gpuscale.worker.loop import timed_window
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
 from gpuscale.worker.training import Training, parameter_digest
 
 needs_lightning = pytest.mark.skipif(
@@ -61,7 +62,7 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
 
 def train(
     training_type: type[Training],
-    strategy: DistributedDataParallelStrategy,
+    strategy: ProcessGroupStrategy,
     precision: Precision,
     accumulate: int | None,
 ) -> tuple[str, float | None]:
@@ -84,12 +85,12 @@ def train(
 def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     from gpuscale.worker.strategies.lightning import LightningStrategy, LightningTraining
 
-    plain = join(rank, port)
+    wrapped = join(rank, port, LightningStrategy)
+    # In the process group that is there.
+    plain = object.__new__(DistributedDataParallelStrategy)
+    vars(plain).update(vars(wrapped))
     # Else ddp alone synchronises the very first batch that it accumulates, for static_graph.
     plain._has_run = True
-    # In the process group that is there.
-    wrapped = object.__new__(LightningStrategy)
-    vars(wrapped).update(vars(plain))
     found = {
         way: (train(Training, plain, *way), train(LightningTraining, wrapped, *way)) for way in WAYS
     }
