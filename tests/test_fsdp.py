@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscale.budget import efficiency_budgets
+from gpuscale.cases import TrainingCase
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
 
@@ -50,7 +51,7 @@ def collectives(seen: profile) -> int:
 def train_in_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
     """The same steps with FSDP and with DDP, the former with a window that counts for nothing."""
     strategy = join(rank, port, FullyShardedStrategy)
-    sharded = Steps(strategy.wrap(network()), rank)
+    sharded = Steps(strategy.wrap(network(), TrainingCase()), rank)
     with profile(activities=[ProfilerActivity.CPU]) as synchronized:
         sharded.make(3)
     strategy.remember(sharded.model, sharded.optimizer)

@@ -1,12 +1,13 @@
 """Lines that training scripts print are read for what they say."""
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from gpuscale.errors import UsageError
-from gpuscale.log_formats import FORMATS, LogFormat, Mark, by_regex, plain, recognised
+from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "log_formats.md"
 
@@ -47,6 +48,13 @@ OF_EXAMPLES = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_real_line_of_each_format_says_what_it_says(name: str) -> None:
     assert FORMATS[name].read(FORMATS[name].example) == OF_EXAMPLES[name]
+
+
+def recognised(lines: Iterable[str]) -> tuple[LogFormat, ...]:
+    recognition = Recognition()
+    for line in lines:
+        recognition.take(line)
+    return recognition.fitting
 
 
 def row(one: LogFormat) -> str:

@@ -110,9 +110,9 @@ def test_two_ways_of_one_case_have_names_of_their_own() -> None:
     fast = entry(Verdict.OK, configuration=replace(CNN, precision="bf16"))
     shown = comparison(entry(Verdict.OK), fast, entry(Verdict.OK), entry(Verdict.OK, case="other"))
     assert [row.name for row in view(shown).rows] == [
-        "mnist_cnn/ddp (full, fp32, synthetic data)",
-        "mnist_cnn/ddp (full, bf16, synthetic data)",
-        "mnist_cnn/ddp (full, fp32, synthetic data) (2)",
+        "mnist_cnn/ddp (fp32)",
+        "mnist_cnn/ddp (bf16)",
+        "mnist_cnn/ddp (fp32) (2)",
         "other/ddp",
     ]
 

@@ -5,13 +5,13 @@ A new format is an entry of one of the modules here. `LogFormat.read` takes a li
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpuscale.errors import UsageError
 from gpuscale.log_formats import bars, frameworks, protocol, structured
 from gpuscale.log_formats.log_format import LogFormat, Mark, mark_of
 
-__all__ = ["FORMATS", "LogFormat", "Mark", "by_regex", "plain", "recognised"]
+__all__ = ["FORMATS", "LogFormat", "Mark", "Recognition", "by_regex", "plain"]
 
 FORMATS: Mapping[str, LogFormat] = {
     one.name: one
@@ -36,25 +36,32 @@ def plain(line: str) -> str:
     return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
 
 
-def recognised(lines: Iterable[str]) -> tuple[LogFormat, ...]:
-    """The formats that fit lines of one script, as `plain` returns them.
+class Recognition:
+    """Looks for the formats that fit the lines of one script."""
 
-    None, or one, or several to choose from. Bars count only where nothing else fits.
-    """
-    waiting = dict(FORMATS)
-    known: set[str] = set()
-    fitting: list[LogFormat] = []
-    for line in lines:
-        for one in list(waiting.values()):
-            if one.known_by in line:
-                known.add(one.name)
-            if one.name in known:
-                mark = one.read(line)
-                if mark is not None and (mark.step is not None or mark.figure is not None):
-                    fitting.append(one)
-                    del waiting[one.name]
-    special = tuple(one for one in fitting if not one.generic)
-    return special or tuple(fitting)
+    def __init__(self) -> None:
+        """Knows no line yet."""
+        self._waiting = dict(FORMATS)
+        self._known: set[str] = set()
+        self._fitting: list[LogFormat] = []
+
+    def take(self, line: str) -> None:
+        """Look at the next line, as `plain` returns it."""
+        for one in list(self._waiting.values()):
+            if one.known_by and one.known_by in line:
+                self._known.add(one.name)
+            if one.known_by and one.name not in self._known:
+                continue
+            mark = one.read(line)
+            if mark is not None and (mark.step is not None or mark.figure is not None):
+                self._fitting.append(one)
+                del self._waiting[one.name]
+
+    @property
+    def fitting(self) -> tuple[LogFormat, ...]:
+        """None, or one, or several to choose from; bars count only where nothing else fits."""
+        special = tuple(one for one in self._fitting if not one.generic)
+        return special or tuple(self._fitting)
 
 
 def by_regex(pattern: str) -> LogFormat:

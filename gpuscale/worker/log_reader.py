@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from gpuscale.log_formats import FORMATS, LogFormat, Mark, by_regex, plain, recognised
+from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
 from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
@@ -34,6 +34,7 @@ class LogReader:
         self._request, self._shared = request, shared_pipe
         self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
         """The last lines, as they were printed."""
+        self._recognition = Recognition()
         self._lines: list[Line] = []
         self._series: dict[str, Series] = {}
         self._samples: int | None = None
@@ -50,6 +51,8 @@ class LogReader:
         lines = [line._replace(text=plain(line.text)) for line in lines]
         self.latest.extend(line.text for line in lines)
         if not self._is_settled:
+            for line in lines:
+                self._recognition.take(line.text)
             self._lines += lines
             lines = self._lines if self._is_of_another_format() else lines
         for line in lines:
@@ -58,7 +61,7 @@ class LogReader:
 
     def _is_of_another_format(self) -> bool:
         """Look what the lines so far fit; True where they are to be read from the beginning."""
-        fitting = recognised(line.text for line in self._lines)
+        fitting = self._recognition.fitting
         if len(fitting) > 1:
             names = ", ".join(each.name for each in fitting)
             problem = (

@@ -73,8 +73,12 @@ class Series:
 
     @property
     def stretches(self) -> list[list[Point]]:
-        """Those of the loop that told most steps: another one validates, or loads data."""
-        return max(self._loops.values(), key=count_of, default=[])
+        """Those of the loop that took longest: another one validates, or loads data."""
+
+        def seconds(stretches: Sequence[Sequence[Point]]) -> float:
+            return sum(each[-1].at_s - each[0].at_s for each in stretches)
+
+        return max(self._loops.values(), key=seconds, default=[])
 
 
 def count_of(stretches: Sequence[Sequence[Point]]) -> int:

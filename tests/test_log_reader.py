@@ -1,0 +1,71 @@
+"""Lines that arrive become steps of one training, whatever they count."""
+
+from collections.abc import Iterable
+
+from builders import request
+
+from gpuscale.log_formats import FORMATS
+from gpuscale.records import TimingPlan
+from gpuscale.records.request import CommandRequest
+from gpuscale.worker.log_reader import LogReader
+from gpuscale.worker.marks import Windows
+from gpuscale.worker.output import Line
+
+TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
+
+
+def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windows:
+    """What lines with the moments of their arrival tell, in seconds."""
+    command = CommandRequest(
+        words=("train",),
+        folder="/",
+        launch="plain",
+        log_format=log_format,
+        step_regex=None,
+        tells_batch=False,
+    )
+    reader = LogReader(request(command=command, timing=TIMING), shared_pipe=False)
+    reader.take([Line("the command", text, at_s) for at_s, text in lines])
+    assert reader.windows is not None
+    return reader.windows
+
+
+def seconds_per_step(told: Windows) -> set[float]:
+    return {round((end_s - begin_s) / told.steps, 6) for begin_s, end_s in told.spans}
+
+
+def test_a_line_at_the_end_of_each_epoch_stands_for_its_steps() -> None:
+    lines = [(number * 24.5, f"98/98 - 24s - 241ms/step - loss: {number}") for number in range(9)]
+    told = windows(None, lines)
+    assert seconds_per_step(told) == {0.25}
+    assert len(told.spans) == 7
+
+
+def test_a_validation_between_two_steps_is_no_part_of_them() -> None:
+    lines, at_s = [], 0.0
+    for step in range(0, 200, 10):
+        if step % 50 == 0:
+            at_s += 30
+            lines.append((at_s, f"step {step}: train loss 3.1, val loss 3.2"))
+        at_s += 10
+        lines.append((at_s, f"iter {step}: loss 3.1, time 1000.00ms, mfu 38.10%"))
+    assert seconds_per_step(windows(None, lines)) == {1.0}
+
+
+def test_another_bar_between_two_steps_is_no_part_of_them() -> None:
+    lines, at_s = [], 0.0
+    for step in range(0, 200, 5):
+        if step % 50 == 0:
+            for batch in range(25):
+                at_s += 0.1
+                lines.append((at_s, f" 10%|█   | {batch}/25 [00:07<00:00, 13.33it/s]"))
+        at_s += 5
+        lines.append((at_s, f" 10%|█   | {step}/200 [00:07<00:00, 13.33it/s]"))
+    assert seconds_per_step(windows("tqdm", lines)) == {1.0}
+
+
+def test_a_counter_of_samples_is_counted_in_steps() -> None:
+    bar = FORMATS["tqdm-samples"].example
+    lines = [(number * 0.5, bar.replace("1024/", f"{number * 128}/")) for number in range(30)]
+    told = windows("tqdm-samples", lines)
+    assert seconds_per_step(told) == {0.5 * request().batch_per_gpu / 128}
