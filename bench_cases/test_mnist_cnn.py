@@ -19,7 +19,7 @@ _VALIDATION_SHARE = 0.15
 class MnistCnn(TrainingCase):
     """Four convolutions and a linear layer on 28×28 digits, Adam at 1e-3."""
 
-    strategies = ("dp", "ddp")
+    strategies = ("dp", "ddp", "lightning")
     raw_image_shape = (28, 28)
     training_samples = 51_000
     sizes = {

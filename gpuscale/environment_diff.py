@@ -52,6 +52,7 @@ FIELDS = (
     Field("device"),
     Field("torch_version", "torch", on_nodes=True),
     Field("torchvision_version", "torchvision"),
+    Field("lightning_version", "Lightning"),
     Field("cuda_version", "CUDA", on_nodes=True),
     Field("cudnn_version", "cuDNN"),
     Field("nccl_version", "NCCL", on_nodes=True),

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gpuscale.records import (
     Configuration,
     EntryKey,
@@ -15,7 +17,7 @@ from gpuscale.records import (
     Statement,
 )
 from gpuscale.statistics.estimates import Sample, difference, log_sample
-from gpuscale.strategies import COMMAND
+from gpuscale.strategies import COMMAND, STRATEGIES
 
 UNIT_ERROR_EFFICIENCY = 1.1
 Figures = Mapping[EntryKey, PublishedFigure]
@@ -98,18 +100,43 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     GPUs ascending. Runs that differ in batch or sample shape are points of their own.
     Intervals are 95% by Student's t on per-run log medians, and absent with a single run.
     """
-    groups: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(PointKey.of(run), []).append(run)
-    samples = {
-        key: log_sample(logs)
-        for key, group in groups.items()
-        if (logs := [run.log_step_time for run in group if run.is_valid])
-    }
+    groups = _by_point(runs)
+    samples = _samples(groups)
     appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
     references = References(samples)
     ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
     return tuple(_point(key, groups[key], samples, references) for key in ordered)
+
+
+def _by_point(runs: Sequence[Run]) -> dict[PointKey, list[Run]]:
+    groups: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(PointKey.of(run), []).append(run)
+    return groups
+
+
+def _samples(groups: Mapping[PointKey, Sequence[Run]]) -> dict[PointKey, Sample]:
+    """The logarithms of the step times, of points that have a valid run."""
+    return {
+        key: log_sample(logs)
+        for key, group in groups.items()
+        if (logs := [run.log_step_time for run in group if run.is_valid])
+    }
+
+
+def step_time_ratios(runs: Sequence[Run]) -> dict[PointKey, Estimate]:
+    """T(n) of a strategy over T(n) of the one that it wraps, where both were measured alike."""
+    samples = _samples(_by_point(runs))
+    ratios = {}
+    for key, sample in samples.items():
+        demands = STRATEGIES.get(key.configuration.strategy)
+        if demands is None or demands.wraps is None:
+            continue
+        configuration = replace(key.configuration, strategy=demands.wraps)
+        if (wrapped := samples.get(key._replace(configuration=configuration))) is not None:
+            terms = [sample.term(), wrapped.term()]
+            ratios[key] = difference(sample.mean - wrapped.mean, terms).exponential()
+    return ratios
 
 
 def _point(

@@ -38,6 +38,11 @@ class Demands:
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """What a case can say of it in `strategy_options`: the type of each, or the words it takes."""
 
+    package: str | None = None
+    """What it needs beside torch, which an extra of gpuscale of that name installs."""
+    wraps: str | None = None
+    """The strategy beneath it, whose published figures count for it; tables have their ratio."""
+
     def processes(self, gpus: int) -> int:
         """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
@@ -89,6 +94,14 @@ STRATEGIES: Mapping[str, Demands] = {
         ranks_agree=False,
         oldest_torch=(2, 9),
         not_older="its collectives cannot be paused",
+    ),
+    "lightning": Demands(
+        words="PyTorch Lightning: `Trainer.fit` makes the steps, over DistributedDataParallel",
+        single="the same in a group of one",
+        implementation="gpuscale.worker.strategies.lightning:LightningStrategy",
+        ranks_agree=True,
+        package="lightning",
+        wraps="ddp",
     ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",

@@ -43,6 +43,22 @@ def test_a_speedup_within_the_tolerance_is_consistent() -> None:
     assert comparison.exit_code == 0
 
 
+def test_a_figure_of_ddp_counts_for_what_wraps_it_and_asks_nobody_to_measure_that() -> None:
+    of_ddp = _now(1.70)
+    wrapped = [
+        replace(each, configuration=replace(each.configuration, strategy="lightning"))
+        for each in _now(1.4).runs
+    ]
+    both = compare(ARC4, [replace(of_ddp, runs=(*of_ddp.runs, *wrapped))])
+    assert {entry.key.label: entry.verdict for entry in both.entries} == {
+        "mnist_cnn/ddp on 1 GPU": Verdict.CONSISTENT,
+        "mnist_cnn/ddp on 2 GPUs": Verdict.CONSISTENT,
+        "mnist_cnn/lightning on 1 GPU": Verdict.CONSISTENT,
+        "mnist_cnn/lightning on 2 GPUs": Verdict.INCONSISTENT,
+    }
+    assert len(compare(ARC4, [of_ddp]).entries) == 2
+
+
 def test_a_figure_that_is_just_reached_is_not_said_to_be_missed() -> None:
     row = _last(
         published(figure(1, time_s=100), figure(2, time_s=50)),

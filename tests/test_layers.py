@@ -53,7 +53,7 @@ THIRD_PARTY = {
     "report": {"tabulate"},
     "telemetry": {"pynvml"},
     "plugin": {"pytest"},
-    "worker": {"torch", "torchvision", "PIL", "pynvml"},
+    "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
 # Imports that only type checkers see, and those of a case that is asked for a sample.
 TYPE_ONLY = {"cases": {"torch", "PIL"}}

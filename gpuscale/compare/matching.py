@@ -18,7 +18,14 @@ from gpuscale.records import (
     Verdict,
     differences,
 )
-from gpuscale.scaling import PointKey, ScalingPoint, published_speedup, scaling_points
+from gpuscale.scaling import (
+    Figures,
+    PointKey,
+    ScalingPoint,
+    published_speedup,
+    scaling_points,
+)
+from gpuscale.strategies import STRATEGIES
 
 PUBLISHED_SIZE = "full"
 FEWEST_VALID_RUNS = 2
@@ -162,7 +169,7 @@ def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey
     figures = {figure.key: figure for figure in baseline.published}
     rows: list[Row] = []
     for key in keys:
-        then, now, figure = before.by_row.get(key), after.by_row.get(key, ()), figures.get(key)
+        then, now, figure = before.by_row.get(key), after.by_row.get(key, ()), _figure(key, figures)
         if then:
             rows += _measured_rows(then, now)
         elif figure is not None:
@@ -179,6 +186,13 @@ def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey
         else:
             rows.append(Row(key=key).blocked(Verdict.MISSING, "on_neither_side"))
     return rows
+
+
+def _figure(key: EntryKey, figures: Figures) -> PublishedFigure | None:
+    """What was published of the row, or else of the strategy that its own wraps."""
+    demands = STRATEGIES.get(key.strategy)
+    wrapped = None if demands is None else demands.wraps
+    return figures.get(key) or (figures.get(key._replace(strategy=wrapped)) if wrapped else None)
 
 
 def _measured_rows(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[Row]:

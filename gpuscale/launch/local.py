@@ -24,8 +24,11 @@ from gpuscale.launch.failures import failure_of, text_of
 from gpuscale.records import Environment, Failure, Run, RunRequest
 from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
 from gpuscale.run_directory import RunDirectory, scratch_folder
+from gpuscale.strategies import STRATEGIES
 
 _PRELOAD = ["gpuscale.worker.preload"]
+_PRELOADED = "GPUSCALE_PRELOAD"
+"""The variable by which the fork server is told a package to import as well."""
 _DESCRIBE_TIMEOUT_S = 120.0
 _LOOK_S = 1.0
 _STACKS_S = 10.0
@@ -143,7 +146,7 @@ def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure |
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _fork_server()
+    _fork_server(STRATEGIES[request.configuration.strategy].package)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -194,9 +197,17 @@ def _signals_and_logging_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _fork_server() -> ForkServerContext:
-    """The context whose processes are forked from the preloaded server; it never touches CUDA."""
+def _fork_server(package: str | None = None) -> ForkServerContext:
+    """The context whose processes are forked from the preloaded server; it never touches CUDA.
+
+    With a package, whose import takes seconds, a server that lacks it makes way for one that has
+    it; sessions that need none are not kept waiting for it.
+    """
     context = multiprocessing.get_context("forkserver")
+    if package is not None and os.environ.get(_PRELOADED) != package:
+        os.environ[_PRELOADED] = package
+        # Between runs, when it has no ranks. Nothing public ends a fork server.
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
     context.set_forkserver_preload(_PRELOAD)
     # The server inherits the mask: Ctrl-C is for this process, and would otherwise end a server
     # that is still importing, with a traceback. Ranks lift the mask for themselves. The tracker

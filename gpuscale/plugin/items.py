@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -157,6 +158,11 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
         return (
             f"{plan.strategy} needs torch {first} or newer, found {environment.torch_version}: "
             f"{demands.not_older}"
+        )
+    if demands.package and find_spec(demands.package) is None:
+        return (
+            f"{plan.strategy} needs a package that is not installed: "
+            f"pip install 'gpuscale[{demands.package}]'"
         )
     if environment.device == "cuda":
         if options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment):

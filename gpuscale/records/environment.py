@@ -49,6 +49,7 @@ class Environment(Record, frozen=True, kw_only=True):
     python_version: Line | None = None
     torch_version: Line | None = None
     torchvision_version: Line | None = None
+    lightning_version: Line | None = None
     cuda_version: Line | None = None
     cudnn_version: Line | None = None
     nccl_version: Line | None = None

@@ -34,10 +34,12 @@ from gpuscale.scaling import (
     geometric_mean,
     published_speedup,
     scaling_points,
+    step_time_ratios,
     unchecked_training_note,
     unit_error_note,
 )
 from gpuscale.statistics.estimates import log_sample
+from gpuscale.strategies import STRATEGIES
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
@@ -75,7 +77,7 @@ def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns).splitlines()
     yield ""
-    lines = [*table_notes(points), *budget_lines(runs)]
+    lines = [*table_notes(points), *_ratio_lines(runs), *budget_lines(runs)]
     places = gpu_places([results.environment]).items()
     named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
     yield from fitted((*lines, *named), columns)
@@ -157,6 +159,20 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
+
+
+def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each configuration of a strategy that was measured beside the one it wraps."""
+    ratios = step_time_ratios(runs)
+    names = phrases.set_apart([key.configuration for key in ratios])
+    for configuration, name in names.items():
+        found = ", ".join(
+            f"{phrases.interval_text(ratio)} on {phrases.gpus_text(key.gpus)}"
+            for key, ratio in sorted(ratios.items(), key=lambda each: each[0].gpus)
+            if key.configuration == configuration
+        )
+        wrapped = STRATEGIES[configuration.strategy].wraps
+        yield f"{name}: step time over that of {wrapped}: {found}"
 
 
 def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:

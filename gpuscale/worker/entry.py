@@ -148,7 +148,8 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         rank=strategy.rank,
         world_size=strategy.world_size,
     )
-    return Training(case, request, strategy, batches), joined_at_s
+    training = (strategy.training or Training)(case, request, strategy, batches)
+    return training, joined_at_s
 
 
 def _keep_to_the_end(*objects: object) -> None:

@@ -11,6 +11,7 @@ import timeit
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def describe_to(path: str, device: str) -> None:
         python_version=platform.python_version(),
         torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
+        lightning_version=_lightning_version(),
         cuda_version=torch.version.cuda,
         cudnn_version=None if cudnn is None else str(cudnn),
         nccl_version=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
@@ -188,6 +190,14 @@ def _torchvision_version() -> str | None:
         # torchvision raises RuntimeError beside a torch that it was not built for.
         return None
     return str(torchvision.__version__)
+
+
+def _lightning_version() -> str | None:
+    # Not by importing it, which takes seconds.
+    try:
+        return metadata.version("lightning")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def probe(directory: str) -> None:

@@ -6,6 +6,7 @@ so a fork server with ranks would outlive a killed pytest, and the ranks with it
 
 import contextlib
 import importlib
+import os
 
 from gpuscale.host import die_with_parent
 
@@ -17,6 +18,8 @@ _SLOW_MODULES = (
     "pytest",
     "gpuscale.worker.entry",
     "gpuscale.worker.machine",
+    # What the runs of this session need beside (launch/local.py).
+    *filter(None, [os.environ.get("GPUSCALE_PRELOAD")]),
 )
 
 die_with_parent()

@@ -17,7 +17,7 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import CaseError, InvalidTrainingError
 from gpuscale.injections import parse_injection
 from gpuscale.records import Phases, RunRequest
-from gpuscale.worker.data import Batches, on_device
+from gpuscale.worker.data import Batch, Batches, on_device
 from gpuscale.worker.faults import Faults
 from gpuscale.worker.phases import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy, local_part, not_finite
@@ -127,7 +127,8 @@ class Training:
         faults.in_data()
         losses = []
         for number in range(self._accumulate):
-            inputs, targets = self._next_batch()
+            inputs, targets = on_device(self._next_batch(), self._device, self.memory_format)
+            clock.mark(Phase.H2D)
             is_last = number == self._accumulate - 1
             with (
                 nullcontext() if synchronized else strategy.unsynchronized(self.model),
@@ -141,17 +142,15 @@ class Training:
         clock.mark(Phase.OPTIMIZER)
         self._losses = losses
 
-    def _next_batch(self) -> tuple[Any, Any]:
-        """Inputs and targets, on the device."""
+    def _next_batch(self) -> Batch:
+        """The next batch, in host memory."""
         batch = next(self.batches)
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
             if self._scheduler is not None:
                 self._scheduler.step()
         self._clock.mark(Phase.DATA)
-        inputs, targets = on_device(batch, self._device, self.memory_format)
-        self._clock.mark(Phase.H2D)
-        return inputs, targets
+        return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
         """The loss of a batch through the model as a whole, after the backward pass.

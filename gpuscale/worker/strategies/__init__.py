@@ -33,6 +33,8 @@ class Strategy(Peers, Protocol):
     """All CUDA devices that this process drives; empty on CPU."""
     can_pause: bool = True
     """False where `unsynchronized` would leave communication in after all."""
+    training: "type[Training] | None" = None
+    """What makes its steps, where `Training` itself does not."""
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """The model, on its device, made parallel with the options of its case."""

@@ -1,0 +1,156 @@
+"""The strategy `lightning`: what `ddp` trains, by Lightning's own loop."""
+
+import sys
+from importlib.util import find_spec
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import CNN, environment, measured
+from changing import replace
+from measuring import run_pytest, write_case
+from test_options import GIVEN
+from test_strategies import PRECISIONS, answer, answers_of_two_ranks, join, request_for
+from torch.utils.data import Dataset
+
+from gpuscale import TrainingCase
+from gpuscale.plugin.items import ItemPlan, skip_reason
+from gpuscale.plugin.options import parse_options
+from gpuscale.records.configuration import Precision
+from gpuscale.report.tables import results_text
+from gpuscale.worker.data import LoadedBatches
+from gpuscale.worker.loop import timed_window
+from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
+from gpuscale.worker.training import Training, parameter_digest
+
+needs_lightning = pytest.mark.skipif(
+    find_spec("lightning") is None, reason="pip install 'gpuscale[lightning]'"
+)
+STEPS_OF_AN_EPOCH = 3
+WAYS = (*((precision, None) for precision in PRECISIONS), ("fp32", 2))
+"""Precisions, and accumulated batches."""
+
+
+class Scheduled(TrainingCase):
+    """A case with buffers that DDP broadcasts, dropout, and another learning rate each epoch."""
+
+    def model(self) -> torch.nn.Module:
+        torch.manual_seed(1)
+        layers = (torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 10))
+        return torch.nn.Sequential(*layers)
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output, target)
+
+    def optimizer(self, model: torch.nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+class Samples(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 2 * 4 * STEPS_OF_AN_EPOCH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(16, generator=torch.Generator().manual_seed(index)), index % 10
+
+
+def train(
+    training_type: type[Training],
+    strategy: ProcessGroupStrategy,
+    precision: Precision,
+    accumulate: int | None,
+) -> tuple[str, float | None]:
+    """What is left of ten steps, of which three were not synchronised."""
+    batches = LoadedBatches(
+        Samples(), batch=4, rank=strategy.rank, world_size=2, workers=0, pin_memory=False
+    )
+    request = request_for("ddp", gpus=2, precision=precision)
+    request = replace(request, configuration=replace(request.configuration, accumulate=accumulate))
+    training = training_type(Scheduled(), request, strategy, batches)
+    torch.manual_seed(strategy.rank)
+    timed_window(training, strategy, 4)
+    training.remember()
+    timed_window(training, strategy, 3, synchronized=False)
+    training.realign()
+    timed_window(training, strategy, 3)
+    return parameter_digest(training.model), training.finite_loss()
+
+
+def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
+    from gpuscale.worker.strategies.lightning import LightningStrategy, LightningTraining
+
+    wrapped = join(rank, port, LightningStrategy)
+    # In the process group that is there.
+    plain = object.__new__(DistributedDataParallelStrategy)
+    vars(plain).update(vars(wrapped))
+    # Else ddp alone synchronises the very first batch that it accumulates, for static_graph.
+    plain._has_run = True
+    found = {
+        way: (train(Training, plain, *way), train(LightningTraining, wrapped, *way)) for way in WAYS
+    }
+    answer(queue, plain, found)
+
+
+@needs_lightning
+def test_it_trains_what_ddp_trains_bit_for_bit_in_every_precision() -> None:
+    (_, of_first), (_, of_second) = answers_of_two_ranks(train_both_ways)
+    for way in WAYS:
+        (digest, loss), of_lightning = of_first[way]
+        assert loss is not None
+        assert of_lightning == (digest, loss), way
+        assert [each[0] for each in of_second[way]] == [digest] * 2
+
+
+@needs_lightning
+def test_it_is_measured_beside_ddp_wherever_a_scheduler_is_and_fails_with_its_own_error(
+    tmp_path: Path,
+) -> None:
+    write_case(tmp_path, 'class Case(Tiny):\n    strategies = ("ddp", "lightning")\n')
+    loss = "    def loss(self, output, target):\n        1 / 0\n"
+    broken = f'class Broken(Tiny):\n    strategies = ("lightning",)\n{loss}\nCase = Broken'
+    write_case(tmp_path, broken, name="test_broken.py")
+    session = run_pytest(
+        tmp_path,
+        *("--gpus", "2", "--runs", "1", "--device", "cpu", "--run-seconds", "0.1"),
+        # Lightning by itself takes this for a job whose four ranks it is one of.
+        environment=["SLURM_NTASKS=4", "SLURM_JOB_NAME=train", "SLURM_PROCID=0"],
+    )
+    runs = {run.key.label: run for run in session.results.runs}
+    assert runs["case/ddp on 2 GPUs"].is_valid, session.output
+    measured_run = runs["case/lightning on 2 GPUs"]
+    assert measured_run.is_valid, session.output
+    assert measured_run.measured["exposed_communication_s"] is not None
+    for rank in measured_run.ranks:
+        assert rank.phases is not None
+        assert min(rank.phases.data_s, rank.phases.forward_s, rank.phases.backward_s) > 0
+    failure = runs["broken/lightning on 2 GPUs"].failure
+    assert failure is not None
+    assert failure.message.endswith("raised ZeroDivisionError: division by zero")
+    assert "case/lightning: step time over that of ddp: " in session.output
+
+
+def test_without_its_extra_it_is_skipped_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    plan = ItemPlan(case=Scheduled, strategy="lightning", gpus=1, run=1)
+    reason = skip_reason(plan, environment(), parse_options(GIVEN))
+    assert reason is not None
+    assert "pip install 'gpuscale[lightning]'" in reason
+    assert skip_reason(replace(plan, strategy="ddp"), environment(), parse_options(GIVEN)) is None
+
+
+def test_the_table_has_its_step_time_over_that_of_ddp_where_both_were_measured() -> None:
+    of_ddp = measured({1: (0.1, 0.101, 0.099), 2: (0.11, 0.112, 0.108)})
+    slower = replace(CNN, strategy="lightning")
+    of_lightning = measured({2: (0.121, 0.1232, 0.1188), 4: (0.2, 0.2)}, configuration=slower)
+    both = replace(of_ddp, runs=(*of_ddp.runs, *of_lightning.runs))
+    (line,) = [line for line in results_text(both).splitlines() if "over that of" in line]
+    assert line.startswith("mnist_cnn/lightning: step time over that of ddp: 1.10 [1.0")
+    assert line.endswith("] on 2 GPUs")
