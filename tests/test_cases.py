@@ -19,4 +19,5 @@ from gpuscale import TrainingCase
     ],
 )
 def test_a_case_is_named_by_its_class_in_snake_case(written: str, name: str) -> None:
-    assert type(written, (TrainingCase,), {}).name() == name
+    case: type[TrainingCase] = type(written, (TrainingCase,), {})
+    assert case.name() == name
