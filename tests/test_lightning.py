@@ -79,7 +79,7 @@ def train(
     timed_window(training, strategy, 3, synchronized=False)
     training.realign()
     timed_window(training, strategy, 3)
-    return parameter_digest(training.model), training.finite_loss()
+    return parameter_digest(training.model), training.final_loss()
 
 
 def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:

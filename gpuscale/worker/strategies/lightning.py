@@ -81,6 +81,7 @@ class LightningTraining(Training):
             with nullcontext() if self._is_synchronized else self._unsynchronized():
                 self._clock.begin_step()
                 self.faults.at_step()
+                self._steps += 1
                 self.faults.in_data()
                 self._losses = []
                 for _ in range(self._accumulate):
@@ -96,10 +97,9 @@ class LightningTraining(Training):
         self._losses.append(loss.detach())
         return loss
 
-    def finite_loss(self) -> float | None:
+    def final_loss(self) -> float:
         """The loss of the last step, as `Training` has it; Lightning divides its losses itself."""
-        loss = super().finite_loss()
-        return None if loss is None else loss / self._accumulate
+        return super().final_loss() / self._accumulate
 
     def mark(self, phase: Phase) -> None:
         """Note the end of a phase."""
