@@ -44,16 +44,21 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
     [
         ("steps(range(3))\nsys.exit(3)\n", {}, "raised", "exit code 3"),
         ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
-        ("steps(range(3))\n", {}, "launch", "3 lines told a step"),
+        ("steps(range(3))\n", {}, "invalid", "3 lines told a step"),
         ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
-        ("print('epoch 1 done')\n", {}, "launch", "such as: epoch 1 done"),
-        ("", {}, "launch", "it printed nothing"),
+        ("print('epoch 1 done')\n", {}, "invalid", "such as: epoch 1 done"),
+        ("", {}, "invalid", "it printed nothing"),
         ("steps(range(9))\nsteps([9], loss='nan')\n" + FOREVER, {}, "invalid", "no finite number"),
-        ("steps(range(10**6))\n", {"batch": None}, "launch", "--global-batch"),
-        ("steps(range(10**6), samples=9)\n", {}, "launch", "9 samples a step"),
-        ("steps(range(9))\n", {"step_regex": r"(?P<step>GP\w*)"}, "launch", "whole numbers"),
+        ("steps(range(10**6))\n", {"batch": None}, "invalid", "--global-batch"),
+        ("steps(range(10**6), samples=9)\n", {}, "invalid", "9 samples a step"),
+        ("steps(range(9))\n", {"step_regex": r"(?P<step>GP\w*)"}, "invalid", "whole numbers"),
         # A pipe into which everything is written at the end.
-        ("print('\\n'.join('GPUSCALE {\"step\": %d}' % n for n in range(99)))\n", {}, "launch", ""),
+        (
+            "print('\\n'.join('GPUSCALE {\"step\": %d}' % n for n in range(99)))\n",
+            {},
+            "invalid",
+            "",
+        ),
     ],
 )
 def test_a_command_that_tells_too_little_says_why(

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from commands import PRELUDE
 from hosts import processes_in, within_limit
-from measuring import Session, run_pytest
+from measuring import run_pytest
 
 from gpuscale.cli import main
 from gpuscale.command_case import CommandCase, filled, joined, refuse_unusable
 from gpuscale.errors import CaseError
+from gpuscale.plugin.items import ItemPlan, skip_reason
+from gpuscale.plugin.options import parse_options
+from gpuscale.records import Environment
 from gpuscale.store import read_results
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.5")
@@ -48,17 +51,14 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
 def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
     starter = (sys.executable, "-m", "torch.distributed.run", "--master-port", "{master_port}")
     command = (*starter, "--nproc-per-node", "{gpus}", script(tmp_path, DDP))
-    asked = ("--gpus", "1,2", "--runs", "1", "--results", "r.jsonl", *QUICK)
-    process = gpuscale(tmp_path, "run", *asked, "--oversubscribe", "--", *command)
+    asked = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
+    process = gpuscale(tmp_path, "run", *asked, "--", *command)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    runs = read_results(tmp_path / "r.jsonl").runs
-    assert [(run.key.label, run.batch_per_gpu) for run in runs] == [
-        ("train/command on 1 GPU", 4),
-        ("train/command on 2 GPUs", 4),
-    ]
-    assert runs[0].configuration.command == joined(command)
-    assert runs[0].configuration.precision is None
+    (run,) = read_results(tmp_path / "r.jsonl").runs
+    assert (run.key.label, run.batch_per_gpu) == ("train/command on 2 GPUs", 4)
+    assert run.configuration.command == joined(command)
+    assert run.configuration.precision is None
     assert "was not checked: train/command" in output
     assert not processes_in(tmp_path)
 
@@ -105,19 +105,25 @@ def test_train(scaling):
 """
 
 
-def session(folder: Path, *arguments: str) -> Session:
-    (folder / "test_train.py").write_text(CASE)
-    script(folder, "steps(range(10**6))\n")
-    return run_pytest(folder, "test_train.py", "--gpus", "1", "--runs", "1", *QUICK, *arguments)
-
-
 def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
-    done = session(tmp_path)
+    (tmp_path / "test_train.py").write_text(CASE)
+    script(tmp_path, "steps(range(10**6))\n")
+    done = run_pytest(tmp_path, "test_train.py", "--gpus", "1", "--runs", "1", *QUICK)
     assert done.exit_code == 0, done.output
     (run,) = done.results.runs
     assert run.key.label == "train/command on 1 GPU"
-    again = session(tmp_path, "--resume", str(done.results_path), "--precision", "bf16")
-    assert "a command cannot be told --precision" in again.output
+
+
+def test_options_of_our_own_training_leave_commands_out() -> None:
+    class Train(CommandCase):
+        command = "python"
+
+    plan = ItemPlan(case=Train, strategy="command", gpus=1, run=1)
+    here = Environment(device="cpu", cpu_count=2)
+    assert skip_reason(plan, here, parse_options({"gpus": "1", "batch": "8"})) is None
+    reason = skip_reason(plan, here, parse_options({"gpus": "1", "precision": "bf16"}))
+    assert reason is not None
+    assert "--precision" in reason
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,6 @@ class CommandWindow(msgspec.Struct, frozen=True, kw_only=True):
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The windows of a command, by the arrival of its lines."""
 
-    log_format: str
-    first_mark_at_s: float
-    """Unix time at which its first step was told."""
     batch_per_gpu: int
     warmup_steps: int
     warmup_s: float

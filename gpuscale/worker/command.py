@@ -19,9 +19,10 @@ from gpuscale.records import Failure, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
-from gpuscale.worker.output import Output
+from gpuscale.worker.output import OF_COMMAND, Output
 
 _LOOK_S = 0.2
+_DRAIN_S = 1.0
 _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 _WAIT_FOR_OTHERS_S = 3.0
@@ -57,7 +58,7 @@ def main(folder: str) -> None:
         raise SystemExit(1) from None
     except GpuscaleError as error:
         # Such as of a pattern that takes something else than a number from a line.
-        failure = Failure(kind="launch", message=str(error), rank=rank, host=socket.gethostname())
+        failure = Failure(kind="invalid", message=str(error), rank=rank, host=socket.gethostname())
         directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
         raise SystemExit(1) from None
     except _Ended:
@@ -90,7 +91,8 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         codes = [process.poll() for process in processes]
         is_over = None not in codes or any(codes)
         if is_over:
-            while lines := output.lines(0):
+            # Not for ever: what it left in the background may go on printing.
+            while (lines := output.lines(0)) and time.monotonic() < now_s + _DRAIN_S:
                 reader.take(lines)
             windows = reader.windows
         found = 0 if windows is None else len(windows.spans)
@@ -109,9 +111,9 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             return
         if now_s > deadline_s:
             raise reader.failed(
-                "timeout",
                 f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}. "
                 "Give it more with --timeout, or see below what it printed last",
+                "timeout",
             )
         _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
 
@@ -125,11 +127,11 @@ def _refuse_end(
         end = signal.Signals(-code).name
         reason = " (out of memory?)" if -code == signal.SIGKILL else ""
         raise reader.failed(
-            "killed", f"the command was killed by {end}{reason}; its last lines are below"
+            f"the command was killed by {end}{reason}; its last lines are below", "killed"
         )
     if code:
         raise reader.failed(
-            "raised", f"the command ended with exit code {code}; its last lines are below"
+            f"the command ended with exit code {code}; its last lines are below", "raised"
         )
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
@@ -137,7 +139,7 @@ def _refuse_end(
             return
         time.sleep(_LOOK_S)
     if not rank or reader.has_steps():
-        raise reader.failed("launch", f"the command ended too early: {reader.told_so_far()}")
+        raise reader.failed(f"the command ended too early: {reader.told_so_far()}")
 
 
 def _tell(directory: RunDirectory, done: int, total: int) -> None:
@@ -185,7 +187,7 @@ def _started(
             for n in range(request.gpus)
         ]
     for place in places:
-        source = f"rank {place['RANK']}" if place else "the command"
+        source = f"rank {place['RANK']}" if place else OF_COMMAND
         pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
         try:
             yield subprocess.Popen(

@@ -8,11 +8,11 @@ from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
 from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
-from gpuscale.worker.output import Line
+from gpuscale.worker.output import OF_COMMAND, Line
 
 FEWEST_WINDOWS = 10
 _SHOWN_LINES = 20
-_KEPT_LINES = 5000
+_KEPT_LINES = 500
 """Of those that are looked at for their format."""
 _BY_SAMPLES = ("samples", "tokens")
 
@@ -67,7 +67,7 @@ class LogReader:
             problem = (
                 f"lines of the command fit several formats; give --log-format with one of {names}"
             )
-            raise self.failed("launch", problem)
+            raise self.failed(problem)
         if not fitting:
             del self._lines[:-_KEPT_LINES]
             return False
@@ -81,9 +81,12 @@ class LogReader:
 
     def _take_mark(self, mark: Mark, line: Line) -> None:
         if mark.loss is not None and not math.isfinite(mark.loss):
-            raise self.failed("invalid", f"the loss is no finite number: {line.text.strip()}")
+            raise self.failed(f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
-        series = self._series.setdefault(line.source, Series(shared=self._shared))
+        series = self._series.get(line.source)
+        if series is None:
+            is_shared = self._shared and line.source == OF_COMMAND
+            series = self._series[line.source] = Series(shared=is_shared)
         if mark.step is not None:
             series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
         elif mark.validated:
@@ -106,20 +109,18 @@ class LogReader:
             told = asked * gpus
             if self._samples not in (None, told):
                 raise self.failed(
-                    "launch",
                     f"the command tells {self._samples} samples a step, and a batch of {asked} on "
                     f"{gpus} GPUs makes {told}; give the --batch that a counted step has on a GPU",
                 )
             return told
         if self._samples is None:
             raise self.failed(
-                "launch",
                 "the command does not tell how many samples a step has; give --batch N (on each "
                 "GPU) or --global-batch N (over all)",
             )
         if self._samples % gpus:
             problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
-            raise self.failed("launch", problem)
+            raise self.failed(problem)
         return self._samples
 
     @property
@@ -136,16 +137,12 @@ class LogReader:
         """
         series = self._leading()
         assert series is not None
-        assert self._format is not None
         if comes_in_bursts(series.stretches, started_s):
             raise self.failed(
-                "launch",
                 "lines of the command arrive many at once, so they were buffered and their moments "
                 "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
             )
         return CommandOutcome(
-            log_format=self._format.name,
-            first_mark_at_s=series.stretches[0][0].at_s + clock_s,
             batch_per_gpu=self.global_batch // self._request.gpus,
             warmup_steps=windows.warmup_steps,
             warmup_s=windows.warmup_s,
@@ -185,6 +182,6 @@ class LogReader:
         told = (series for series in self._series.values() if series.stretches)
         return max(told, key=lambda series: count_of(series.stretches), default=None)
 
-    def failed(self, kind: FailureKind, message: str) -> CommandError:
+    def failed(self, message: str, kind: FailureKind = "invalid") -> CommandError:
         """The failure with this message, and with the last lines of the output."""
         return CommandError(Failure(kind=kind, message=message, detail="\n".join(self.latest)))

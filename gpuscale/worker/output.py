@@ -12,6 +12,10 @@ _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
 
 
+OF_COMMAND = "the command"
+"""The source of what the command itself prints, and all ranks that have no pipe of their own."""
+
+
 class Line(NamedTuple):
     """A line that was printed."""
 
@@ -61,5 +65,6 @@ class _Pipe:
                 yield Line(self._source, line.decode("utf-8", errors="replace"), arrived_s)
             self._begun = b""
         if rest:
-            self._begun += rest
+            # What never ends is no line.
+            self._begun = (self._begun + rest)[-_READ_BYTES:]
             self._arrived_s = now_s
