@@ -1,4 +1,4 @@
-"""The shipped cases are those of their sources (docs/design.md, "The systems")."""
+"""The shipped cases are those of their sources (docs/sources.md)."""
 
 import ctypes
 import gzip

@@ -108,6 +108,7 @@ def test_what_ended_a_rank_is_told_with_a_traceback_only_where_it_was_not_expect
             "RuntimeError: [enforce fail] . DefaultCPUAllocator: can't allocate memory",
             "out_of_memory",
         ),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "out_of_memory"),
         ("MemoryError", "out_of_memory"),
         ("ValueError: no such batch", "raised"),
     ],

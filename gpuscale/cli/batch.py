@@ -18,15 +18,19 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.largest_batch import FEW_STEPS, Try, tries
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
+from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
+from gpuscale.plugin.options import parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.records.configuration import Precision
-from gpuscale.report.phrases import UNKNOWN, configuration_text, counted, gpus_text
+from gpuscale.report.phrases import UNKNOWN, configuration_text, gpus_text
 from gpuscale.report.screen import can_redraw, progress_text, redrawn
-from gpuscale.run_defaults import default_request, default_strategy
+from gpuscale.run_defaults import default_strategy
 from gpuscale.units import format_bytes, format_seconds
 
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"
+_OF_PYTEST = ("strategy", "size", "precision", "device")
+"""Options that mean here what they mean to pytest."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,27 +102,25 @@ def _request(
     batch: int | None,
 ) -> RunRequest:
     """The request for one try; an error says why there can be none."""
-    environment, gpus = launcher.environment, arguments.gpus
+    environment = launcher.environment
     on_cpu = environment.device == "cpu"
-    here = (environment.cpu_count or 1) if on_cpu else len(environment.gpus)
-    if not 1 <= gpus <= here:
-        found = counted(here, "CPU core" if on_cpu else "GPU")
-        raise UsageError(f"--gpus {gpus}: this machine has {found}; choose from 1 to {here}")
-    strategy = arguments.strategy or default_strategy(case)
-    if strategy not in case.strategies:
-        raise UsageError(f"--strategy {strategy}: {case.name()} has {', '.join(case.strategies)}")
     if on_cpu != (arguments.memory_limit is not None):
         remedy = "give what each rank may take, such as 2GiB" if on_cpu else "leave it out on GPUs"
         raise UsageError(f"--memory-limit is for CPU ranks: {remedy}")
-    request = default_request(
-        case, environment, strategy=strategy, gpus=gpus, run=1, size=arguments.size, batch=batch
-    )
-    return replace(
-        request,
-        configuration=replace(request.configuration, precision=arguments.precision),
-        timing=FEW_STEPS,
-        memory_limit_bytes=_bytes(arguments.memory_limit) if on_cpu else None,
-    )
+    if on_cpu and arguments.precision == "tf32":
+        raise UsageError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+    given = vars(arguments)
+    options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
+    if options.strategies and not set(options.strategies) <= set(case.strategies):
+        known = ", ".join(case.strategies)
+        raise UsageError(f"--strategy {arguments.strategy}: {case.name()} has {known}")
+    (gpus,), (strategy, *_) = options.gpus, options.strategies or (default_strategy(case),)
+    plan = ItemPlan(case=case, strategy=strategy, gpus=gpus, run=1, batch=batch)
+    if reason := skip_reason(plan, environment, options):
+        raise UsageError(reason.removesuffix(" (--oversubscribe measures all the same)"))
+    limit = _bytes(arguments.memory_limit) if on_cpu else None
+    request = run_request(plan, environment, options)
+    return replace(request, timing=FEW_STEPS, memory_limit_bytes=limit)
 
 
 def _bytes(text: str) -> int:
@@ -148,7 +150,7 @@ def _conclude(
 ) -> None:
     options = [
         f"--{name} {value}"
-        for name in ("strategy", "size", "precision", "device")
+        for name in _OF_PYTEST
         if (value := getattr(arguments, name)) not in (None, "auto", "fp32")
     ]
     # On one GPU the batch of all may not fit.

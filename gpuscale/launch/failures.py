@@ -13,7 +13,7 @@ from gpuscale.run_directory import RunDirectory
 _OUTPUT_TAIL_CHARS = 4000
 _OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
-    r"|CUDA out of memory|std::bad_alloc"
+    r"|CUDA (?:error: )?out of memory|STATUS_ALLOC_FAILED|std::bad_alloc"
     # In oneDNN's words; of what it does not support it cannot create a descriptor.
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
