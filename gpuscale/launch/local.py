@@ -204,7 +204,8 @@ def _fork_server(package: str | None = None) -> ForkServerContext:
     it; sessions that need none are not kept waiting for it.
     """
     context = multiprocessing.get_context("forkserver")
-    if package is not None and os.environ.get(_PRELOADED) != package:
+    starts_anew = package is not None and os.environ.get(_PRELOADED) != package
+    if package is not None and starts_anew:
         os.environ[_PRELOADED] = package
         # Between runs, when it has no ranks. Nothing public ends a fork server.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -218,4 +219,9 @@ def _fork_server(package: str | None = None) -> ForkServerContext:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+    if starts_anew:
+        # Until it has imported all of it, or the first run's time would begin before its ranks.
+        first = context.Process(target=int)
+        first.start()
+        first.join()
     return context
