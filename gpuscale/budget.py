@@ -32,9 +32,9 @@ class EfficiencyBudget:
     configuration: Configuration
     efficiency: float
     parts: Mapping[str, float]
-    """Those of `PARTS` that were measured: communication is exposed and beyond what DDP does with
-    the gradients of a single rank; data is waiting for batches and copying them, beyond what the
-    ideal time contains."""
+    """Those of `PARTS` that were measured: communication is exposed and beyond what it costs a
+    single rank, such as DDP's handling of gradients; data is waiting for batches and copying them,
+    beyond what the ideal time contains."""
     rest: float
     """With the parts that were not measured in it."""
 
@@ -93,7 +93,7 @@ def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) 
     skew_s = _mean(skew.skew_s for skew in rank_skews(runs))
     parts = {}
     if exposed_s is not None:
-        # DDP handles gradients on one rank too, and so does the ideal step.
+        # A rank alone handles gradients too, and so does the ideal step.
         alone_s = _mean(run.synchronization_s for run in reference) or 0.0
         parts["communication"] = (exposed_s - ideal * alone_s) / step_time_s
     if data_s is not None and reference_data_s is not None:

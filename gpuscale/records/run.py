@@ -105,7 +105,8 @@ class RankReport(Record, frozen=True, kw_only=True):
     """Median seconds per step of this rank alone, without waiting for the others: from the
     unsynchronised windows, or from the others where there is one rank."""
     phases: Phases | None = None
-    """Median over the synchronised windows of each phase, in seconds per step."""
+    """Median over the synchronised windows of each phase, in seconds per step; what
+    synchronisation adds to the forward is in the backward."""
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -245,7 +246,7 @@ class Run(Record, frozen=True, kw_only=True):
     def synchronization_s(self) -> float | None:
         """Seconds per step that gradient synchronisation adds, by medians, so also below 0.
 
-        On one rank that is DDP's own handling of the gradients; None where it was not measured.
+        On one rank that is the wrapper's own handling of gradients; None where it was not measured.
         """
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None

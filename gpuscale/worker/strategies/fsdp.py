@@ -17,12 +17,17 @@ from gpuscale.cases import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.worker.data import on_device
+from gpuscale.worker.nested import map_tensors
 from gpuscale.worker.strategies import AUTOCAST, local_part
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
 from gpuscale.worker.training import Training
 
 _TOLERANCE = 0.1
-"""Of gradients that are equal up to rounding; where nothing is reduced they are off by 0.5 or 1."""
+"""Of gradients equal up to rounding; where nothing is reduced they are off by half or more."""
+_SMALLEST, _LARGEST = 0.001, 0.5
+"""Shares of all parameters between which a block gathers its own."""
+_FEWEST_SAMPLES = 4
+"""In the proof: the statistics of batch norm mean nothing over fewer."""
 
 
 class FullyShardedStrategy(ProcessGroupStrategy):
@@ -100,7 +105,9 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
                 tensor.copy_(_gathered(other))
-        inputs, targets = on_device(next(training.batches), self.device, training.memory_format)
+        # Of a whole one the activations might not fit beside the whole model.
+        batch = map_tensors(_some_samples, next(training.batches))
+        inputs, targets = on_device(batch, self.device, training.memory_format)
         for model in (plain, training.model):
             model.zero_grad()
             # The same dropout in both.
@@ -170,17 +177,19 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules that gather their parameters together, each when it computes.
 
     They are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
-    member with more than half of all parameters is none, but its own lists are looked through.
+    member with more than half of all parameters is none, but its own lists are looked through;
+    one with hardly any is none, since its collectives would cost more than they save.
     """
     uses = Counter(map(id, _parameters(model)))
-    half = sum(parameter.numel() for parameter in model.parameters()) / 2
+    whole = _size(model)
 
     def is_block(module: nn.Module) -> bool:
         found = Counter(map(id, _parameters(module)))
         # What is shared with another part, as an embedding with the output, is gathered with it.
         is_own = all(uses[each] == count for each, count in found.items())
-        size = sum(parameter.numel() for parameter in module.parameters())
-        return is_own and 0 < size <= half and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        is_sized = _SMALLEST * whole <= _size(module) <= _LARGEST * whole
+        has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        return is_own and is_sized and has_forward
 
     def below(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
@@ -192,9 +201,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [*below(model)]
 
 
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Every parameter, as often as modules have it."""
     return (each for _, each in module.named_parameters(remove_duplicate=False))
+
+
+def _some_samples(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[: max(_FEWEST_SAMPLES, len(tensor) // 4)]
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
