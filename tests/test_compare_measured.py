@@ -1,6 +1,7 @@
 """Verdicts against measured runs: each word, each finding, each exit code."""
 
 import math
+import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -280,6 +281,44 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
     assert known(known(row.change).high) < -0.06
     assert row.verdict is Verdict.INCONCLUSIVE
     assert row.reason.code == "unknown_end_moved"
+
+
+@pytest.mark.parametrize(
+    ("lost", "said", "times"),
+    [
+        # A deviation of 0.15% between runs, 1% declared between nights: T(8) alone is not sure.
+        ({8: 0.03}, "regressed, scaling loss", 20),
+        ({4: 0.03, 8: 0.03}, "regressed, scaling loss", 20),
+        ({1: -0.03}, "ok, only the single-GPU reference got faster", 20),
+        ({1: -0.03, 4: -0.03}, "ok, only the single-GPU reference got faster", 19),
+        ({1: -0.015, 2: 0.015, 4: 0.015, 8: 0.015}, "inconclusive", 19),
+    ],
+)
+def test_other_numbers_of_gpus_tell_which_end_of_a_lost_speedup_moved(
+    lost: Mapping[int, float], said: str, times: int
+) -> None:
+    rng = random.Random(6)
+    rows = []
+    for _ in range(20):
+        then, now = (
+            {
+                n: [0.1 / (1 - loss.get(n, 0.0)) * math.exp(rng.gauss(0, 0.0015)) for _ in runs]
+                for n in (1, 2, 4, 8)
+            }
+            for loss, runs in (({}, THEN), (lost, NOW))
+        )
+        rows.append(_row(compare(baseline(then), [measured(now)]), 8))
+    words = [", ".join(filter(None, (row.verdict, row.finding))) for row in rows]
+    assert words.count(said) >= times
+
+
+def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
+    row = _row(compare(_then(n1=0.1, n8=0.1), [_now(n1=0.1, n8=0.103)]), 8)
+    assert row.reason.code == "unknown_end_moved"
+    # 1% is declared of T, and half of that of S.
+    remedy = row.reason.facts["remedy"]
+    assert isinstance(remedy, Statement)
+    assert remedy.facts["deviation"] == pytest.approx(0.01, abs=1e-3)
 
 
 def test_two_ends_from_different_allocations_are_less_sure() -> None:

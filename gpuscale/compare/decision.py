@@ -137,6 +137,8 @@ class Quantities:
     speedup: Quantity | None = None
     reference: Quantity | None = None
     """T(1), for a row on more GPUs; given whenever `speedup` is."""
+    beside: tuple[Quantity, ...] = ()
+    """T(n) over each T(k) of the same case, which tell of a lost speedup which end moved."""
 
     @property
     def tests(self) -> tuple[Quantity, ...]:
@@ -161,11 +163,12 @@ def decide(quantities: Quantities) -> Decision:
     """The verdict on one row.
 
     S(n) falls when T(1) improves, so a lost speedup is a regression only where the training on
-    n GPUs got slower as well, and otherwise is put down to the reference.
+    n GPUs got slower as well: surely by itself, or beside the other numbers of GPUs. Otherwise
+    it is put down to the reference.
     """
-    time, speedup, reference = quantities.time, quantities.speedup, quantities.reference
+    time, speedup = quantities.time, quantities.speedup
     if speedup is not None and speedup.is_worse:
-        return _decide_lost_speedup(speedup, time, reference)
+        return _decide_lost_speedup(quantities, speedup)
     if time.is_worse:
         return Decision(Verdict.REGRESSED, _slowdown(quantities), time)
     if time.is_better:
@@ -179,8 +182,12 @@ def decide(quantities: Quantities) -> Decision:
     return Decision(Verdict.INCONCLUSIVE, None, doubtful)
 
 
-def _decide_lost_speedup(speedup: Quantity, time: Quantity, reference: Quantity | None) -> Decision:
-    if time.is_worse or time.moved_worse(time.rates.significance):
+def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
+    time, reference = quantities.time, quantities.reference
+    significance = time.rates.significance
+    # Had 1 GPU got faster, n would have lost nothing beside k, whatever the night did to all.
+    lost_beside = any(each.moved_worse(significance) for each in quantities.beside)
+    if time.moved_worse(significance) or (time.excess_loss > 0 and lost_beside):
         return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)
     reference_is_faster = reference is not None and reference.moved_better(NAMING_SIGNIFICANCE)
     if reference_is_faster and (time.is_ok or time.is_better):

@@ -1,5 +1,6 @@
 """Judging against measured runs: T(1), T(n), S(n) and metrics, corrected for the family."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,13 @@ from gpuscale.compare.decision import (
 )
 from gpuscale.compare.matching import Row, Side
 from gpuscale.compare.metrics import MetricChange, metric_changes
-from gpuscale.compare.spread import SideSample, gain_of, largest_spread, moderated_samples
+from gpuscale.compare.spread import (
+    RunSample,
+    SideSample,
+    gain_of,
+    largest_spread,
+    moderated_samples,
+)
 from gpuscale.records import (
     Finding,
     Limits,
@@ -39,6 +46,10 @@ _MOVED_CODES = {
     Finding.SINGLE_GPU_SLOWDOWN: "each_gpu_slower",
     Finding.REFERENCE_FASTER: "reference_faster",
 }
+
+
+_EVEN_ODDS = 0.5
+"""The one-sided p of any observed loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,8 @@ class _Pairing:
     after: SideSample
     without_speedup: Statement | None = None
     """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
+    beside: Sequence[tuple[RunSample, RunSample]] = ()
+    """The runs before and now on each other number of GPUs whose speedup is over the same T(1)."""
 
     def quantities(
         self, tolerances: Tolerances, rates: ErrorRates, *, further_runs: int = 0
@@ -79,16 +92,25 @@ class _Pairing:
         """The changes, now or after further runs that leave the means; no p is adjusted yet."""
         key, before, after = self.row.key, self.before, self.after.with_further_runs(further_runs)
 
-        def change(name: QuantityName, limits: Limits, ends: slice, apart: float = 0.0) -> Quantity:
-            then, now = SideSample(before.ends[ends]), SideSample(after.ends[ends])
-            deviation = limits.allocation_deviation
-            gain = gain_of(then, now, deviation=deviation, deviation_apart=apart)
+        def change(
+            name: QuantityName,
+            limits: Limits,
+            then: Sequence[RunSample],
+            now: Sequence[RunSample],
+            apart: float = 0.0,
+        ) -> Quantity:
+            gain = gain_of(
+                SideSample(tuple(then)),
+                SideSample(tuple(now)),
+                deviation=limits.allocation_deviation,
+                deviation_apart=apart,
+            )
             weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
             return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
 
         name = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
         of_time = tolerances.limits(key, THROUGHPUT)
-        time = change(name, of_time, slice(1))
+        time = change(name, of_time, before.ends[:1], after.ends[:1])
         if len(before.ends) == 1:
             return Quantities(time=time)
         of_one = tolerances.limits(key._replace(gpus=1), THROUGHPUT)
@@ -96,8 +118,18 @@ class _Pairing:
         apart = max(of_time.allocation_deviation, of_one.allocation_deviation)
         return Quantities(
             time=time,
-            speedup=change(QuantityName.EFFICIENCY, of_speedup, slice(2), apart),
-            reference=change(QuantityName.THROUGHPUT_ON_1, of_one, slice(1, 2)),
+            speedup=change(QuantityName.EFFICIENCY, of_speedup, before.ends, after.ends, apart),
+            reference=change(QuantityName.THROUGHPUT_ON_1, of_one, before.ends[1:], after.ends[1:]),
+            beside=tuple(
+                change(
+                    QuantityName.EFFICIENCY,
+                    of_speedup,
+                    (before.ends[0], then),
+                    (after.ends[0], now.with_further_runs(further_runs)),
+                    apart,
+                )
+                for then, now in self.beside
+            ),
         )
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
@@ -153,19 +185,27 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
         },
     )
     references = References(before.by_point), References(after.by_point)
-    pairings = []
+    points, same_ones = [], defaultdict(list)
     for row in rows:
         assert row.before is not None, "a row of measured runs has them on both sides"
         assert row.after is not None, "a row of measured runs has them on both sides"
         keys = row.before.point.point_key, row.after.point.point_key
         ones = references[0].of(keys[0]), references[1].of(keys[1])
+        points.append((row, keys, ones))
+        if row.key.gpus > 1:
+            same_ones[ones].append(keys)
+    pairings = []
+    for row, keys, ones in points:
         why = None if row.key.gpus == 1 else _why_without_speedup(*ones)
         used = [keys] if row.key.gpus == 1 or why is not None else [keys, ones]
         old, new = (
             SideSample(tuple(side[key] for key in of_side if key is not None))
             for side, of_side in zip((then, now), zip(*used, strict=True), strict=True)
         )
-        pairings.append(_Pairing(row=row, before=old, after=new, without_speedup=why))
+        beside = [(then[each[0]], now[each[1]]) for each in same_ones[ones] if each != keys]
+        pairings.append(
+            _Pairing(row=row, before=old, after=new, without_speedup=why, beside=beside)
+        )
     return pairings
 
 
@@ -210,7 +250,8 @@ def _judgement(
         required = _required_runs(pairing, rule)
         remedy = required.advice
         if required.needed is None:
-            of_speedup = decided_by == QuantityName.EFFICIENCY
+            # A speedup that is surely lost waits for the throughput to tell which end moved.
+            of_speedup = decided_by == QuantityName.EFFICIENCY and not decision.quantity.is_worse
             remedy = pairing.lasting_spread(rule, of_speedup=of_speedup)
     reason = _reason(pairing, quantities, decision, remedy)
     if lost is not None:
@@ -303,7 +344,8 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
 def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | None:
     """The smallest loss that is found 19 times in 20 if it strikes this row alone.
 
-    A lost throughput is found by itself, or by the speedup with the throughput in support.
+    A lost throughput is found by itself, or by the speedup with the throughput in support,
+    which need be no more than seen where the other numbers of GPUs support it too.
     """
 
     def detectable(quantity: Quantity, significance: float) -> float | None:
@@ -313,7 +355,15 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
     time, speedup = quantities.time, quantities.speedup
     alone = detectable(time, rule.strictest(TIME_WEIGHT))
     by_speedup = None if speedup is None else detectable(speedup, rule.strictest(OTHER_WEIGHT))
-    support = detectable(time, rule.rates.significance)
-    if alone is None or by_speedup is None or support is None:
+    significance = rule.rates.significance
+    supports, seen = [detectable(time, significance)], detectable(time, _EVEN_ODDS)
+    supports += [
+        None
+        if (loss := detectable(each, significance)) is None or seen is None
+        else max(loss, seen)
+        for each in quantities.beside
+    ]
+    known = [support for support in supports if support is not None]
+    if alone is None or by_speedup is None or not known:
         return alone
-    return min(alone, max(by_speedup, support))
+    return min(alone, max(by_speedup, min(known)))
