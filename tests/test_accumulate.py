@@ -1,6 +1,7 @@
 """Gradients of several batches add up to those of one, and are synchronised once."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from measuring import Session, run_pytest, write_case
 from test_strategies import request_for
 
 from gpuscale import TrainingCase
+from gpuscale.records import RunRequest
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.training import Training
 
@@ -97,6 +99,35 @@ def test_a_step_of_several_batches_is_that_of_one_as_large() -> None:
     expected, expected_loss = after_a_step(samples, None)
     assert weights == pytest.approx(expected, rel=1e-5)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
+
+
+class Noting(DataParallelStrategy):
+    """A strategy that notes for each batch whether its gradients stay with the rank."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request)
+        self.noted: list[bool] = []
+        self._stays = False
+
+    @contextmanager
+    def accumulating(self, model: torch.nn.Module) -> Iterator[None]:
+        self._stays = True
+        yield
+        self._stays = False
+
+    def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
+        self.noted.append(self._stays)
+        return super().forward_backward(training, inputs, targets)
+
+
+def test_gradients_are_synchronised_with_the_last_batch_of_a_step_alone() -> None:
+    plain = request_for("dp")
+    request = replace(plain, configuration=replace(plain.configuration, accumulate=3))
+    strategy = Noting(request)
+    training = Training(Line(), request, strategy, Given(torch.rand(12, 3), 2))
+    for _ in range(2):
+        training.step()
+    assert strategy.noted == [True, True, False] * 2
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def wait_until(condition: Callable[[], bool], patience_s: float = TIMEOUT_S) -> 
         ("apart", "invalid", None, "the parameters of 2 ranks differ after training"),
         ("diverging", "invalid", None, "and parameter weight is not a finite number"),
         ("unbuildable", "raised", None, "raised ZeroDivisionError"),
-        ("too_large", "raised", 1, "ran out of memory with a batch of 8 per GPU; give it"),
+        ("too_large", "out_of_memory", 1, "ran out of memory with a batch of 8 per GPU; give it"),
     ],
 )
 def test_a_case_that_fails_is_recorded_as_what_it_is(
