@@ -308,7 +308,7 @@ def test_other_numbers_of_gpus_tell_which_end_of_a_lost_speedup_moved(
             for loss, runs in (({}, THEN), (lost, NOW))
         )
         rows.append(_row(compare(baseline(then), [measured(now)]), 8))
-    words = [", ".join(filter(None, (row.verdict, row.finding))) for row in rows]
+    words = [f"{row.verdict}, {row.finding}" if row.finding else row.verdict for row in rows]
     assert words.count(said) >= times
 
 

@@ -137,7 +137,42 @@ def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
     assert as_fast.entries[0].changed_quantity == "throughput(1)"
     slower = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
     rows = compare(slower, [_now(1.8)]).entries
-    assert [row.verdict for row in rows] == [Verdict.INCONSISTENT, Verdict.CONSISTENT]
+    assert [row.verdict for row in rows] == [Verdict.INCONSISTENT] * 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "verdict", "quantity"),
+    [
+        (None, Verdict.INCONSISTENT, "throughput(n)"),
+        ("fp32", Verdict.INCONSISTENT, "throughput(n)"),
+        # The throughput of another precision is another one; what is left is the shape.
+        ("fp16", Verdict.CONSISTENT, "E(n)"),
+    ],
+)
+def test_a_machine_that_is_as_slow_on_all_gpus_misses_the_published_throughputs(
+    precision: str | None, verdict: Verdict, quantity: str
+) -> None:
+    throughputs = {1: 2000.0, 2: 3600.0, 4: 7000.0, 8: 13500.0}
+    before = published(
+        *(
+            replace(figure(n, samples_per_s=it, nodes=max(1, n // 4)), precision=precision)
+            for n, it in throughputs.items()
+        )
+    )
+    slow = {n: [128 * n / (0.45 * it) * f for f in SHARP] for n, it in throughputs.items()}
+    rows = compare(before, [measured(slow)]).entries[1:]
+    assert {(row.verdict, row.changed_quantity) for row in rows} == {(verdict, quantity)}
+    fast = {n: [time_s * 0.4 for time_s in times] for n, times in slow.items()}
+    assert compare(before, [measured(fast)]).exit_code == 0
+
+
+def test_a_published_throughput_is_judged_without_runs_on_one_gpu_too() -> None:
+    before = published(figure(1, samples_per_s=2000), figure(2, samples_per_s=3600))
+    missed, met = (
+        _last(before, measured({2: [256 / rate * f for f in SHARP]})) for rate in (1600, 3500)
+    )
+    assert (missed.verdict, met.verdict) == (Verdict.INCONSISTENT, Verdict.CONSISTENT)
+    assert met.reason.facts["why"] == Statement.of("no_measured_reference")
 
 
 def test_a_published_throughput_without_its_reference_is_judged_itself() -> None:

@@ -29,6 +29,7 @@ from golden.inputs import (
     write_night,
 )
 from nvml.library import compile_driver
+from statements import known
 
 from gpuscale import __version__
 from gpuscale.cli import main
@@ -147,6 +148,18 @@ def published_baseline() -> Baseline:
     return read_baseline(ROOT / "baselines" / "arc4.json")
 
 
+def published_throughputs() -> Baseline:
+    """Throughputs of the shape of ARC4's figures, more than twice what is measured."""
+    plain = published_baseline()
+    one = max(known(figure.mean_time_s) for figure in plain.published)
+    changes = {"times_s": (), "timed": None, "discard_first": 0}
+    figures = (
+        replace(figure, samples_per_s=3000 * one / known(figure.mean_time_s), **changes)
+        for figure in plain.published
+    )
+    return replace(plain, published=tuple(figures))
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     "ok": Scenario(now()),
     "ok_two_cases": Scenario(
@@ -222,6 +235,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "published_inconsistent": Scenario(
         now(gpus=(1, 2), fault=Fault(communication_s=0.080)), baseline=published_baseline
     ),
+    "published_throughput_missed": Scenario(now(gpus=(1, 2)), baseline=published_throughputs),
     "published_incomparable": Scenario(
         now(configurations=(ON_CPU,), telemetry=False, gpus=(1, 2)), baseline=published_baseline
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from gpuscale.compare.decision import ErrorRates, Judgement, required_runs
 from gpuscale.compare.matching import Row, Side
 from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
+from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 from gpuscale.scaling import Figures, References, log_speedup
 from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
 
@@ -36,54 +37,107 @@ class _Ratio:
             return Verdict.INCONSISTENT
         return Verdict.CONSISTENT if low >= limit else Verdict.INCONCLUSIVE
 
+    @property
+    def excess_loss(self) -> float:
+        """By how much the loss lies beyond the tolerance; negative within it."""
+        return -self.measured().relative_change().value - self.tolerance
+
+    @property
+    def detectable_loss(self) -> float:
+        """The loss from which on the whole interval lies below the tolerance 19 times in 20."""
+        change = self.measured().relative_change()
+        if change.low is None or change.high is None:
+            return self.tolerance
+        return 1 - (1 - self.tolerance) * (1 + change.low) / (1 + change.high)
+
+
+_SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
+
 
 def judge_published(
     row: Row, figures: Figures, tolerances: Tolerances, after: Side, rates: ErrorRates
 ) -> Judgement:
-    """The judgement on one row that has a published figure and valid runs."""
+    """The judgement on one row that has a published figure and valid runs.
+
+    A throughput of no other precision is judged beside E(n): where every number of GPUs is as
+    slow, E(n) is fine.
+    """
     figure, entry = row.figure, row.after
     assert figure is not None, "a row without measured runs before has a figure"
     assert entry is not None, "a row that can be judged has runs"
-
-    def without_ratio(verdict: Verdict, code: str, **facts: object) -> Judgement:
-        return Judgement(row=row, entry=row.told(verdict, Statement.of(code, **facts)))
-
-    key, samples = entry.point.point_key, [log_sample(entry.all_logs)]
-    if figure.gpus > 1 and row.published_speedup is not None:
-        reference = References(after.by_point).of(key)
-        if reference is None:
-            return without_ratio(Verdict.INCOMPARABLE, "no_measured_reference")
-        before, now = figures[figure.key._replace(gpus=1)].batch_per_gpu, reference.batch_per_gpu
-        if before != now:
-            code = "other_published_reference"
-            return without_ratio(Verdict.INCOMPARABLE, code, before=before, now=now)
-        samples.append(log_sample(after.by_point[reference].all_logs))
-        speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
-        quantity, value = QuantityName.EFFICIENCY, speedup - math.log(row.published_speedup)
-    elif figure.samples_per_s is not None:
-        quantity = QuantityName.THROUGHPUT_ON_1 if key.gpus == 1 else QuantityName.THROUGHPUT
-        value = math.log(key.global_batch / figure.samples_per_s) - samples[0].mean
-    elif figure.gpus == 1:
+    speedup = _speedup_ratio(row, figures, tolerances, after)
+    obstacle = speedup if isinstance(speedup, Statement) else None
+    ratios = [speedup] if isinstance(speedup, _Ratio) else []
+    is_same = figure.precision in (None, entry.point.configuration.precision)
+    if figure.samples_per_s is not None and (is_same or speedup is None):
+        key, sample = entry.point.point_key, log_sample(entry.all_logs)
+        one = key.gpus == 1
+        ratios.append(
+            _Ratio(
+                quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
+                value=math.log(key.global_batch / figure.samples_per_s) - sample.mean,
+                samples=[sample],
+                tolerance=tolerances.published_margin(figure.key, THROUGHPUT, nodes=figure.nodes),
+            )
+        )
+    if ratios:
+        judgement = _judgement(row, ratios, rates.confidence)
+        if obstacle is None:
+            return judgement
+        reason = Statement.of("published_alone", otherwise=judgement.entry.reason, why=obstacle)
+        return replace(judgement, entry=replace(judgement.entry, reason=reason))
+    if figure.gpus == 1:
         # A wall clock holds start-up and validation: it is no throughput to be held against.
-        return without_ratio(Verdict.CONSISTENT, "speedup_reference")
+        verdict, reason = Verdict.CONSISTENT, Statement.of("speedup_reference")
     else:
-        return without_ratio(Verdict.INCOMPARABLE, "no_published_reference")
-    tolerance = tolerances.published_margin(figure.key, nodes=figure.nodes)
-    ratio = _Ratio(quantity=quantity, value=value, samples=samples, tolerance=tolerance)
-    return _judgement(row, ratio, ratio.verdict(rates.confidence))
+        verdict = Verdict.INCOMPARABLE
+        reason = obstacle or Statement.of("no_published_reference")
+    return Judgement(row=row, entry=row.told(verdict, reason))
 
 
-def _judgement(row: Row, ratio: _Ratio, verdict: Verdict) -> Judgement:
+def _speedup_ratio(
+    row: Row, figures: Figures, tolerances: Tolerances, after: Side
+) -> _Ratio | Statement | None:
+    """S(n) over the published one, or why it is unknown; None where none was published."""
+    figure, entry = row.figure, row.after
+    if figure is None or entry is None or figure.gpus == 1 or row.published_speedup is None:
+        return None
+    key = entry.point.point_key
+    reference = References(after.by_point).of(key)
+    if reference is None:
+        return Statement.of("no_measured_reference")
+    before, now = figures[figure.key._replace(gpus=1)].batch_per_gpu, reference.batch_per_gpu
+    if before != now:
+        return Statement.of("other_published_reference", before=before, now=now)
+    samples = [log_sample(each.all_logs) for each in (entry, after.by_point[reference])]
+    speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
+    return _Ratio(
+        quantity=QuantityName.EFFICIENCY,
+        value=speedup - math.log(row.published_speedup),
+        samples=samples,
+        tolerance=tolerances.published_margin(figure.key, SPEEDUP, nodes=figure.nodes),
+    )
+
+
+def _decisive(
+    ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
+) -> tuple[Verdict, _Ratio]:
+    """The worst verdict and the ratio that gave it; of as bad ones what lost most."""
+    verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
+    worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
+    as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]
+    if worst is Verdict.CONSISTENT:
+        return worst, as_bad[0]
+    return worst, max(as_bad, key=lambda ratio: ratio.excess_loss)
+
+
+def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
+    verdict, ratio = _decisive(ratios, confidence)
     required = required_runs(
-        lambda runs: ratio.verdict(CONFIDENCE, runs) is not Verdict.INCONCLUSIVE,
-        made=min(sample.count for sample in ratio.samples),
+        lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
+        made=min(sample.count for ratio in ratios for sample in ratio.samples),
     )
     change = ratio.measured().relative_change()
-    detectable = ratio.tolerance
-    if change.low is not None and change.high is not None:
-        # From this loss on, the whole interval lies below the tolerance 19 times in 20.
-        detectable = 1 - (1 - ratio.tolerance) * (1 + change.low) / (1 + change.high)
-    excess_loss = -change.value - ratio.tolerance
     code = "published_met" if change.value < 0 else "published_exceeded"
     if verdict is not Verdict.CONSISTENT:
         is_missed = verdict is Verdict.INCONSISTENT
@@ -101,10 +155,10 @@ def _judgement(row: Row, ratio: _Ratio, verdict: Verdict) -> Judgement:
             row.told(verdict, reason),
             change=change,
             changed_quantity=ratio.quantity,
-            minimum_detectable_loss=detectable,
+            minimum_detectable_loss=min(each.detectable_loss for each in ratios),
             further_runs=required.credible if verdict is Verdict.INCONCLUSIVE else None,
         ),
-        excess_losses={ratio.quantity: excess_loss},
+        excess_losses={each.quantity: each.excess_loss for each in ratios},
         decided_by=ratio.quantity,
-        is_suspect=excess_loss > 0,
+        is_suspect=any(each.excess_loss > 0 for each in ratios),
     )

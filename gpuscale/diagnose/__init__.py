@@ -14,7 +14,16 @@ from gpuscale.diagnose import causes
 from gpuscale.diagnose.attribution import Change, Part
 from gpuscale.diagnose.evidence import Row, onset_of, points_of
 from gpuscale.diagnose.stragglers import slow_device, stragglers
-from gpuscale.records import Baseline, Cause, Comparison, EntryVerdict, Results, Statement, Verdict
+from gpuscale.records import (
+    Baseline,
+    Cause,
+    Comparison,
+    EntryVerdict,
+    QuantityName,
+    Results,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.cause import DeviceSymptom
 from gpuscale.records.environment import gpu_places
 
@@ -73,7 +82,10 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
                 named += tuple(find(row, named))
             return named
         if entry.verdict.is_loss:
-            return tuple(causes.lost_to_ideal(budgets.get((entry.configuration, entry.key))))
+            # What a throughput lacks to a published one is not what it lacks to ideal scaling.
+            is_of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+            budget = budgets.get((entry.configuration, entry.key)) if is_of_speedup else None
+            return tuple(causes.lost_to_ideal(budget))
         return ()
 
     entries = tuple(

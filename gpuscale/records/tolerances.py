@@ -87,10 +87,10 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
         limits = asdict(given).items()
         return Limits(**{name: self._overridden(key, metric, name, its) for name, its in limits})
 
-    def published_margin(self, key: EntryKey, *, nodes: int) -> float:
-        """The fraction by which the row may lie below a published figure."""
+    def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
+        """The fraction by which a metric of the row may lie below a published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
-        return self._overridden(key, THROUGHPUT if key.gpus == 1 else SPEEDUP, "margin", default)
+        return self._overridden(key, metric, "margin", default)
 
     def _overridden(self, key: EntryKey, metric: str, name: str, default: float) -> float:
         found: float = default

@@ -115,6 +115,7 @@ WORDS: Mapping[str, str] = {
     "published_met": f"{_PUBLISHED}, within {_TOLERANCE}",
     "published_missed": f"{_PUBLISHED}, more than {_TOLERANCE}",
     "published_uncertain": f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy:after}}",
+    "published_alone": "{otherwise}; {why}",
     "speedup_reference": "the reference of the speedups",
     "only_speedup_reference": (
         "the reference of the speedups says nothing alone; measure on more GPUs too"
