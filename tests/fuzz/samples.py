@@ -29,7 +29,14 @@ def _results() -> Results:
     results = results_of_night(_NIGHT)
     first, *others = results.runs
     failed = replace(first, index=9, failure=_KILLED, measured={}, telemetry_absent="no driver")
-    failed = replace(failed, configuration=replace(failed.configuration, batch=32, ranks_per_gpu=2))
+    rare = {
+        "batch": 32,
+        "ranks_per_gpu": 2,
+        "command": "train.py {gpus}",
+        "accumulate": 4,
+        "strategy_options": "bucket_cap_mb=50",
+    }
+    failed = replace(failed, configuration=replace(failed.configuration, **rare))
     summary = replace(
         first.gpu_summaries[0],
         absent=("power: Not Supported",),
@@ -45,7 +52,7 @@ def _results() -> Results:
         "max_clock_mhz": 1530.0,
     }
     gpus = (replace(results.environment.gpus[0], **found_by_driver),)
-    where = replace(results.environment, cudnn_version="9.1", gpus=gpus)
+    where = replace(results.environment, cudnn_version="9.1", lightning_version="2.6", gpus=gpus)
     results = replace(results, environment=where)
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
