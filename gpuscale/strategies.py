@@ -7,6 +7,9 @@ tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,14 @@ class Demands:
     """Why not with an older one; None where gpuscale has none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """What a case can say of it in `strategy_options`: the type of each, or the words it takes."""
+    not_accumulated: str | None = None
+    """Why it cannot be measured with --accumulate; None where it can."""
+    not_fp16: str | None = None
+    """Why it cannot be measured with --precision fp16; None where it can."""
+    in_blocks: bool = False
+    """It cuts the model among the GPUs, between the blocks that the case gives."""
+    micro_batches: bool = False
+    """It divides a batch, so that the GPUs compute on parts of it at the same time."""
 
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
@@ -103,6 +114,20 @@ STRATEGIES: Mapping[str, Demands] = {
         package="lightning",
         wraps="ddp",
     ),
+    "pipeline": Demands(
+        words=(
+            "`torch.distributed.pipelining`: a process per GPU, each with a stage of the model, "
+            "through which a batch goes in micro-batches"
+        ),
+        single="the whole batch at once, without a pipeline",
+        implementation="gpuscale.worker.strategies.pipeline:PipelineStrategy",
+        ranks_agree=False,
+        not_compiled="stages are not compiled, so T(1) would be and T(n) not",
+        not_accumulated="its micro-batches are accumulated already",
+        not_fp16="a loss scaler would have to agree with all stages on every step",
+        in_blocks=True,
+        micro_batches=True,
+    ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",
         single="the same command with 1 GPU",
@@ -112,6 +137,10 @@ STRATEGIES: Mapping[str, Demands] = {
 }
 OF_CASES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
 """Those that a `TrainingCase` can name."""
+SCHEDULE: Schedule = "gpipe"
+MICRO_BATCHES = 4
+"""Of each GPU's share of a batch: with four for each stage of a pipeline less than a fifth of its
+time is lost to filling and draining it, however many stages there are."""
 OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
 
 

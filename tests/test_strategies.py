@@ -59,11 +59,18 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 
 def answers_of_two_ranks(work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
     """Of two processes, by rank."""
+    return answers_of_ranks(2, work, *shared)
+
+
+def answers_of_ranks(
+    count: int, work: Callable[..., None], *shared: object
+) -> list[tuple[Any, ...]]:
+    """Of so many processes, by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     queue: Queue[tuple[Any, ...]] = SPAWN.Queue()
-    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(2)]
+    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)]
     for process in ranks:
         process.start()
     try:
@@ -150,6 +157,8 @@ def test_the_docs_say_what_every_strategy_demands() -> None:
             "CPU ranks": demands.not_on_cpu,
             "`--compile`": demands.not_compiled,
             "torch before {}.{}".format(*demands.oldest_torch): demands.not_older,
+            "`--accumulate`": demands.not_accumulated,
+            "`--precision fp16`": demands.not_fp16,
         }
         cannot = "; ".join(f"{what}: {why}" for what, why in refused.items() if why) or "–"
         assert f"| `{name}` | {demands.words} | {demands.single} | {cannot} |\n" in page
@@ -171,9 +180,8 @@ def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
     precision: Precision, dtype: torch.dtype
 ) -> None:
     model = torch.nn.Linear(4, 2)
-    wrapped = DataParallelStrategy(request_for("dp", precision=precision)).wrap(
-        model, TrainingCase()
-    )
+    strategy = DataParallelStrategy(request_for("dp", precision=precision))
+    wrapped = strategy.wrap(model, TrainingCase())
     assert isinstance(wrapped, torch.nn.DataParallel)
     assert output_dtype_on_a_new_thread(wrapped.module) == dtype
     assert parameter_digest(wrapped) == parameter_digest(model)
