@@ -38,10 +38,10 @@ class EfficiencyBudget:
     efficiency: float
     parts: Mapping[str, float]
     """Those that were measured. Of `PARTS`: communication is exposed and beyond what it costs a
-    single rank, such as DDP's handling of gradients; data is waiting for batches and copying them, beyond what the
-    ideal time contains. Of `PIPELINE_PARTS`: micro-batching is what they cost on one GPU; bubble
-    is the wait of the slowest stage; imbalance is its lag behind the mean stage; optimizer is a
-    gain where a stage has fewer parameters for as many samples."""
+    single rank, such as DDP's handling of gradients; data is waiting for batches and copying them,
+    beyond what the ideal time contains. Of `PIPELINE_PARTS`: micro-batching is what they cost on
+    one GPU; bubble is the wait of the slowest stage; imbalance is its lag behind the mean stage;
+    optimizer is a gain where a stage has fewer parameters for as many samples."""
     rest: float
     """With the parts that were not measured in it."""
 

@@ -48,6 +48,8 @@ class Demands:
     """It cuts the model among the GPUs, between the blocks that the case gives."""
     micro_batches: bool = False
     """It divides a batch, so that the GPUs compute on parts of it at the same time."""
+    below_table: str | None = None
+    """What to know of its speedups; None where they are as one would think."""
 
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
@@ -59,9 +61,14 @@ class Demands:
         return 1 if self.one_process else gpus
 
     def runs_with(self, torch_version: str | None) -> bool:
-        """False for a version such as `2.8.0+cu129` that is older than the first."""
-        found = re.match(r"(\d+)\.(\d+)", torch_version or "")
-        return found is None or (int(found[1]), int(found[2])) >= self.oldest_torch
+        """False for a version that is older than the first."""
+        return not is_older(torch_version, self.oldest_torch)
+
+
+def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
+    """True for a version such as `2.8.0+cu129` that comes before the first."""
+    found = re.match(r"(\d+)\.(\d+)", torch_version or "")
+    return found is not None and (int(found[1]), int(found[2])) < first
 
 
 COMMAND = "command"
@@ -127,6 +134,22 @@ STRATEGIES: Mapping[str, Demands] = {
         not_fp16="a loss scaler would have to agree with all stages on every step",
         in_blocks=True,
         micro_batches=True,
+        below_table="T(1) is the whole batch at once on one GPU, without a pipeline",
+    ),
+    "mp": Demands(
+        words="model parallel: one process whose layers lie on all GPUs, which compute in turn",
+        single="the whole model on one GPU",
+        implementation="gpuscale.worker.strategies.mp:ModelParallelStrategy",
+        one_process=True,
+        ranks_agree=True,
+        inside_computing="copies from one GPU's layers to the next's",
+        not_on_cpu="the layers of one process cannot lie on several CPU ranks",
+        not_compiled="graphs over several GPUs have not been tried",
+        in_blocks=True,
+        below_table=(
+            "one GPU computes at a time, so a speedup of up to 1 is expected; what it saves is "
+            "memory on each"
+        ),
     ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",

@@ -14,12 +14,14 @@ import torch
 from changing import replace
 from measuring import REPOSITORY
 from test_overhead import request_for_cpu
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpuscale import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.strategies import mp
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
@@ -211,3 +213,28 @@ def test_torch_gives_one_answer_on_tf32_however_it_is_asked() -> None:
 
 def fp32_precision(part: str) -> str:
     return str(torch._C._get_fp32_precision_getter("cuda", part))
+
+
+@pytest.mark.skipif(not NEWER_SETTINGS, reason="an older torch asks fake GPUs for a driver")
+def test_the_layers_of_mp_lie_on_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sequence(TrainingCase):
+        sample_shape = (16,)
+        batch = 4
+
+        def model(self) -> torch.nn.Module:
+            return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+
+    case, first = Sequence(), torch.device("cuda", 0)
+    case.size = case.named_size(None)
+    model = case.model()
+    monkeypatch.setattr(mp, "cuda_device", lambda devices, position: first)
+    strategy = mp.ModelParallelStrategy(replace(request_for("mp", gpus=2), devices=(0, 1)))
+    # Tensors of devices that need not be there, which compute nothing.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        wrapped = strategy.wrap(model, case)
+        output = wrapped(torch.rand(4, 16, device=first))
+    last = torch.device("cuda", 1)
+    assert output.device == last
+    assert [weight.device for weight in wrapped.parameters()] == [first] * 4 + [last] * 4
+    # The optimiser is given the case's own model.
+    assert {*map(id, model.parameters())} == {*map(id, wrapped.parameters())}

@@ -25,7 +25,10 @@ from gpuscale.run_defaults import (
     ranks_per_gpu,
     timing_plan,
 )
-from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES
+from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
+
+# Earlier ones wait for the last of a batch of transfers only.
+_FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
 
 
 class WindowClock:
@@ -142,7 +145,7 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
         if plans and rank is not None and rank >= most:
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; {', '.join(OF_ONE_PROCESS)} is one process, so its only rank is 0"
+                f"{rank}; of {' and '.join(OF_ONE_PROCESS)} the only rank is 0"
             )
 
 
@@ -182,7 +185,7 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     demands, nodes = STRATEGIES[plan.strategy], environment.node_count
     if plan.strategy == COMMAND and (reason := _not_for_commands(options)):
         return reason
-    if reason := _not_with_options(plan.strategy, options):
+    if reason := _not_with_options(plan, environment, options):
         return reason
     if not demands.runs_with(environment.torch_version):
         first = "{}.{}".format(*demands.oldest_torch)
@@ -224,14 +227,22 @@ def _not_for_commands(options: MeasureOptions) -> str | None:
     return None
 
 
-def _not_with_options(strategy: str, options: MeasureOptions) -> str | None:
-    demands = STRATEGIES[strategy]
+def _not_with_options(
+    plan: ItemPlan, environment: Environment, options: MeasureOptions
+) -> str | None:
+    demands = STRATEGIES[plan.strategy]
+    over_gloo = environment.device == "cpu" or options.oversubscribe
     cannot = {
         "--compile": options.compiled and demands.not_compiled,
         "--accumulate": options.accumulate > 1 and demands.not_accumulated,
         "--precision fp16": options.precision == "fp16" and demands.not_fp16,
     }
-    reasons = (f"{strategy} with {option}: {why}" for option, why in cannot.items() if why)
+    if demands.micro_batches and over_gloo and plan.gpus > 1:
+        is_lost = options.schedule == "1f1b" and is_older(
+            environment.torch_version, _FIRST_WITH_1F1B_OVER_GLOO
+        )
+        cannot["--schedule 1f1b"] = is_lost and "before torch 2.8 it hangs over gloo"
+    reasons = (f"{plan.strategy} with {option}: {why}" for option, why in cannot.items() if why)
     return next(reasons, None)
 
 

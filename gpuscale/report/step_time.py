@@ -76,9 +76,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
     if "bubble" in named:
         yield (
-            f"pipeline: T(1) is {STRATEGIES['pipeline'].single}; micro-batching: what they take "
-            "longer on one GPU than the whole batch; bubble: the wait of the slowest stage, with "
-            "transfers; imbalance: its lag behind the mean stage"
+            "micro-batching: what they take longer on one GPU than the whole batch; bubble: the "
+            "wait of the slowest stage, with transfers; imbalance: its lag behind the mean stage"
         )
 
 

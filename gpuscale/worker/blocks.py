@@ -1,11 +1,11 @@
 """A model cut into stages of like cost, by the floating-point operations of its blocks."""
 
-import copy
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpuscale.errors import CaseError
@@ -69,10 +69,18 @@ def _operations(groups: Iterable[Sequence[nn.Module]], inputs: torch.Tensor) -> 
     values = inputs.to("meta")
     counts = []
     for group in groups:
-        block = nn.Sequential(*copy.deepcopy(list(group))).to("meta")
+        block = nn.Sequential(*group)
+        tensors = (*block.named_parameters(), *block.named_buffers())
+        meta = {name: _on_meta(tensor) for name, tensor in tensors}
         with FlopCounterMode(display=False) as counter:
-            output = block(values)
+            output = functional_call(block, meta, (values,))
             output.sum().backward()
         counts.append(counter.get_total_flops())
         values = output.detach().requires_grad_()
     return counts
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(
+        tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+    )

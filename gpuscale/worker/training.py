@@ -160,7 +160,8 @@ class Training:
         self.faults.begin_forward(share)
         with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
-            loss = self.case.loss(output, targets)
+            # Where layers lie on several devices, the clock's then waits for all of the forward.
+            loss = self.case.loss(output, targets).to(self._device)
             loss = loss if share == 1 else loss * share
         self.faults.end_forward()
         self.clock.mark(Phase.FORWARD)
