@@ -52,7 +52,7 @@ class Gpt(TrainingCase):
     one. With half of GPT-2's vocabulary there are as many parameters, 124 million.
     """
 
-    strategies = ("ddp", "fsdp")
+    strategies = ("ddp", "fsdp", "pipeline")
     sizes = {
         "full": Size(batch=8, sample_shape=(1024,)),
         "smoke": Size(batch=4, sample_shape=(32,)),

@@ -20,14 +20,14 @@ _GPUS_OF_HALF_BATCH = 16
 class Resnet50(TrainingCase):
     """torchvision's ResNet-50 with 1000 classes, Adam at 0.02, weak scaling."""
 
-    strategies = ("ddp", "fsdp", "lightning")
+    strategies = ("ddp", "fsdp", "lightning", "pipeline")
     classes = 1000
     # Near the mean size of ImageNet's pictures.
     raw_image_shape = (375, 500, 3)
     training_samples = 1_281_167
     sizes = {
         "full": Size(batch=256, sample_shape=(3, 256, 256)),
-        "smoke": Size(batch=4, sample_shape=(3, 32, 32)),
+        "smoke": Size(batch=8, sample_shape=(3, 32, 32)),
     }
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
@@ -36,6 +36,12 @@ class Resnet50(TrainingCase):
     def model(self) -> nn.Module:
         network: nn.Module = models.resnet50(weights=None, num_classes=self.classes)
         return network
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        assert isinstance(model, models.ResNet)
+        stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool)
+        head = nn.Sequential(model.avgpool, nn.Flatten(), model.fc)
+        return [stem, *model.layer1, *model.layer2, *model.layer3, *model.layer4, head]
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)

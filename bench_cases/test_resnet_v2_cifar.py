@@ -86,10 +86,10 @@ class Resnet50v2Cifar(TrainingCase):
         "full": Size(batch=256, sample_shape=(3, 128, 128)),
         "smoke": Size(batch=4, sample_shape=(3, 32, 32)),
     }
-    blocks: ClassVar[tuple[int, int, int, int]] = (3, 4, 6, 3)
+    depths: ClassVar[tuple[int, int, int, int]] = (3, 4, 6, 3)
 
     def model(self) -> nn.Module:
-        return resnet_v2(self.blocks, self.classes)
+        return resnet_v2(self.depths, self.classes)
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
@@ -119,7 +119,7 @@ class Resnet50v2Cifar(TrainingCase):
 class Resnet152v2Cifar(Resnet50v2Cifar):
     """The same with Keras' ResNet152V2."""
 
-    blocks = (3, 8, 36, 3)
+    depths = (3, 8, 36, 3)
 
 
 @pytest.mark.gpuscale(case=Resnet50v2Cifar)

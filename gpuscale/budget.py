@@ -4,18 +4,23 @@ T(n) is longer than the time that ideal scaling would take by the exposed commun
 data that each rank waits longer for than one GPU alone did, by the slowest rank's lag behind
 the median rank, and by a rest that nobody measured. Divided by T(n) these are the points that
 E(n) lacks to 1, since E(n) is the ideal time over T(n).
+
+The stages of a pipeline do different work, so all of theirs counts by its mean: E(n) = 1 -
+micro-batching - bubble - imbalance - data - optimizer - rest.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.records import Configuration, EntryKey, RankReport, Run
+from gpuscale.records import Configuration, EntryKey, Phases, RankReport, Run
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.statistics.distributions import f_tail
 from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
+from gpuscale.strategies import STRATEGIES
 
 PARTS = ("communication", "data", "skew")
+PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
 _DECLARED_DEVIATION = 0.01
 """Between runs on one GPU; its weight is that of the moderated variances of `compare`."""
 _DECLARED_DF = 3
@@ -32,11 +37,19 @@ class EfficiencyBudget:
     configuration: Configuration
     efficiency: float
     parts: Mapping[str, float]
-    """Those of `PARTS` that were measured: communication is exposed and beyond what it costs a
+    """Those that were measured. Of `PARTS`: communication is exposed and beyond what it costs a
     single rank, such as DDP's handling of gradients; data is waiting for batches and copying them,
-    beyond what the ideal time contains."""
+    beyond what the ideal time contains. Of `PIPELINE_PARTS`: micro-batching is what they cost on
+    one GPU; bubble is the wait of the slowest stage; imbalance is its lag behind the mean stage;
+    optimizer is a gain where a stage has fewer parameters for as many samples."""
     rest: float
     """With the parts that were not measured in it."""
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The parts that were not measured."""
+        names = PIPELINE_PARTS if _is_pipeline(self.configuration) else PARTS
+        return tuple(name for name in names if name not in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +101,12 @@ def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) 
     efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
     # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
     ideal = point.batch_per_gpu / reference[0].batch_per_gpu
-    data_s, reference_data_s = _mean(map(_data_s, runs)), _mean(map(_data_s, reference))
-    exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
-    skew_s = _mean(skew.skew_s for skew in rank_skews(runs))
-    parts = {}
-    if exposed_s is not None:
-        # A rank alone handles gradients too, and so does the ideal step.
-        alone_s = _mean(run.synchronization_s for run in reference) or 0.0
-        parts["communication"] = (exposed_s - ideal * alone_s) / step_time_s
-    if data_s is not None and reference_data_s is not None:
-        parts["data"] = (data_s - ideal * reference_data_s) / step_time_s
-    if skew_s is not None:
-        parts["skew"] = skew_s / step_time_s
+    parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
+    parts = {
+        name: seconds / step_time_s
+        for name, seconds in parts_s(runs, reference, ideal).items()
+        if seconds is not None
+    }
     return EfficiencyBudget(
         key=point.key,
         configuration=point.configuration,
@@ -107,6 +114,53 @@ def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) 
         parts=parts,
         rest=1 - efficiency - sum(parts.values()),
     )
+
+
+def _is_pipeline(configuration: Configuration) -> bool:
+    demands = STRATEGIES.get(configuration.strategy)
+    return demands is not None and demands.micro_batches
+
+
+def _parts_s(
+    runs: Sequence[Run], reference: Sequence[Run], ideal: float
+) -> Mapping[str, float | None]:
+    """Seconds beyond a step that is ideal, a share of the reference's, by `PARTS`."""
+    # A rank alone handles gradients too, and so does the ideal step.
+    alone_s = _mean(run.synchronization_s for run in reference) or 0.0
+    exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
+    return {
+        "communication": _beyond(exposed_s, ideal, alone_s),
+        "data": _beyond(_mean(map(_data_s, runs)), ideal, _mean(map(_data_s, reference))),
+        "skew": _mean(skew.skew_s for skew in rank_skews(runs)),
+    }
+
+
+def _pipeline_parts_s(
+    runs: Sequence[Run], reference: Sequence[Run], ideal: float
+) -> Mapping[str, float | None]:
+    """The same by `PIPELINE_PARTS`; the reference has the whole batch at once."""
+
+    def beyond(phase: Callable[[Phases], float]) -> float | None:
+        means = ([_mean_over_ranks(run, phase) for run in its] for its in (runs, reference))
+        ours_s, alone_s = map(_mean, means)
+        return _beyond(ours_s, ideal, alone_s)
+
+    paces_s = [[pace_s for pace_s, _ in _by_pace(run.ranks)] for run in runs]
+    return {
+        "micro-batching": _beyond(0.0, ideal, _mean(run.synchronization_s for run in reference)),
+        "bubble": _mean(run.measured.get("exposed_communication_s") for run in runs),
+        "imbalance": _mean(its[-1] - statistics.fmean(its) for its in paces_s if its),
+        "data": beyond(lambda phases: phases.data_s + phases.h2d_s),
+        "optimizer": beyond(lambda phases: phases.optimizer_s),
+    }
+
+
+def _beyond(seconds: float | None, ideal: float, alone_s: float | None) -> float | None:
+    return None if seconds is None or alone_s is None else seconds - ideal * alone_s
+
+
+def _mean_over_ranks(run: Run, phase: Callable[[Phases], float]) -> float | None:
+    return _mean(None if rank.phases is None else phase(rank.phases) for rank in run.ranks)
 
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:

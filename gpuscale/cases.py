@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
@@ -63,6 +63,16 @@ class TrainingCase(Case):
     def model(self) -> "torch.nn.Module":
         """The model, on the CPU, freshly initialised; ranks call it with one seed."""
         raise NotImplementedError
+
+    def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
+        """The model as modules in a row, among which `pipeline` and `mp` cut it.
+
+        Each takes what the one before it returned, one tensor, and the first the inputs; together
+        they are what `forward` does. Those of an `nn.Sequential` by default, else none.
+        """
+        from torch import nn
+
+        return list(model.children()) if isinstance(model, nn.Sequential) else []
 
     def loss(self, output: Any, target: Any) -> "torch.Tensor":
         """The scalar loss of one batch."""
@@ -222,3 +232,36 @@ def _refuse_other_arguments(
         raise CaseError(
             f"{case.__name__}.{method}{found} does not take what it is given; {wanted}"
         ) from None
+
+
+def refuse_no_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
+    """Checks that a model can be cut among so many GPUs, without memory for its parameters.
+
+    Raises:
+        CaseError: it is not in blocks, they leave some of it out, or they are too few.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = case.model()
+            blocks = case.blocks(model)
+    except (NotImplementedError, RuntimeError):
+        # A model that needs values to be built is left to the ranks.
+        return
+    where = f"{type(case).__name__}.blocks(model)"
+    if not blocks:
+        raise CaseError(
+            f"{case.name()}: {strategy} cuts a model between blocks, and this one is no "
+            f"nn.Sequential; write {where}, which returns its modules in a row"
+        )
+    owned = [{id(parameter) for parameter in block.parameters()} for block in blocks]
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in set().union(*owned):
+            raise CaseError(f"{where} leaves out {name}; {strategy} trains what is in blocks")
+    owning = sum(map(bool, owned))
+    if owning < gpus:
+        raise CaseError(
+            f"{case.name()}/{strategy} on {gpus} GPUs: the model has {owning} blocks with "
+            "parameters, and each GPU needs one; choose fewer GPUs, or give smaller blocks"
+        )

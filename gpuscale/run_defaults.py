@@ -12,7 +12,7 @@ from gpuscale.cases import Case, TrainingCase, refuse_no_count
 from gpuscale.command_case import CommandCase, joined
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.records.request import UNTOLD_BATCH, CommandRequest
-from gpuscale.strategies import COMMAND, STRATEGIES
+from gpuscale.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
 
 MOST_WINDOWS = 30
 TIMING_PLANS: Mapping[str, TimingPlan] = {
@@ -36,6 +36,7 @@ def default_request(
     The batch is per GPU, or over all GPUs under strong scaling; None is that of the size.
     """
     built = case()
+    has_micro_batches = STRATEGIES[strategy].micro_batches
     configuration = Configuration(
         case=case.name(),
         strategy=strategy,
@@ -49,6 +50,8 @@ def default_request(
         threads_per_rank=1,
         data_workers=0,
         strategy_options=case.options_text(strategy),
+        schedule=SCHEDULE if has_micro_batches else None,
+        micro_batches=MICRO_BATCHES if has_micro_batches else None,
     )
     found = built.named_size(configuration.size)
     if batch is not None and batch != found.batch:

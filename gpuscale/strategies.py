@@ -7,6 +7,9 @@ tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,16 @@ class Demands:
     """Why not with an older one; None where gpuscale has none."""
     options: Mapping[str, type | tuple[str, ...]] = field(default_factory=dict)
     """What a case can say of it in `strategy_options`: the type of each, or the words it takes."""
+    not_accumulated: str | None = None
+    """Why it cannot be measured with --accumulate; None where it can."""
+    not_fp16: str | None = None
+    """Why it cannot be measured with --precision fp16; None where it can."""
+    in_blocks: bool = False
+    """It cuts the model among the GPUs, between the blocks that the case gives."""
+    micro_batches: bool = False
+    """It divides a batch, so that the GPUs compute on parts of it at the same time."""
+    below_table: str | None = None
+    """What to know of its speedups; None where they are as one would think."""
 
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
@@ -48,9 +61,14 @@ class Demands:
         return 1 if self.one_process else gpus
 
     def runs_with(self, torch_version: str | None) -> bool:
-        """False for a version such as `2.8.0+cu129` that is older than the first."""
-        found = re.match(r"(\d+)\.(\d+)", torch_version or "")
-        return found is None or (int(found[1]), int(found[2])) >= self.oldest_torch
+        """False for a version that is older than the first."""
+        return not is_older(torch_version, self.oldest_torch)
+
+
+def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
+    """True for a version such as `2.8.0+cu129` that comes before the first."""
+    found = re.match(r"(\d+)\.(\d+)", torch_version or "")
+    return found is not None and (int(found[1]), int(found[2])) < first
 
 
 COMMAND = "command"
@@ -103,6 +121,36 @@ STRATEGIES: Mapping[str, Demands] = {
         package="lightning",
         wraps="ddp",
     ),
+    "pipeline": Demands(
+        words=(
+            "`torch.distributed.pipelining`: a process per GPU, each with a stage of the model, "
+            "through which a batch goes in micro-batches"
+        ),
+        single="the whole batch at once, without a pipeline",
+        implementation="gpuscale.worker.strategies.pipeline:PipelineStrategy",
+        ranks_agree=False,
+        not_compiled="stages are not compiled, so T(1) would be and T(n) not",
+        not_accumulated="its micro-batches are accumulated already",
+        not_fp16="a loss scaler would have to agree with all stages on every step",
+        in_blocks=True,
+        micro_batches=True,
+        below_table="T(1) is the whole batch at once on one GPU, without a pipeline",
+    ),
+    "mp": Demands(
+        words="model parallel: one process whose layers lie on all GPUs, which compute in turn",
+        single="the whole model on one GPU",
+        implementation="gpuscale.worker.strategies.mp:ModelParallelStrategy",
+        one_process=True,
+        ranks_agree=True,
+        inside_computing="copies from one GPU's layers to the next's",
+        not_on_cpu="the layers of one process cannot lie on several CPU ranks",
+        not_compiled="graphs over several GPUs have not been tried",
+        in_blocks=True,
+        below_table=(
+            "one GPU computes at a time, so a speedup of up to 1 is expected; what it saves is "
+            "memory on each"
+        ),
+    ),
     COMMAND: Demands(
         words="any command: it makes itself parallel, and its lines tell its steps",
         single="the same command with 1 GPU",
@@ -112,6 +160,10 @@ STRATEGIES: Mapping[str, Demands] = {
 }
 OF_CASES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
 """Those that a `TrainingCase` can name."""
+SCHEDULE: Schedule = "gpipe"
+MICRO_BATCHES = 4
+"""Of each GPU's share of a batch: with four for each stage of a pipeline less than a fifth of its
+time is lost to filling and draining it, however many stages there are."""
 OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
 
 

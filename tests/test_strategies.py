@@ -14,12 +14,14 @@ import torch
 from changing import replace
 from measuring import REPOSITORY
 from test_overhead import request_for_cpu
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpuscale import TrainingCase
 from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.strategies import mp
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
@@ -59,11 +61,18 @@ def answer(queue: "Queue[Any]", strategy: ProcessGroupStrategy, *what: object) -
 
 def answers_of_two_ranks(work: Callable[..., None], *shared: object) -> list[tuple[Any, ...]]:
     """Of two processes, by rank."""
+    return answers_of_ranks(2, work, *shared)
+
+
+def answers_of_ranks(
+    count: int, work: Callable[..., None], *shared: object
+) -> list[tuple[Any, ...]]:
+    """Of so many processes, by rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     queue: Queue[tuple[Any, ...]] = SPAWN.Queue()
-    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(2)]
+    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)]
     for process in ranks:
         process.start()
     try:
@@ -150,6 +159,8 @@ def test_the_docs_say_what_every_strategy_demands() -> None:
             "CPU ranks": demands.not_on_cpu,
             "`--compile`": demands.not_compiled,
             "torch before {}.{}".format(*demands.oldest_torch): demands.not_older,
+            "`--accumulate`": demands.not_accumulated,
+            "`--precision fp16`": demands.not_fp16,
         }
         cannot = "; ".join(f"{what}: {why}" for what, why in refused.items() if why) or "–"
         assert f"| `{name}` | {demands.words} | {demands.single} | {cannot} |\n" in page
@@ -171,9 +182,8 @@ def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
     precision: Precision, dtype: torch.dtype
 ) -> None:
     model = torch.nn.Linear(4, 2)
-    wrapped = DataParallelStrategy(request_for("dp", precision=precision)).wrap(
-        model, TrainingCase()
-    )
+    strategy = DataParallelStrategy(request_for("dp", precision=precision))
+    wrapped = strategy.wrap(model, TrainingCase())
     assert isinstance(wrapped, torch.nn.DataParallel)
     assert output_dtype_on_a_new_thread(wrapped.module) == dtype
     assert parameter_digest(wrapped) == parameter_digest(model)
@@ -203,3 +213,28 @@ def test_torch_gives_one_answer_on_tf32_however_it_is_asked() -> None:
 
 def fp32_precision(part: str) -> str:
     return str(torch._C._get_fp32_precision_getter("cuda", part))
+
+
+@pytest.mark.skipif(not NEWER_SETTINGS, reason="an older torch asks fake GPUs for a driver")
+def test_the_layers_of_mp_lie_on_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sequence(TrainingCase):
+        sample_shape = (16,)
+        batch = 4
+
+        def model(self) -> torch.nn.Module:
+            return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+
+    case, first = Sequence(), torch.device("cuda", 0)
+    case.size = case.named_size(None)
+    model = case.model()
+    monkeypatch.setattr(mp, "cuda_device", lambda devices, position: first)
+    strategy = mp.ModelParallelStrategy(replace(request_for("mp", gpus=2), devices=(0, 1)))
+    # Tensors of devices that need not be there, which compute nothing.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        wrapped = strategy.wrap(model, case)
+        output = wrapped(torch.rand(4, 16, device=first))
+    last = torch.device("cuda", 1)
+    assert output.device == last
+    assert [weight.device for weight in wrapped.parameters()] == [first] * 4 + [last] * 4
+    # The optimiser is given the case's own model.
+    assert {*map(id, model.parameters())} == {*map(id, wrapped.parameters())}

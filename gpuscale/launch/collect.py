@@ -142,15 +142,21 @@ def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
 
     In synchronised windows all ranks take as long as the slowest, so which of them took longest
     by a hair is chance: the phases are those of one and the same rank of the run. What another
-    took longer is a wait, and in training that lies in the next backward pass.
+    took longer is a wait, and in training that lies in the next backward pass, unless waits are
+    told apart.
     """
     time_s = max(window.busy_s for window in seen)
     shown = seen[slowest]
+    phases, lag_s = shown.phases, time_s - shown.busy_s
+    if phases.wait_s:
+        phases = replace(phases, wait_s=phases.wait_s + lag_s)
+    else:
+        phases = replace(phases, backward_s=phases.backward_s + lag_s)
     return Window(
         time_s=time_s,
         started_at_s=seen[0].started_at_s,
         busy_s=tuple(window.busy_s for window in seen),
-        phases=replace(shown.phases, backward_s=shown.phases.backward_s + time_s - shown.busy_s),
+        phases=phases,
     )
 
 

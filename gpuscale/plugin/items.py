@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale import command_case
-from gpuscale.cases import Case, TrainingCase, refuse_unusable
+from gpuscale.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
 from gpuscale.command_case import CommandCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
@@ -25,7 +25,10 @@ from gpuscale.run_defaults import (
     ranks_per_gpu,
     timing_plan,
 )
-from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES
+from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
+
+# Earlier ones wait for the last of a batch of transfers only.
+_FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
 
 
 class WindowClock:
@@ -142,8 +145,39 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
         if plans and rank is not None and rank >= most:
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; {', '.join(OF_ONE_PROCESS)} is one process, so its only rank is 0"
+                f"{rank}; of {' and '.join(OF_ONE_PROCESS)} the only rank is 0"
             )
+
+
+def refuse_uncut(
+    plans: Sequence[ItemPlan], requests: Sequence[RunRequest], options: MeasureOptions
+) -> None:
+    """Refuses a model that cannot be cut among so many GPUs, and a batch into micro-batches."""
+    asked = {"--micro-batches": options.micro_batches, "--schedule": options.schedule}
+    given = [name for name, value in asked.items() if value is not None]
+    if given and not any(request.configuration.micro_batches for request in requests):
+        able = ", ".join(name for name, demands in STRATEGIES.items() if demands.micro_batches)
+        raise UsageError(
+            f"{given[0]}: nothing that was chosen has micro-batches; leave it out, or choose a "
+            f"case with {able}"
+        )
+    for request in requests:
+        batch, parts = request.batch_per_gpu, request.configuration.micro_batches or 1
+        if batch % parts:
+            raise UsageError(
+                f"{request.key.label}: {batch} samples on each GPU are no {parts} micro-batches of "
+                "one size; choose --micro-batches that divides them"
+            )
+    most: dict[tuple[type[TrainingCase], str], int] = {}
+    for plan in plans:
+        if STRATEGIES[plan.strategy].in_blocks and issubclass(plan.case, TrainingCase):
+            of_case = (plan.case, plan.strategy)
+            most[of_case] = max(plan.gpus, most.get(of_case, 1))
+    sizes = {request.configuration.case: request.configuration.size for request in requests}
+    for (case, strategy), gpus in most.items():
+        built = case()
+        built.size = built.named_size(sizes.get(built.name()))
+        refuse_no_blocks(built, strategy, gpus)
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
@@ -151,8 +185,8 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     demands, nodes = STRATEGIES[plan.strategy], environment.node_count
     if plan.strategy == COMMAND and (reason := _not_for_commands(options)):
         return reason
-    if demands.not_compiled and options.compiled:
-        return f"{plan.strategy} with --compile: {demands.not_compiled}"
+    if reason := _not_with_options(plan, environment, options):
+        return reason
     if not demands.runs_with(environment.torch_version):
         first = "{}.{}".format(*demands.oldest_torch)
         return (
@@ -193,6 +227,25 @@ def _not_for_commands(options: MeasureOptions) -> str | None:
     return None
 
 
+def _not_with_options(
+    plan: ItemPlan, environment: Environment, options: MeasureOptions
+) -> str | None:
+    demands = STRATEGIES[plan.strategy]
+    over_gloo = environment.device == "cpu" or options.oversubscribe
+    cannot = {
+        "--compile": options.compiled and demands.not_compiled,
+        "--accumulate": options.accumulate > 1 and demands.not_accumulated,
+        "--precision fp16": options.precision == "fp16" and demands.not_fp16,
+    }
+    if demands.micro_batches and over_gloo and plan.gpus > 1:
+        is_lost = options.schedule == "1f1b" and is_older(
+            environment.torch_version, _FIRST_WITH_1F1B_OVER_GLOO
+        )
+        cannot["--schedule 1f1b"] = is_lost and "before torch 2.8 it hangs over gloo"
+    reasons = (f"{plan.strategy} with {option}: {why}" for option, why in cannot.items() if why)
+    return next(reasons, None)
+
+
 def _found(nodes: int, each: int) -> str:
     return f"{each} found" if nodes == 1 else f"{nodes} nodes with {each} each found"
 
@@ -231,6 +284,12 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         data_workers=0 if data == "synthetic" else workers,
         accumulate=options.accumulate if options.accumulate > 1 else None,
     )
+    if STRATEGIES[plan.strategy].micro_batches:
+        configuration = replace(
+            configuration,
+            schedule=options.schedule or configuration.schedule,
+            micro_batches=options.micro_batches or configuration.micro_batches,
+        )
     request = replace(
         request,
         configuration=configuration,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuscale.errors import UsageError
 from gpuscale.launch import ACROSS_NODES, LAUNCHERS
-from gpuscale.strategies import STRATEGIES
+from gpuscale.strategies import MICRO_BATCHES, SCHEDULE, STRATEGIES, Schedule
 
 if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
@@ -239,6 +239,21 @@ class MeasureOptions:
         default=1,
         see="measuring.md#accumulated-gradients",
         in_training=True,
+    )
+    micro_batches: int | None = option(
+        "--micro-batches K",
+        "with `pipeline`: micro-batches of each GPU's share of a batch, so that n GPUs have n × K "
+        "in a step",
+        read=_whole_number,
+        otherwise=f"{MICRO_BATCHES}",
+        see="measuring.md#pipelines",
+    )
+    schedule: "Schedule | None" = option(
+        "--schedule NAME",
+        "with `pipeline`: the order of its micro-batches, `gpipe` (all forward, then all backward) "
+        "or `1f1b` (one forward, one backward, which keeps fewer activations)",
+        read=partial(_one_of, known=("gpipe", "1f1b")),
+        otherwise=f"`{SCHEDULE}`",
     )
     data: "DataKind" = option(
         "--data SOURCE",

@@ -21,6 +21,7 @@ from gpuscale.plugin.items import (
     parametrize,
     plan_of,
     prepare_and_order,
+    refuse_uncut,
     refuse_unmeasurable,
     run_request,
     skip_reason,
@@ -122,6 +123,7 @@ class _MeasuringSession:
             if self._options.batches and len(requests) < len(asked):
                 problems = dict.fromkeys(each for each in asked if isinstance(each, str))
                 raise UsageError(f"--batch: {'; '.join(problems)}")
+            refuse_uncut(plans, requests, self._options)
             if (resumed := self._recorder.resumed) is not None:
                 runs = resumed.results.runs
                 results_file.refuse_other_configurations(resumed.path, runs, requests)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta
 
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
+from gpuscale.strategies import Schedule
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
@@ -36,6 +37,11 @@ class Configuration(Record, frozen=True, kw_only=True):
     """CPU threads of each rank; None where the library's own default was left alone."""
     data_workers: Count | None = None
     """Loader processes of each rank; 0 where the rank loads by itself, or nothing is loaded."""
+    schedule: Schedule | None = None
+    """The order of a pipeline's micro-batches; None without one."""
+    micro_batches: PositiveCount | None = None
+    """Micro-batches of each GPU's share of a batch, so that n GPUs have n times as many in a step;
+    None without a pipeline."""
     command: Line | None = None
     """What was started, with its placeholders, where no case of gpuscale's own was trained."""
     accumulate: Annotated[int, Meta(ge=2, le=1_000_000_000)] | None = None

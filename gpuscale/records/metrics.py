@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpuscale.strategies import STRATEGIES
+
 if TYPE_CHECKING:
     from gpuscale.records.run import Run
 
@@ -51,7 +53,15 @@ def _median_step_time_s(run: "Run") -> float | None:
 
 
 def _exposed_communication_s(run: "Run") -> float | None:
-    return run.synchronization_s if len(run.ranks) > 1 else None
+    if len(run.ranks) < 2:
+        return None
+    demands = STRATEGIES.get(run.configuration.strategy)
+    if demands is None or not demands.micro_batches:
+        return run.synchronization_s
+    # The wait of the stage that waits least: the bubble, and transfers that nothing hides.
+    paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
+    step_time_s = _median_step_time_s(run)
+    return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)
 
 
 def _peak_memory_bytes(run: "Run") -> float | None:

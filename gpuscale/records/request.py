@@ -130,6 +130,11 @@ class RankWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients were synchronised."""
     phases: Phases
 
+    @property
+    def own_s(self) -> float:
+        """Seconds in which the rank did not wait for other stages of a pipeline."""
+        return self.busy_s - self.phases.wait_s
+
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """The windows of one rank by its own clock."""
@@ -143,7 +148,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """Median seconds per step of this rank alone; a single rank's training tells it."""
         alone = [window for window in self.windows if window.synchronized is (ranks == 1)]
         alone = alone or list(self.windows)
-        return statistics.median(window.busy_s for window in alone) / self.steps_per_window
+        return statistics.median(window.own_s for window in alone) / self.steps_per_window
 
     def phases_per_step(self) -> Phases:
         """Median of each phase over the synchronised windows, in seconds per step.

@@ -59,11 +59,15 @@ class Phases(Record, frozen=True, kw_only=True):
     backward_s: Duration
     optimizer_s: Duration
     """Clearing gradients, the optimiser's step, and the loss scaler's."""
+    wait_s: Duration = 0.0
+    """Between the micro-batches of a pipeline: waiting for other stages, and transfers that
+    nothing hides."""
 
     @property
     def total_s(self) -> float:
         """All phases together."""
-        return self.data_s + self.h2d_s + self.forward_s + self.backward_s + self.optimizer_s
+        seconds: tuple[float, ...] = msgspec.structs.astuple(self)
+        return math.fsum(seconds)
 
     def scaled(self, factor: float) -> "Phases":
         """All phases times a factor: a window's become a step's."""
@@ -103,7 +107,7 @@ class RankReport(Record, frozen=True, kw_only=True):
     """Peak resident set of the process."""
     pace_s: Seconds | None = None
     """Median seconds per step of this rank alone, without waiting for the others: from the
-    unsynchronised windows, or from the others where there is one rank."""
+    unsynchronised windows, or from the others where there is one rank or a pipeline."""
     phases: Phases | None = None
     """Median over the synchronised windows of each phase, in seconds per step; what
     synchronisation adds to the forward is in the backward."""
@@ -209,7 +213,8 @@ class Run(Record, frozen=True, kw_only=True):
     windows: tuple[Window, ...] = ()
     """Of synchronised training: the ones that count."""
     unsynced_windows: tuple[Window, ...] = ()
-    """The same steps without gradient synchronisation, measured in turn with `windows`."""
+    """The same steps without gradient synchronisation, measured in turn with `windows`; of a
+    pipeline on one GPU those by micro-batches, beside the whole batch at once."""
     ranks: tuple[RankReport, ...] = ()
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None

@@ -56,6 +56,8 @@ def _words(configuration: Configuration) -> tuple[str, ...]:
         "compiled" if configuration.compiled else None,
         f"{configuration.accumulate} batches a step" if configuration.accumulate else None,
         configuration.strategy_options,
+        configuration.schedule,
+        f"micro-batches {configuration.micro_batches}" if configuration.micro_batches else None,
         _DATA.get(configuration.data),
         f"{configuration.ranks_per_gpu} ranks on a GPU" if configuration.ranks_per_gpu else None,
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.budget import (
-    PARTS,
     EfficiencyBudget,
     RankSkew,
     data_waits,
@@ -46,10 +45,8 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
 
     budgets = [budget for budget in efficiency_budgets(runs) if budget.parts]
     for budget in budgets:
-        add(budget.configuration, budget.key.gpus, budget_text(budget))
-        if budget.parts.get("skew", 0.0) >= NAMED_SKEW:
-            for text in _stragglers(budget, runs):
-                add(budget.configuration, budget.key.gpus, text)
+        for text in _of_budget(budget, runs):
+            add(budget.configuration, budget.key.gpus, text)
     for point, step_times_s in device_spreads(runs).items():
         (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
         add(
@@ -71,11 +68,28 @@ def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
     width = max(len(label) for label, _ in lines)
     yield ""
     yield from (f"{label:<{width}}  {text}" for label, text in lines)
-    if any("communication" in budget.parts for budget in budgets):
+    named = {part for budget in budgets for part in budget.parts}
+    if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
             "it costs a single rank, which talks to none (show --phases has both together)"
         )
+    if "bubble" in named:
+        yield (
+            "micro-batching: what they take longer on one GPU than the whole batch; bubble: the "
+            "wait of the slowest stage, with transfers; imbalance: its lag behind the mean stage"
+        )
+
+
+def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
+    """The budget, what else it tells of micro-batches, and the ranks that the others wait for."""
+    yield budget_text(budget)
+    if (lost := budget.parts.get("micro-batching")) is not None:
+        speedup = budget.key.gpus * (budget.efficiency + lost)
+        yield f"S {speedup:.2f} over the same micro-batches on one GPU"
+    for part in ("skew", "imbalance"):
+        if budget.parts.get(part, 0.0) >= NAMED_SKEW:
+            yield from (f"{part}: {text}" for text in _stragglers(budget, runs))
 
 
 def budget_text(budget: EfficiencyBudget) -> str:
@@ -91,7 +105,7 @@ def budget_text(budget: EfficiencyBudget) -> str:
         f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
         for name, value in points.items()
     )
-    absent = ", ".join(name for name in PARTS if name not in budget.parts)
+    absent = ", ".join(budget.absent)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
     return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
 
@@ -108,7 +122,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         # Of two ranks the median one is the other.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
-            f"skew: {who} {format_percent(lag)} slower than {other} "
+            f"{who} {format_percent(lag)} slower than {other} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
         )
 
@@ -187,6 +201,9 @@ def _step(runs: Sequence[Run]) -> _Step | None:
     mean = Phases(
         **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
     )
+    if mean.wait_s:
+        # A pipeline's waits are phases of their own.
+        communication_s = None
     missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
     return _Step(
         time_s=statistics.fmean(times_s),
@@ -198,6 +215,7 @@ def _step(runs: Sequence[Run]) -> _Step | None:
             "backward": mean.backward_s - (communication_s or 0.0) + in_forward_s,
             "communication": communication_s,
             "optimizer": mean.optimizer_s,
+            "wait": mean.wait_s or None,
         },
         total_s=mean.total_s,
         windows=len(described),
@@ -234,6 +252,8 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
         "step": [format_seconds(step.time_s) for step in ordered],
     }
     for name in ordered[0].phases_s:
+        if name == "wait" and not any(step.phases_s[name] for step in ordered):
+            continue
         cells = [(step.phases_s[name], step.time_s) for step in ordered]
         shares = ["" if s is None else format_percent(s / time_s) for s, time_s in cells]
         # A share takes no more room than the largest of its column: tables are wide enough.
@@ -260,6 +280,8 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
             "mean over runs; what it costs a single rank is in it, which the efficiency budget "
             "leaves out"
         )
+    if any(step.phases_s["wait"] is not None for step in steps.values()):
+        yield "wait: for other stages of a pipeline, with transfers that nothing hides"
     several = dict.fromkeys(p.configuration.strategy for p in steps if p.gpus > 1)
     inside = {name: STRATEGIES[name].inside_computing for name in several if name in STRATEGIES}
     for strategy, collectives in inside.items():
@@ -277,6 +299,7 @@ def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
                 "are of different pace"
             )
         could_measure = inside.get(point.configuration.strategy, "") is None
+        could_measure = could_measure and step.phases_s["wait"] is None
         if point.gpus > 1 and could_measure and step.phases_s["communication"] is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:

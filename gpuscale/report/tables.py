@@ -156,6 +156,8 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
         )
     if note := unchecked_training_note(point.configuration for point in points):
         yield statement_text(note)
+    several_gpus = (point for point in points if point.key.gpus > 1)
+    yield from _strategy_notes(point.configuration.strategy for point in several_gpus)
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
@@ -173,6 +175,13 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
         wrapped = STRATEGIES[configuration.strategy].wraps
         yield f"{name}: step time over that of {wrapped}: {found}"
+
+
+def _strategy_notes(strategies: Iterable[str]) -> Iterator[str]:
+    for strategy in dict.fromkeys(strategies):
+        demands = STRATEGIES.get(strategy)
+        if demands is not None and demands.below_table:
+            yield f"{strategy}: {demands.below_table}"
 
 
 def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:

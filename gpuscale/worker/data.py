@@ -53,6 +53,12 @@ class SyntheticDataset(Dataset[Any]):
         return self._transform(inputs), target
 
 
+def example_batch(case: TrainingCase, size: Size) -> Batch:
+    """A batch of two, since batch norm refuses a single value per channel."""
+    sample, transform = case.sample(0, size), case.transform(size)
+    return default_collate([sample if transform is None else (transform(sample[0]), sample[1])] * 2)
+
+
 def refuse_no_batch(samples: Sequence[Any], source: str) -> None:
     """Raise a CaseError where samples, which came from a method of the case, make no batch."""
     try:

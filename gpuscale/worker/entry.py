@@ -143,10 +143,9 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         case,
         request,
         case.size,
-        # A rank of DDP takes one GPU's share; the single process of dp takes all of them.
-        batch=request.batch_per_gpu * request.gpus // strategy.world_size // accumulate,
-        rank=strategy.rank,
-        world_size=strategy.world_size,
+        batch=request.batch_per_gpu * request.gpus // strategy.shares // accumulate,
+        rank=strategy.rank % strategy.shares,
+        world_size=strategy.shares,
     )
     training = (strategy.training or Training)(case, request, strategy, batches)
     return training, joined_at_s

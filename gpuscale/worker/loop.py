@@ -118,7 +118,7 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
         for _ in range(_PACE_WINDOWS)
     ]
     training.realign()
-    return statistics.median(window.busy_s for window in alone) / _STEPS_OF_A_PACE
+    return statistics.median(window.own_s for window in alone) / _STEPS_OF_A_PACE
 
 
 def steps_per_mark(step_time_s: float) -> int:

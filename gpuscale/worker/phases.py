@@ -16,6 +16,7 @@ class Phase(IntEnum):
     FORWARD = 2
     BACKWARD = 3
     OPTIMIZER = 4
+    WAIT = 5
 
 
 class PhaseClock:

@@ -99,13 +99,13 @@ class Training:
         injections = [parse_injection(text) for text in request.injections]
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
         dtype = AUTOCAST.get(asked.precision)
-        self._autocast: AbstractContextManager[object] = (
+        self.autocast: AbstractContextManager[object] = (
             nullcontext() if dtype is None else torch.autocast(self._device.type, dtype=dtype)
         )
         # It passes everything through for other precisions.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
-        self._clock = phase_clock(self._device)
+        self.clock = phase_clock(self._device)
         self._accumulate = asked.accumulate or 1
         self._epoch = 0
         self._steps = 0
@@ -118,7 +118,7 @@ class Training:
         On CUDA it returns before the device is done. Without synchronisation the ranks drift
         apart, until `realign`.
         """
-        clock, faults, strategy = self._clock, self.faults, self.strategy
+        clock, faults, strategy = self.clock, self.faults, self.strategy
         clock.begin_step()
         faults.at_step()
         self._steps += 1
@@ -136,7 +136,6 @@ class Training:
             ):
                 loss = strategy.forward_backward(self, inputs, targets)
             losses.append(loss.detach())
-            clock.mark(Phase.BACKWARD)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         clock.mark(Phase.OPTIMIZER)
@@ -144,12 +143,12 @@ class Training:
 
     def _next_batch(self) -> Batch:
         """The next batch, in host memory."""
-        batch = next(self.batches)
+        batch = self.strategy.part_of(next(self.batches))
         if self.batches.epoch != self._epoch:
             self._epoch = self.batches.epoch
             if self._scheduler is not None:
                 self._scheduler.step()
-        self._clock.mark(Phase.DATA)
+        self.clock.mark(Phase.DATA)
         return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
@@ -159,24 +158,26 @@ class Training:
         """
         share /= self._accumulate
         self.faults.begin_forward(share)
-        with self._autocast:
+        with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
-            loss = self.case.loss(output, targets)
+            # Where layers lie on several devices, the clock's then waits for all of the forward.
+            loss = self.case.loss(output, targets).to(self._device)
             loss = loss if share == 1 else loss * share
         self.faults.end_forward()
-        self._clock.mark(Phase.FORWARD)
+        self.clock.mark(Phase.FORWARD)
         self._scaler.scale(loss).backward()
+        self.clock.mark(Phase.BACKWARD)
         return loss
 
     def begin_window(self, *, marked_every: int) -> None:
         """Start to take the phases of a window, in one step of so many."""
         # To be looked at afterwards: to read a loss is to wait for the device.
         self._losses_before_windows.append((self._steps, self._losses))
-        self._clock.begin(marked_every)
+        self.clock.begin(marked_every)
 
     def phases(self) -> Phases:
         """The phases of the window, in seconds; to be asked after `synchronize`."""
-        return self._clock.phases()
+        return self.clock.phases()
 
     def realign(self) -> None:
         """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
@@ -192,12 +193,12 @@ class Training:
 
     def synchronize(self) -> None:
         """Return once the device has done all that was asked of it."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        for device in self.strategy.devices:
+            torch.cuda.synchronize(device)
 
     def final_loss(self) -> float:
         """The loss of the last step."""
-        return _sum(self._losses)
+        return self.strategy.final_loss(_sum(self._losses))
 
     def refuse_divergence(self) -> None:
         """Raise an InvalidTrainingError that says what is not a finite number, and since when."""

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from gpuscale.cases import TrainingCase
 from gpuscale.records import RunRequest
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.data import Batch
 from gpuscale.worker.loop import Peers
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ class Strategy(Peers, Protocol):
     training: "type[Training] | None" = None
     """What makes its steps, where `Training` itself does not."""
 
+    @property
+    def shares(self) -> int:
+        """The number of ranks among which a step's samples are divided."""
+        return self.world_size
+
+    def part_of(self, batch: Batch) -> Batch:
+        """What this rank needs of a batch that it was given."""
+        return batch
+
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
         """The model, on its device, made parallel with the options of its case."""
 
@@ -48,8 +58,12 @@ class Strategy(Peers, Protocol):
         return nullcontext()
 
     def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
-        """The loss of a batch, after its gradients are there; it marks the end of the forward."""
+        """The loss of a batch, after its gradients are there; it marks forward and backward."""
         return training.forward_backward(inputs, targets)
+
+    def final_loss(self, loss: float) -> float:
+        """The loss of the last step, from what this rank has for one."""
+        return loss
 
     def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Keep what `realign` needs, before steps that are not synchronised."""
@@ -65,6 +79,25 @@ class Strategy(Peers, Protocol):
         Strategies whose ranks keep whole copies need none: their digests are compared.
         """
         return
+
+
+class Autocasting(torch.nn.Module):
+    """A model that enters autocast by itself, on whichever thread it is called.
+
+    DataParallel calls its replicas on threads of their own and passes on to them that there is
+    autocast, but not in which format: bf16 would become fp16, without a loss scaler.
+    """
+
+    def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._model = model
+        self._device_type = device_type
+        self._dtype = dtype
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The model's output in that format."""
+        with torch.autocast(self._device_type, dtype=self._dtype):
+            return self._model(*inputs, **keywords)
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
@@ -85,6 +118,9 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def not_finite(model: torch.nn.Module) -> str | None:
     """The first parameter that is not finite everywhere, or in this rank's part; else None."""
     for name, parameter in model.named_parameters():
+        # Another stage of a pipeline has it.
+        if parameter.is_meta:
+            continue
         if not torch.isfinite(local_part(parameter)).all():
             return name
     return None

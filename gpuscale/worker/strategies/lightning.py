@@ -79,14 +79,14 @@ class LightningTraining(Training):
         while True:
             self._measuring.switch()
             with nullcontext() if self._is_synchronized else self._unsynchronized():
-                self._clock.begin_step()
+                self.clock.begin_step()
                 self.faults.at_step()
                 self._steps += 1
                 self.faults.in_data()
                 self._losses = []
                 for _ in range(self._accumulate):
                     yield self._next_batch()
-                    self._clock.mark(Phase.OPTIMIZER)
+                    self.clock.mark(Phase.OPTIMIZER)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         """The loss of a batch that is on the device."""
@@ -103,7 +103,7 @@ class LightningTraining(Training):
 
     def mark(self, phase: Phase) -> None:
         """Note the end of a phase."""
-        self._clock.mark(phase)
+        self.clock.mark(phase)
 
     def _precision(self, precision: str | None) -> Precision:
         if precision == "bf16":

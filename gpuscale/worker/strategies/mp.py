@@ -1,0 +1,64 @@
+"""Model parallel: the layers of one process lie on several devices, and compute in turn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuscale.cases import TrainingCase
+from gpuscale.records import RunRequest
+from gpuscale.worker.blocks import stages_of
+from gpuscale.worker.data import example_batch
+from gpuscale.worker.nested import map_tensors
+from gpuscale.worker.strategies import Strategy, cuda_device
+from gpuscale.worker.training import Training
+
+
+class ModelParallelStrategy(Strategy):
+    """A single process: inputs go to the first device, targets to the last."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+
+    def __init__(self, request: RunRequest) -> None:
+        self.device = cuda_device(request.devices, 0)
+        self.devices = request.devices
+
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        """The model's stages, each on its device; the whole model where there is one."""
+        if len(self.devices) < 2:
+            return model.to(self.device)
+        inputs, _ = example_batch(case, case.size)
+        stages = stages_of(case.blocks(model), inputs, len(self.devices))
+        return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
+
+    def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
+        """The loss of a batch, whose targets go where the last layers are."""
+        if len(self.devices) > 1:
+            last = torch.device("cuda", self.devices[-1])
+            targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
+        return training.forward_backward(inputs, targets)
+
+    def barrier(self) -> None:
+        """Return at once: there is one process."""
+
+    def largest(self, value: float) -> float:
+        """The value itself: there is one process."""
+        return value
+
+
+class _OnDevices(nn.Module):
+    """Stages that hand on what they return from device to device."""
+
+    def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        self._devices = devices
+        pairs = zip(stages, devices, strict=True)
+        self._stages = nn.ModuleList(stage.to(device) for stage, device in pairs)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for stage, device in zip(self._stages, self._devices, strict=True):
+            values = stage(values.to(device, non_blocking=True))
+        return values

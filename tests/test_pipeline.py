@@ -1,0 +1,384 @@
+"""A pipeline trains as its micro-batches would one after another, and where its time goes."""
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from builders import cpu_environment, phases, rank_report, request, run, window
+from changing import replace
+from measuring import run_pytest, write_case
+from test_strategies import answer, answers_of_ranks
+from torch import nn
+
+from gpuscale import TrainingCase
+from gpuscale.budget import PIPELINE_PARTS, efficiency_budgets
+from gpuscale.cases import refuse_no_blocks
+from gpuscale.errors import CaseError, InvalidTrainingError, UsageError
+from gpuscale.plugin.items import ItemPlan, refuse_uncut, run_request, skip_reason
+from gpuscale.plugin.options import parse_options
+from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
+from gpuscale.report.step_time import budget_lines, phase_lines
+from gpuscale.store import read_results
+from gpuscale.strategies import is_older
+from gpuscale.worker.blocks import cut, stages_of
+from gpuscale.worker.data import Batches, training_batches
+from gpuscale.worker.strategies.pipeline import PipelineStrategy
+from gpuscale.worker.training import Training
+
+SHAPE = (3, 8, 8)
+# An older torch hangs in 1f1b over gloo, which is told by skipping it.
+ANY_SCHEDULE = "gpipe" if is_older(torch.__version__, (2, 8)) else "1f1b"
+PIPELINE = Configuration(
+    case="blocks",
+    strategy="pipeline",
+    device="cpu",
+    size="smoke",
+    precision="fp32",
+    scaling="weak",
+    data="synthetic",
+    schedule="gpipe",
+    micro_batches=4,
+)
+
+
+class Blocks(TrainingCase):
+    """Four blocks with parameters, two of them with statistics."""
+
+    strategies = ("pipeline",)
+    sample_shape: ClassVar[tuple[int, ...]] = SHAPE
+    batch = 8
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)),
+            nn.ReLU(),
+            nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)),
+            nn.Flatten(),
+            nn.Linear(128, 16),
+            nn.Linear(16, self.classes),
+        )
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Slow(torch.autograd.Function):
+    """Time that does not depend on what else the machine does."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.008 * len(values))
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.008 * len(gradient))
+        return gradient
+
+
+class SlowBlock(nn.Linear):
+    """A block that takes as long as its samples are many."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = Slow.apply(super().forward(values))
+        return output
+
+
+class SlowBlocks(Blocks):
+    """Two blocks that take the same time."""
+
+    sample_shape: ClassVar[tuple[int, ...]] = (10,)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(SlowBlock(10, 10), nn.Dropout(), SlowBlock(10, 10))
+
+
+def training_of(
+    case: TrainingCase, gpus: int, strategy: PipelineStrategy | None = None, **fields: object
+) -> Training:
+    """That of this rank, from the environment of its group, or of a strategy that has joined it."""
+    asked = request_of(case, gpus, **fields)
+    strategy = strategy or PipelineStrategy(asked)
+    case.size = case.named_size(None)
+    return Training(case, asked, strategy, batches_of(case, gpus))
+
+
+def request_of(case: TrainingCase, gpus: int, **fields: object) -> RunRequest:
+    return request(
+        gpus,
+        configuration=replace(PIPELINE, **fields),
+        batch_per_gpu=case.batch,
+        sample_shape=case.sample_shape,
+    )
+
+
+def batches_of(case: TrainingCase, gpus: int) -> Batches:
+    asked, size = request_of(case, gpus), case.named_size(None)
+    return training_batches(case, asked, size, batch=case.batch * gpus, rank=0, world_size=1)
+
+
+def left_in(model: nn.Module) -> list[list[float]]:
+    """The gradients and buffers of a model, by parameter and buffer."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [tensor.flatten().tolist() for tensor in (*gradients, *model.buffers())]
+
+
+def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, schedule: str) -> None:
+    """Train on a batch, prove it, lose a micro-batch's gradients, and time waits."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    training = training_of(Blocks(), count, schedule=schedule)
+    strategy, model = training.strategy, training.model
+    assert isinstance(strategy, PipelineStrategy)
+    first = copy.deepcopy(model.state_dict())
+    # torch 2.6 learns the shapes between stages by a forward pass of zeros.
+    training.step()
+    model.load_state_dict(first)
+    model.zero_grad()
+    batch = next(batches_of(training.case, count))
+    strategy.forward_backward(training, *strategy.part_of(batch))
+    left = left_in(model)
+    said = [verdict(training)]
+    lose_a_gradient(strategy, model)
+    said.append(verdict(training))
+    slow = SlowBlocks()
+    idle = []
+    for micro_batches in (1, 8) if count == 2 else ():
+        strategy._micro_batches, strategy._schedule = micro_batches, None
+        training = training_of(slow, count, strategy)
+        idle.append(min(idle_share(training) for _ in range(3)))
+    said.append(verdict(training))
+    answer(queue, strategy, left, said, idle)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the ranks: several threads add in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def idle_share(training: Training) -> float:
+    """Of a step, the part in which this stage has nothing to do."""
+    training.begin_window(marked_every=1)
+    training.step()
+    spent = training.phases()
+    return spent.wait_s / spent.total_s
+
+
+def verdict(training: Training) -> str:
+    try:
+        training.strategy.verify(training)
+    except InvalidTrainingError as error:
+        return str(error)
+    return "trained"
+
+
+def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
+    """Break the last stage: what the first micro-batch gave is gone before the second."""
+    schedule = strategy._schedule
+    assert schedule is not None
+    stage = schedule._stage
+    whole = stage.backward_one_chunk
+
+    def lossy(number: int, *arguments: Any, **more: Any) -> None:
+        if number == 1 and stage.is_last:
+            model.zero_grad()
+        whole(number, *arguments, **more)
+
+    vars(stage)["backward_one_chunk"] = lossy
+
+
+@pytest.mark.parametrize(("count", "schedule"), [(2, "gpipe"), (3, ANY_SCHEDULE)])
+def test_a_pipeline_trains_as_its_micro_batches_would_one_after_another(
+    count: int, schedule: str, one_thread: None
+) -> None:
+    found = answers_of_ranks(count, train_as_rank, count, schedule)
+    case, micro_batches = Blocks(), 4 * count
+    model = case.model()
+    inputs, targets = next(batches_of(case, count))
+    for part, target in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
+        (case.loss(model(part), target) / micro_batches).backward()
+    # Bit for bit, stage by stage.
+    stages = stages_of(case.blocks(model), inputs, count)
+    assert [left for _, left, *_ in found] == [left_in(stage) for stage in stages]
+    for _, _, (healthy, broken, last), idle in found:
+        assert healthy == "trained"
+        assert "differ from those of the same micro-batches one after another, by 0." in broken
+        # Of two ranks the last is another training, with dropout.
+        assert (last == "trained") is (count == 2)
+        assert sorted(idle, reverse=True) == idle
+
+
+def test_stages_are_cut_so_that_the_costliest_costs_least() -> None:
+    assert cut([1, 1, 1, 1], 2) == (0, 2)
+    assert cut([4, 1, 1, 1, 4], 3) == (0, 1, 4)
+    assert cut([1, 2, 3], 3) == (0, 1, 2)
+    blocks = list(Blocks().model().children())
+    kinds = [
+        [type(block).__name__ for block in stage]
+        for stage in stages_of(blocks, torch.rand(2, *SHAPE), 3)
+    ]
+    # What has no parameter stays with what comes before it.
+    assert kinds == [["Sequential", "ReLU"], ["Sequential", "Flatten"], ["Linear", "Linear"]]
+    twice = nn.Linear(16, 16)
+    with pytest.raises(CaseError, match="blocks share a parameter"):
+        stages_of([twice, nn.Linear(16, 16), twice], torch.rand(2, 16), 2)
+
+
+class Whole(Blocks):
+    """A model that is no sequence."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 3)
+
+
+class Half(Whole):
+    """Blocks that are not the whole model."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        assert isinstance(model, nn.ModuleDict)
+        return [model["a"]]
+
+
+@pytest.mark.parametrize(
+    ("case", "gpus", "told"),
+    [
+        (Whole(), 1, r"no nn.Sequential; write Whole.blocks\(model\)"),
+        (Half(), 1, r"Half.blocks\(model\) leaves out b.weight"),
+        (Blocks(), 5, "blocks/pipeline on 5 GPUs: the model has 4 blocks with parameters"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(
+    case: TrainingCase, gpus: int, told: str
+) -> None:
+    with pytest.raises(CaseError, match=told):
+        refuse_no_blocks(case, "pipeline", gpus)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "told"),
+    [
+        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU are no 3 micro-batches"),
+        ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
+        ("ddp", {"schedule": "1f1b"}, "--schedule: nothing that was chosen has micro-batches"),
+    ],
+)
+def test_micro_batches_that_cannot_be_are_refused(
+    strategy: str, given: dict[str, str], told: str
+) -> None:
+    plan = ItemPlan(case=Blocks, strategy=strategy, gpus=2, run=1)
+    asked = run_request(plan, cpu_environment(), options := parse_options(given))
+    with pytest.raises(UsageError, match=told):
+        refuse_uncut([plan], [asked], options)
+
+
+def test_1f1b_over_gloo_is_skipped_where_torch_would_hang_in_it() -> None:
+    options = parse_options({"schedule": "1f1b"})
+    told = {}
+    for version in ("2.7.1", "2.8.0"):
+        machine = replace(cpu_environment(), torch_version=version)
+        plan = ItemPlan(case=Blocks, strategy="pipeline", gpus=2, run=1)
+        told[version] = skip_reason(plan, machine, options)
+    reason = "pipeline with --schedule 1f1b: before torch 2.8 it hangs over gloo"
+    assert told == {"2.7.1": reason, "2.8.0": None}
+
+
+def test_a_pipeline_is_measured_and_its_loss_is_booked(tmp_path: Path) -> None:
+    case = """
+class Case(Tiny):
+    strategies = ("ddp", "pipeline")
+    sample_shape = (256,)
+    batch = 64
+    scaling = "strong"
+
+    def model(self):
+        return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+"""
+    write_case(tmp_path, case)
+    asked = ("--strategy", "pipeline", "--runs", "1", "--run-seconds", "0.5")
+    made = run_pytest(
+        tmp_path, "--gpus", "1,2", *asked, "--micro-batches", "2", "--schedule", ANY_SCHEDULE
+    )
+    assert made.exit_code == 0, made.output
+    assert f"{ANY_SCHEDULE}, micro-batches 2" in made.output
+    assert "pipeline: T(1) is the whole batch at once on one GPU" in made.output
+    one, two = made.results.runs
+    assert one.unsynced_windows
+    assert not two.unsynced_windows
+    assert len({rank.parameter_digest for rank in two.ranks}) == 2
+    assert len({rank.final_loss for rank in two.ranks}) == 1
+    (budget,) = efficiency_budgets(made.results.runs)
+    assert set(budget.parts) == set(PIPELINE_PARTS)
+    assert not budget.absent
+    booked = sum(budget.parts.values()) + budget.rest
+    assert booked == pytest.approx(1 - budget.efficiency, abs=0.01)
+    fault = ("--inject", "slow-rank=1:4", "--results", "injected.jsonl")
+    injected = run_pytest(tmp_path, "--gpus", "2", *asked, *fault)
+    assert injected.exit_code == 0, injected.output
+    (slowed,) = read_results(tmp_path / "injected.jsonl").runs
+    fast, slow = (rank.pace_s for rank in slowed.ranks)
+    assert fast is not None
+    assert slow is not None
+    assert slow > 1.5 * fast
+
+
+def pipeline_run(gpus: int, own: list[Phases], *, alone_s: float | None = None) -> Run:
+    """A run whose stages have these phases; `alone_s` is what micro-batches take on one GPU."""
+    step_s = own[0].total_s
+    seen = replace(window(step_s, gpus), phases=own[0])
+    made = run(gpus, step_s, configuration=PIPELINE)
+    ranks = tuple(
+        replace(rank_report(rank), phases=its, pace_s=its.total_s - its.wait_s)
+        for rank, its in enumerate(own)
+    )
+    unsynced = () if alone_s is None else (window(alone_s, 1),)
+    return with_measured(replace(made, windows=(seen,), ranks=ranks, unsynced_windows=unsynced))
+
+
+def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
+    one = pipeline_run(1, [phases(forward_s=0.03, backward_s=0.06, optimizer_s=0.01)], alone_s=0.12)
+    two = pipeline_run(
+        2,
+        [
+            phases(data_s=0.002, forward_s=0.05, backward_s=0.09, optimizer_s=0.008, wait_s=0.05),
+            phases(forward_s=0.03, backward_s=0.06, optimizer_s=0.002, wait_s=0.108),
+        ],
+    )
+    (budget,) = efficiency_budgets([one, two])
+    seconds = {name: part * 0.2 for name, part in budget.parts.items()}
+    assert seconds == pytest.approx(
+        {
+            "micro-batching": 0.02,
+            "bubble": 0.05,
+            "imbalance": (0.15 - 0.092) / 2,
+            "data": 0.001,
+            "optimizer": -0.005,
+        }
+    )
+    assert budget.efficiency == pytest.approx(0.5)
+    # 0.115 s of computing on each in the mean, where one GPU takes 0.110 s for its micro-batches.
+    assert budget.rest * 0.2 == pytest.approx(0.005)
+    lines = "\n".join(budget_lines([one, two]))
+    assert "S 1.20 over the same micro-batches on one GPU" in lines
+    assert "imbalance: rank 0 (node1, GPU-0) 63.0 % slower than rank 1 in run 1" in lines
+    assert "micro-batching: what they take longer on one GPU" in lines
+    (table, *_) = phase_lines([one, two], None)
+    assert "wait" in table
