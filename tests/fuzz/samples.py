@@ -34,6 +34,8 @@ def _results() -> Results:
         "ranks_per_gpu": 2,
         "command": "train.py {gpus}",
         "accumulate": 4,
+        "schedule": "1f1b",
+        "micro_batches": 8,
         "strategy_options": "bucket_cap_mb=50",
     }
     failed = replace(failed, configuration=replace(failed.configuration, **rare))
