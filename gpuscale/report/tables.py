@@ -1,5 +1,6 @@
 """Results and baselines as tables: where from, their numbers, and where two baselines differ."""
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
+    EntryKey,
     PublishedFigure,
     Results,
     Run,
@@ -38,6 +40,7 @@ from gpuscale.scaling import (
     unit_error_note,
 )
 from gpuscale.statistics.estimates import log_sample
+from gpuscale.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
@@ -75,7 +78,7 @@ def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns).splitlines()
     yield ""
-    lines = [*table_notes(points), *budget_lines(runs)]
+    lines = [*table_notes(points), *_slow_windows(runs), *budget_lines(runs)]
     places = gpu_places([results.environment]).items()
     named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
     yield from fitted((*lines, *named), columns)
@@ -157,6 +160,19 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
+
+
+def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
+    """The slow windows that the medians of valid runs bear, by the first run of each row."""
+    found: dict[EntryKey, list[str]] = {}
+    for run in runs:
+        times_s = [window.time_s for window in run.windows]
+        is_judged = run.is_valid and times_s and statistics.median(times_s) >= SHORTEST_JUDGED_S
+        if is_judged and (said := slow_windows(times_s)):
+            found.setdefault(run.key, []).append(f"run {run.index}: {said}")
+    for key, its in found.items():
+        more = f" (and {phrases.counted(len(its) - 1, 'run')} more)" if len(its) > 1 else ""
+        yield f"{key.label}, {its[0]}{more}; the median is that of the others"
 
 
 def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:
