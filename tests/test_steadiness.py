@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuscale.statistics.steadiness import steadiness
+from gpuscale.statistics.steadiness import slow_windows, steadiness
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -136,10 +136,40 @@ def test_a_change_says_how_large_it_is_and_where(shape: np.ndarray, text: str) -
     assert steadiness(times_s(np.random.default_rng(3), shape, 0.001)) == text
 
 
-def test_a_slow_stretch_that_ends_again_is_two_levels() -> None:
+@pytest.mark.parametrize(("slow", "denied"), [(6, False), (7, False), (8, True), (12, True)])
+def test_a_slow_stretch_that_ends_again_is_two_levels_and_denied_where_the_median_is_unsure(
+    slow: int, denied: bool
+) -> None:
     rng = np.random.default_rng(7)
-    shape = jump(18, 6, 0.2) - jump(18, 12, 0.2)
-    assert kind_of(steadiness(times_s(rng, shape, 0.005))) == "two levels"
+    series = times_s(rng, jump(18, 3, 0.2) - jump(18, 3 + slow, 0.2), 0.005)
+    denying, noted = (kind_of(say(series)) for say in (steadiness, slow_windows))
+    assert (denying, noted) == (("two levels", None) if denied else (None, "two levels"))
+
+
+def test_a_minority_of_slow_windows_is_denied_where_the_scatter_puts_the_median_off() -> None:
+    logs = np.resize([0.0, 0.1, 1.0, 0.02, 0.08, 1.0, 0.04, 0.06], 24)
+    assert sum(logs == 1.0) == 6
+    assert kind_of(slow_windows(np.exp(logs).tolist())) is None
+    assert kind_of(steadiness(np.exp(logs).tolist())) == "two levels"
+
+
+@pytest.mark.parametrize(
+    ("slow", "at_most"), [(0.1, 0.006), (0.15, 0.03)], ids=["1 in 10 slow", "1 in 7 slow"]
+)
+def test_steady_series_with_slow_windows_among_them_are_not_denied(
+    slow: float, at_most: float
+) -> None:
+    rng = np.random.default_rng(12)
+    trials = 500
+    series = [
+        times_s(rng, np.where(rng.random(20) < slow, math.log1p(0.3), 0.0), 0.005)
+        for _ in range(trials)
+    ]
+    assert sum(steadiness(each) is not None for each in series) <= at_most * trials
+    # Whatever is not denied has the median of the faster windows.
+    medians_s = [np.median(each) for each in series if steadiness(each) is None]
+    assert max(medians_s) < 0.5 * 1.02
+    assert any(slow_windows(each) for each in series)
 
 
 @pytest.mark.parametrize("outliers", [(3,), (11,), (0, 1), (2, 9)])

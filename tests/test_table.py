@@ -1,7 +1,7 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
-from builders import gpu_summary, measured, results, run, with_values
+from builders import gpu_summary, measured, results, run, window, with_values
 from changing import replace
 
 from gpuscale.records import Failure, Run
@@ -95,3 +95,13 @@ def test_a_wide_interval_is_explained_where_there_is_one() -> None:
     (note,) = [line for line in table_notes(wide) if "×[" in line]
     assert "a wide interval, as factors of the value" in note
     assert not [line for line in table_notes(scaling_points(TWO.runs)) if "×[" in line]
+
+
+def test_slow_windows_that_the_median_bears_are_noted() -> None:
+    slow = [0.5, 0.5, 0.7, 0.5, 0.5, 0.7, 0.5, 0.5, 0.7, 0.5]
+    plain = run(2, 0.5)
+    windows = tuple(window(time_s, 2) for time_s in slow)
+    made = results(run(1, 0.5), *(replace(plain, windows=windows, index=i) for i in (1, 2)))
+    (line,) = [line for line in results_text(made).splitlines() if "two levels" in line]
+    assert "mnist_cnn/ddp on 2 GPUs, run 1: two levels, 3 of 10 windows 40% slower" in line
+    assert "and 1 run more" in line

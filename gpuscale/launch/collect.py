@@ -14,16 +14,13 @@ from gpuscale.records import Environment, Node, NodeProbe, RunRequest
 from gpuscale.records.request import RankWindow
 from gpuscale.records.run import Failure, RankReport, Run, Window, with_measured
 from gpuscale.run_directory import RecordFile, RunDirectory
-from gpuscale.statistics.steadiness import steadiness
+from gpuscale.statistics.steadiness import SHORTEST_JUDGED_S, steadiness
 from gpuscale.strategies import STRATEGIES
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 _LOG_TAIL_LINES = 3
 _OUTPUT_TAIL_CHARS = 300
-_SHORTEST_JUDGED_S = 0.12
-"""Windows below this length show what else the machine does from one moment to the next: a
-single turn of its scheduler is a tenth of them. By default windows are longer."""
 
 
 def collect_run(
@@ -133,7 +130,7 @@ def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
 def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
     """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
     times_s = [window.time_s for window in windows]
-    found = None if statistics.median(times_s) < _SHORTEST_JUDGED_S else steadiness(times_s)
+    found = None if statistics.median(times_s) < SHORTEST_JUDGED_S else steadiness(times_s)
     return None if found is None else Failure(kind="unsteady", message=f"not steady: {found}")
 
 

@@ -1,5 +1,6 @@
 """Results and baselines as tables: where from, their numbers, and where two baselines differ."""
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
+    EntryKey,
     PublishedFigure,
     Results,
     Run,
@@ -39,6 +41,7 @@ from gpuscale.scaling import (
     unit_error_note,
 )
 from gpuscale.statistics.estimates import log_sample
+from gpuscale.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
 from gpuscale.strategies import STRATEGIES
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
@@ -77,7 +80,12 @@ def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
     points = scaling_points(runs)
     yield from scaling_table(points, runs, columns=columns).splitlines()
     yield ""
-    lines = [*table_notes(points), *_ratio_lines(runs), *budget_lines(runs)]
+    lines = [
+        *table_notes(points),
+        *_slow_windows(runs),
+        *_ratio_lines(runs),
+        *budget_lines(runs),
+    ]
     places = gpu_places([results.environment]).items()
     named = (f"{uuid}: {at}" for uuid, at in places if any(uuid in line for line in lines))
     yield from fitted((*lines, *named), columns)
@@ -182,6 +190,19 @@ def _strategy_notes(strategies: Iterable[str]) -> Iterator[str]:
         demands = STRATEGIES.get(strategy)
         if demands is not None and demands.below_table:
             yield f"{strategy}: {demands.below_table}"
+
+
+def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
+    """The slow windows that the medians of valid runs bear, by the first run of each row."""
+    found: dict[EntryKey, list[str]] = {}
+    for run in runs:
+        times_s = [window.time_s for window in run.windows]
+        is_judged = run.is_valid and times_s and statistics.median(times_s) >= SHORTEST_JUDGED_S
+        if is_judged and (said := slow_windows(times_s)):
+            found.setdefault(run.key, []).append(f"run {run.index}: {said}")
+    for key, its in found.items():
+        more = f" (and {phrases.counted(len(its) - 1, 'run')} more)" if len(its) > 1 else ""
+        yield f"{key.label}, {its[0]}{more}; the median is that of the others"
 
 
 def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:

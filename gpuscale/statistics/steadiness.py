@@ -1,6 +1,7 @@
 """Windows of a run that repeat one step time, told from those that move.
 
-A median of windows that drift, jump or alternate between two levels is a number of nothing.
+A median of windows that drift, jump or alternate between two levels is a number of nothing,
+unless most of them lie on the faster level.
 Three shapes are laid over the logarithms of the window times: a straight line, two levels in
 succession, and two levels in any order. A shape counts where the change that it draws is at
 least 5% and many times the scatter left around it. How many times was set by simulation, so
@@ -16,6 +17,9 @@ from typing import Literal
 
 _Kind = Literal["drift", "level", "two levels"]
 
+SHORTEST_JUDGED_S = 0.12
+"""Windows below this length show what else the machine does from one moment to the next: a
+single turn of its scheduler is a tenth of them. By default windows are longer."""
 _FEWEST_WINDOWS = 5
 _SMALLEST_CHANGE = 0.05
 """Changes below this fraction are called steady, however clearly they are seen."""
@@ -29,6 +33,10 @@ _NEEDED: dict[_Kind, tuple[float, float, float]] = {
 }
 """Base, rise and origin of the multiple of the scatter that a change must be: fitted to the 99.95%
 quantiles in clean series of 5 to 30 windows with the worst noise tried (first order, 0.5)."""
+_LARGEST_MINORITY = 0.4
+"""Share of slow windows from which on another run of the same might have half of them."""
+_LARGEST_BIAS = 0.02
+"""By which the median of all windows may lie above that of the faster level."""
 _SMALLEST_SCATTER = 1e-6
 """Relative; keeps a series without any scatter from dividing by 0."""
 
@@ -53,14 +61,34 @@ class _Shape:
         size = abs(math.expm1(self.change))
         return size >= _SMALLEST_CHANGE and abs(self.change) >= scatter * needed
 
+    def leaves_median(self, logs: Sequence[float]) -> bool:
+        """True of two levels whose slower one has so few windows that the median bears them."""
+        if self.kind != "two levels" or len(self.second) >= _LARGEST_MINORITY * len(logs):
+            return False
+        faster = [log for i, log in enumerate(logs) if i not in self.second]
+        return statistics.median(logs) - statistics.median(faster) <= math.log1p(_LARGEST_BIAS)
+
 
 def steadiness(step_times_s: Sequence[float]) -> str | None:
     """The way in which windows move, as `drifts, 20% slower by window 15`; None where they do not.
 
     The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
     outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
-    of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8).
+    of two alternating levels for a quarter, and for 3 windows (2 of fewer than 8). Nor is a
+    slower level of so few windows that the median is that of the others (`slow_windows`).
     """
+    shape = _shape(step_times_s)
+    return None if shape is None or shape[1] else shape[0]
+
+
+def slow_windows(step_times_s: Sequence[float]) -> str | None:
+    """The slower of two levels where the median of all bears it; None where there is none."""
+    shape = _shape(step_times_s)
+    return None if shape is None or not shape[1] else shape[0]
+
+
+def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
+    """The shape that fits best in words, and whether it leaves the median as it is."""
     count = len(step_times_s)
     if count < _FEWEST_WINDOWS:
         return None
@@ -68,12 +96,13 @@ def steadiness(step_times_s: Sequence[float]) -> str | None:
     if max(logs) - min(logs) < math.log1p(_SMALLEST_CHANGE):
         return None
     clear = {shape.kind: shape for shape in _shapes(logs) if shape.is_clear(count)}
-    if not clear:
-        return None
     if "level" in clear:
         # Two levels in succession are two levels in some order, too, and fit outliers better.
         clear.pop("two levels", None)
-    return _described(min(clear.values(), key=lambda shape: shape.left_over), count)
+    if not clear:
+        return None
+    found = min(clear.values(), key=lambda shape: (shape.leaves_median(logs), shape.left_over))
+    return _described(found, count), found.leaves_median(logs)
 
 
 def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
