@@ -14,7 +14,7 @@ from gpuscale.compare.matching import side_of_results
 from gpuscale.errors import UsageError
 from gpuscale.recording import baseline_from_results
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
-from gpuscale.report.reason_words import reason_text
+from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.codec import decode_baseline, encode_baseline
 
 THEN = {1: [0.100, 0.1003, 0.0998], 2: [0.110, 0.1103, 0.1098]}

@@ -21,7 +21,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.report.reason_words import metric_reason, reason_text
+from gpuscale.reports.reason_words import metric_reason, reason_text
 
 COMMUNICATION, MEMORY, ENERGY = METRICS[1:4]
 THEN = (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuscale.compare import compare
 from gpuscale.records import Baseline, Results
-from gpuscale.report.reason_words import reason_text, statement_text
+from gpuscale.reports.reason_words import reason_text, statement_text
 
 pytestmark = pytest.mark.thorough
 GPUS = st.sampled_from([1, 2, 4])

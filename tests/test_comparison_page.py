@@ -9,8 +9,8 @@ from typing import Any
 from comparison_records import of_each_verdict, view
 
 from gpuscale.records import Configuration
-from gpuscale.report import FORMATS
-from gpuscale.report import json as json_format
+from gpuscale.reports import FORMATS
+from gpuscale.reports import json as json_format
 
 PAGE = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
 ESTIMATE = {"value", "low", "high"}

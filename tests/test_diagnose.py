@@ -40,7 +40,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, RanksOf, Remedy
-from gpuscale.report.cause_words import evidence, headline
+from gpuscale.reports.cause_words import evidence, headline
 
 
 def causes(

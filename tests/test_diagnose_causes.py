@@ -27,7 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
-from gpuscale.report.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS
+from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS
 
 
 def step(

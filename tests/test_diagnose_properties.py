@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
-from gpuscale.report.cause_words import evidence, next_step, whole_line
+from gpuscale.reports.cause_words import evidence, next_step, whole_line
 
 pytestmark = pytest.mark.thorough
 SECONDS = st.floats(0, 1e9)

@@ -17,7 +17,7 @@ from gpuscale.compare import compare
 from gpuscale.diagnose import diagnose
 from gpuscale.diagnose.causes import busy_host
 from gpuscale.records import Baseline, HostLoad, Results, Run
-from gpuscale.report.phrases import load_text
+from gpuscale.reports.phrases import load_text
 from gpuscale.telemetry.host_load import HostLoadMeter
 
 QUIET = HostLoad(load_average=0.4, cores=4)

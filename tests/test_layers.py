@@ -37,7 +37,7 @@ LAYERS = {
     "store": 3,
     "launch": 3,
     "telemetry": 3,
-    "report": 4,
+    "reports": 4,
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,
@@ -50,7 +50,7 @@ WORKER_MAY_IMPORT = 2
 COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
-    "report": {"tabulate"},
+    "reports": {"tabulate"},
     "telemetry": {"pynvml"},
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},

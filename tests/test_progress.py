@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from measuring import TIMEOUT_S, TINY_CASE, heed_interrupts, pytest_command
 
-from gpuscale.report.screen import progress_text
+from gpuscale.reports.screen import progress_text
 
 COLUMNS, ROWS = 80, 24
 TOKEN = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|\x1b[78]|[^\x1b]")

@@ -11,8 +11,8 @@ from comparison_records import comparison, entry, noted, of_each_verdict, peak_m
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Estimate, Verdict
-from gpuscale.report import github, junit, markdown
-from gpuscale.report.github import SHOWN_OF_A_KIND
+from gpuscale.reports import github, junit, markdown
+from gpuscale.reports.github import SHOWN_OF_A_KIND
 
 HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"
 RED = pytest.mark.parametrize("verdict", Verdict)

@@ -22,12 +22,18 @@ from gpuscale.records.cause import (
     RanksOf,
     Remedy,
 )
-from gpuscale.report import text
-from gpuscale.report.cause_words import NEXT_STEPS, NOT_ESTABLISHED, evidence, next_step, whole_line
-from gpuscale.report.cause_words import WORDS as CAUSES
-from gpuscale.report.reason_words import WORDS
-from gpuscale.report.screen import Screen, wrapped
-from gpuscale.report.view import explanations
+from gpuscale.reports import text
+from gpuscale.reports.cause_words import (
+    NEXT_STEPS,
+    NOT_ESTABLISHED,
+    evidence,
+    next_step,
+    whole_line,
+)
+from gpuscale.reports.cause_words import WORDS as CAUSES
+from gpuscale.reports.reason_words import WORDS
+from gpuscale.reports.screen import Screen, wrapped
+from gpuscale.reports.view import explanations
 
 
 def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:

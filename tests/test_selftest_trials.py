@@ -15,7 +15,7 @@ from gpuscale.errors import GpuscaleError
 from gpuscale.injections import parse_injections
 from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
 from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
-from gpuscale.report.machine_text import trials_text
+from gpuscale.reports.machine_text import trials_text
 from gpuscale.selftest import (
     BASELINE_BLOCKS,
     Trials,

@@ -22,8 +22,8 @@ from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.records.configuration import Precision
-from gpuscale.report.phrases import UNKNOWN, configuration_text, gpus_text
-from gpuscale.report.screen import can_redraw, progress_text, redrawn
+from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
+from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.run_defaults import default_strategy
 from gpuscale.units import format_bytes, format_seconds
 

@@ -25,9 +25,9 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history import history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
-from gpuscale.report import FORMATS
-from gpuscale.report.screen import Screen
-from gpuscale.report.view import View, view_of
+from gpuscale.reports import FORMATS
+from gpuscale.reports.screen import Screen
+from gpuscale.reports.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 
@@ -156,7 +156,7 @@ def _write(outputs: Iterable[Output], view: View) -> None:
     for output in outputs:
         shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
         # Each format is imported only when it is asked for.
-        render: Callable[[View], str] = import_module(f"gpuscale.report.{output.format}").render
+        render: Callable[[View], str] = import_module(f"gpuscale.reports.{output.format}").render
         text = f"{render(shown)}\n"
         if output.path is None:
             printed = text

@@ -12,7 +12,7 @@ from gpuscale.diagnose.slow_nodes import find_slow
 from gpuscale.launch import ACROSS_NODES
 from gpuscale.launch.nodes import NodesLauncher
 from gpuscale.records.request import NodeProbeRequest
-from gpuscale.report.machine_text import doctor_text, nodes_text
+from gpuscale.reports.machine_text import doctor_text, nodes_text
 from gpuscale.store import RESULTS_FOLDER
 from gpuscale.telemetry.doctor import Machine, examine, find_problems
 from gpuscale.telemetry.fields import MOMENTS

@@ -8,8 +8,8 @@ from pathlib import Path
 from gpuscale.cli.inputs import add_selection, gpu_counts, read_nights
 from gpuscale.errors import ExitCode
 from gpuscale.history import history_of
-from gpuscale.report.history_text import render
-from gpuscale.report.screen import Screen
+from gpuscale.reports.history_text import render
+from gpuscale.reports.screen import Screen
 from gpuscale.store import RESULTS_FOLDER
 
 

@@ -14,7 +14,7 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
 from gpuscale.records import Results
-from gpuscale.report.phrases import age_text
+from gpuscale.reports.phrases import age_text
 from gpuscale.store import newest_results, read_results
 
 

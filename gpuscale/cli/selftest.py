@@ -15,9 +15,9 @@ from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.records import Environment
 from gpuscale.records.selftest import OverheadReport, TrialsReport
-from gpuscale.report.machine_text import overhead_text, trials_text
-from gpuscale.report.phrases import counted
-from gpuscale.report.screen import counted_runs
+from gpuscale.reports.machine_text import overhead_text, trials_text
+from gpuscale.reports.phrases import counted
+from gpuscale.reports.screen import counted_runs
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.units import format_seconds
 

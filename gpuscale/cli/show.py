@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.records import Results
-from gpuscale.report.screen import columns_of
-from gpuscale.report.tables import baseline_text, results_text
+from gpuscale.reports.screen import columns_of
+from gpuscale.reports.tables import baseline_text, results_text
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 

@@ -18,11 +18,11 @@ from gpuscale.launch import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.records import Environment, Results, Run
-from gpuscale.report import text
-from gpuscale.report.phrases import counted, injection_warning, load_text, spread_text
-from gpuscale.report.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
-from gpuscale.report.tables import scaling_lines
-from gpuscale.report.view import view_of
+from gpuscale.reports import text
+from gpuscale.reports.phrases import counted, injection_warning, load_text, spread_text
+from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
+from gpuscale.reports.tables import scaling_lines
+from gpuscale.reports.view import view_of
 from gpuscale.store import ResumedResults
 from gpuscale.telemetry.host_load import HostLoadMeter
 

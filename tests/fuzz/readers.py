@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
-from gpuscale.report.tables import baseline_text, results_text
+from gpuscale.reports.tables import baseline_text, results_text
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import decoded
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from gpuscale.records import Rate
-from gpuscale.report.machine_text import coarse_rate_text
-from gpuscale.report.phrases import UNKNOWN
+from gpuscale.reports.machine_text import coarse_rate_text
+from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.units import format_percent
 from validation.rule_comparison import RuleOutcome, Validation
 from validation.simulated_machine import Loss, LossKind, SimulatedMachine

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
-from gpuscale.report import phrases
-from gpuscale.report.screen import Screen, table, wrapped
+from gpuscale.reports import phrases
+from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.units import format_seconds
 
 _MOST_ROWS = 4

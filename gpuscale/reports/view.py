@@ -20,11 +20,11 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.report import phrases
-from gpuscale.report.cause_words import evidence, headline, next_step, whole_line
-from gpuscale.report.phrases import UNKNOWN
-from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.screen import Screen
+from gpuscale.reports import phrases
+from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.reason_words import reason_text, statement_text
+from gpuscale.reports.screen import Screen
 from gpuscale.units import format_percent
 
 DETECTABLE = "smallest loss found 19 times in 20"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.records import Verdict
-from gpuscale.report.cause_words import evidence, whole_line
-from gpuscale.report.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
-from gpuscale.report.view import DETECTABLE, Row, View, explanations, weight
+from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
+from gpuscale.reports.view import DETECTABLE, Row, View, explanations, weight
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By `weight`."""

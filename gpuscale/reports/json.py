@@ -4,9 +4,9 @@ import json
 
 import msgspec
 
-from gpuscale.report import cause_words
-from gpuscale.report.reason_words import metric_reason
-from gpuscale.report.view import Row, View, finding_text
+from gpuscale.reports import cause_words
+from gpuscale.reports.reason_words import metric_reason
+from gpuscale.reports.view import Row, View, finding_text
 
 
 def render(view: View) -> str:

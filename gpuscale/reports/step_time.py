@@ -15,9 +15,9 @@ from gpuscale.budget import (
     valid_by_point,
 )
 from gpuscale.records import Configuration, EntryKey, Phases, Run
-from gpuscale.report import phrases
-from gpuscale.report.phrases import UNKNOWN
-from gpuscale.report.screen import fitted, table
+from gpuscale.reports import phrases
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.screen import fitted, table
 from gpuscale.scaling import PointKey, geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.strategies import STRATEGIES

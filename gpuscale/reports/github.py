@@ -7,7 +7,7 @@ tenth stands for all that are left.
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.report.view import View, explanations, weight
+from gpuscale.reports.view import View, explanations, weight
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000

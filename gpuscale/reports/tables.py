@@ -24,11 +24,11 @@ from gpuscale.records import (
     Run,
 )
 from gpuscale.records.environment import gpu_places
-from gpuscale.report import phrases
-from gpuscale.report.phrases import UNKNOWN
-from gpuscale.report.reason_words import reason_text, statement_text
-from gpuscale.report.screen import fitted, table
-from gpuscale.report.step_time import budget_lines, phase_lines
+from gpuscale.reports import phrases
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.reason_words import reason_text, statement_text
+from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.step_time import budget_lines, phase_lines
 from gpuscale.scaling import (
     Figures,
     PointKey,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.report.screen import Screen, wrapped
-from gpuscale.report.view import DETECTABLE, Row, View, explanations
+from gpuscale.reports.screen import Screen, wrapped
+from gpuscale.reports.view import DETECTABLE, Row, View, explanations
 
 _GAP = "  "
 _INDENT = "    "

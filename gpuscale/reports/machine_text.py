@@ -6,7 +6,7 @@ from typing import Any
 from gpuscale.diagnose.slow_nodes import NodeFinding
 from gpuscale.records import Configuration, NodeProbe, Rate
 from gpuscale.records.selftest import OverheadReport, TrialsReport
-from gpuscale.report.phrases import (
+from gpuscale.reports.phrases import (
     UNKNOWN,
     bounds_text,
     counted,
@@ -14,7 +14,7 @@ from gpuscale.report.phrases import (
     interval_text,
     load_text,
 )
-from gpuscale.report.screen import table
+from gpuscale.reports.screen import table
 from gpuscale.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field
 from gpuscale.units import format_bytes, format_percent, format_seconds, whole_percent

@@ -14,7 +14,7 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
 )
-from gpuscale.report.phrases import gpus_text, numbers_text
+from gpuscale.reports.phrases import gpus_text, numbers_text
 from gpuscale.units import significant, whole_percent
 
 _Kind = TypeVar("_Kind")

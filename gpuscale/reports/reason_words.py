@@ -13,8 +13,8 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.report.cause_words import device_text
-from gpuscale.report.phrases import amount_text, counted, gpus_text, load_text, quantity_text
+from gpuscale.reports.cause_words import device_text
+from gpuscale.reports.phrases import amount_text, counted, gpus_text, load_text, quantity_text
 from gpuscale.units import format_percent
 
 _SMALLEST_SHOWN = 0.0005

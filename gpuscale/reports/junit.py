@@ -12,10 +12,10 @@ from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from gpuscale.report import text
-from gpuscale.report.phrases import quantity_text
-from gpuscale.report.screen import Screen
-from gpuscale.report.view import Row, View
+from gpuscale.reports import text
+from gpuscale.reports.phrases import quantity_text
+from gpuscale.reports.screen import Screen
+from gpuscale.reports.view import Row, View
 
 # What XML 1.0 cannot hold, not even as a reference.
 _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
