@@ -68,7 +68,7 @@ class Statement:
     """Something to be said, as a code and the facts that its words need."""
 
     code: str
-    """Of its words in `report.reason_words`, which take the facts."""
+    """Of its words in `reports.reason_words`, which take the facts."""
     facts: Mapping[str, object]
     """Text, numbers, several of them, and further statements, by name; changes are relative."""
 
