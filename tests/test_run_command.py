@@ -67,12 +67,13 @@ def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: 
     path = script(tmp_path, "steps(range(10**6))\n")
     asked = ("--gpus", "1", "--runs", "9", "--batch", "8", "--results", "r.jsonl", *QUICK)
     process = gpuscale(tmp_path, "run", *asked, "--", sys.executable, path)
-    assert within_limit((tmp_path / "r.jsonl").exists)
-    assert within_limit(lambda: bool(commands_of(path)))
+    results = tmp_path / "r.jsonl"
+    assert within_limit(lambda: process.poll() is not None or results.exists())
+    assert within_limit(lambda: process.poll() is not None or bool(commands_of(path)))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2, output
-    assert read_results(tmp_path / "r.jsonl").runs[0].is_valid
+    assert read_results(results).runs[0].is_valid
     assert "--resume r.jsonl" in output
     assert not commands_of(path)
 

@@ -214,7 +214,6 @@ class MeasureOptions:
         read=partial(_whole_numbers, example="32,64,128"),
         otherwise="that of the size",
         see="measuring.md#throughput-by-batch",
-        in_training=True,
     )
     precision: "Precision" = option(
         "--precision P",
