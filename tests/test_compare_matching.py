@@ -236,6 +236,11 @@ def test_rows_come_case_by_case_with_gpus_ascending() -> None:
         ("TITAN V", "NVIDIA TITAN V"),
         ("Quadro RTX 6000", "RTX 6000"),
         ("A6000", "NVIDIA RTX A6000"),
+        ("A100-PCIE-80GB (300W)", "NVIDIA A100 80GB PCIe"),
+        ("A100 PCIe 80 GB", "A100-PCIE-80GB (300W, 1410 MHz)"),
+        ("4× A100 (40 GB, PCIe Gen4)", "NVIDIA A100-PCIE-40GB"),
+        ("H100 SXM5 80GB (700 W)", "NVIDIA H100 80GB HBM3"),
+        ("A100 PCIe 80GB HBM2e", "NVIDIA A100 80GB PCIe"),
     ],
 )
 def test_names_that_can_mean_the_same_gpu(one: str, other: str) -> None:
@@ -257,6 +262,9 @@ def test_names_that_can_mean_the_same_gpu(one: str, other: str) -> None:
         ("A100", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
         ("L4", "L40"),
         ("GH200", "H200"),
+        ("A100-PCIE-80GB (300W)", "NVIDIA A100-SXM4-80GB"),
+        ("A100-PCIE-80GB (300W)", "NVIDIA A100-PCIE-40GB"),
+        ("H100 NVL 94GB (400W)", "NVIDIA H100 80GB HBM3"),
     ],
 )
 def test_names_that_mean_different_gpus(one: str, other: str) -> None:

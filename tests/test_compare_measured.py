@@ -241,6 +241,22 @@ def test_several_nights_tell_their_own_spread() -> None:
     assert _row(compare(_then(n1=0.1), [_now(n1=0.1025)]), 1).verdict is not Verdict.REGRESSED
 
 
+def test_allocations_are_counted_for_each_row() -> None:
+    several = baseline({1: [0.1 * f for f in THEN]}, allocations=NIGHTS)
+    one = _then(n2=0.11)
+    mixed = replace(several, runs=(*several.runs, *one.runs))
+    notes = compare(mixed, [_now(n1=0.1, n2=0.11)]).notes
+    facts = facts_of(notes, "few_allocations_of_rows")
+    assert (facts["row"], facts["count"]) == (one.runs[0].key, 1)
+    assert facts_of(notes, "estimated_spread_of_others")["count"] == 6
+    # Two rows of one allocation each, but not of the same.
+    apart = baseline({1: [0.1 * f for f in THEN]}, allocations=("monday",))
+    apart = replace(apart, runs=(*apart.runs, *one.runs))
+    facts = facts_of(compare(apart, [_now(n1=0.1, n2=0.11)]).notes, "few_allocations_of_rows")
+    assert (facts["count"], facts["others"]) == (1, 1)
+    facts_of(compare(one, [_now(n2=0.11)]).notes, "one_allocation")
+
+
 def test_nights_that_differ_widen_the_interval() -> None:
     wild = [0.1 * f for f in (0.93, 1.05, 1.04, 0.96, 1.06, 0.97)]
     row = _row(compare(baseline({1: wild}, allocations=NIGHTS), [_now(n1=0.106)]), 1)

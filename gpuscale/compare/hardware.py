@@ -7,8 +7,11 @@ from gpuscale.records import Baseline, Environment, Hardware, Statement
 
 _MIG = re.compile(r"\bMIG\s+(\d+)G\.(\d+)GB\b")
 _MEMORY = re.compile(r"\b(\d+)\s*(?:GB|GIB|G)\b")
+# How a site runs it makes no other model: `300W`, `1410 MHz`, `PCIe Gen4`.
+_SETTING = re.compile(r"\b\d+\s*(?:W|WATTS?|[MG]HZ)\b|\bGEN\s*\d\b")
 _COUNT = re.compile(r"^\s*\d+\s*[X×]\s+")
-_VARIANT = re.compile(r"\d+GB|(?:SXM|HBM|PCIE|NVL)")
+_FORMS = frozenset({"SXM", "PCIE", "NVL"})
+_VARIANT = re.compile(rf"\d+GB|HBM|{'|'.join(sorted(_FORMS))}")
 _REVISION = re.compile(r"\b(SXM|HBM|PCI-?E)\d*E?\b")
 # Words that make another model of the same number: an RTX 3090 is no RTX 3090 Ti.
 _QUALIFIERS = frozenset({"TI", "SUPER", "ADA", "PRO", "MAX", "LAPTOP"})
@@ -32,6 +35,7 @@ def same_gpu_model(one: str, other: str) -> bool:
 
 def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
     text = _COUNT.sub("", name.upper())
+    text = _SETTING.sub("", text)
     text = _MIG.sub(r"MIG\1X\2", text)
     text = _MEMORY.sub(r"\1GB", text)
     text = _REVISION.sub(lambda match: match[1].replace("-", ""), text)
@@ -42,7 +46,11 @@ def _parsed(name: str) -> tuple[frozenset[str], frozenset[str]]:
         for word in words - variant
         if word in _QUALIFIERS or any(letter.isdigit() for letter in word)
     )
-    return numbered or words - variant, variant
+    model = numbered or words - variant
+    if "HBM" in variant:
+        # Drivers name an `H100 SXM5` by its memory: `H100 80GB HBM3`.
+        variant = variant - {"HBM"} | (variant & _FORMS or {"SXM"})
+    return model, variant
 
 
 def machine_mismatch(baseline: Hardware, environments: Sequence[Environment]) -> Statement | None:

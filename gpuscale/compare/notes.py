@@ -87,20 +87,26 @@ def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
 
 
 def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
+    """Whether the spread between allocations is declared or estimated: each row has its own."""
     counts = [len(entry.runs) for entry in judged] or [0]
-    few, most = min(counts), max(counts)
-    if 0 < few < MINIMUM_ALLOCATIONS:
-        yield Statement.of(
-            "one_allocation" if few == 1 else "few_allocations",
-            count=few,
-            enough=MINIMUM_ALLOCATIONS,
-            deviation_time=baseline.tolerances.allocation_deviation_time,
-            deviation_speedup=baseline.tolerances.allocation_deviation_speedup,
-        )
-    if most >= MINIMUM_ALLOCATIONS:
-        of_all = few >= MINIMUM_ALLOCATIONS
-        code = "estimated_spread" if of_all else "estimated_spread_of_others"
-        yield Statement.of(code, count=most)
+    few = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
+    if few:
+        fewest = min(len(entry.runs) for entry in few)
+        facts: dict[str, object] = {
+            "count": fewest,
+            "enough": MINIMUM_ALLOCATIONS,
+            "deviation_time": baseline.tolerances.allocation_deviation_time,
+            "deviation_speedup": baseline.tolerances.allocation_deviation_speedup,
+        }
+        code = "one_allocation" if fewest == 1 else "few_allocations"
+        if len({name for entry in judged for name in entry.runs}) > fewest:
+            first = next(entry for entry in few if len(entry.runs) == fewest)
+            code = "few_allocations_of_rows"
+            facts |= {"row": first.point.key, "others": len(few) - 1}
+        yield Statement.of(code, **facts)
+    if max(counts) >= MINIMUM_ALLOCATIONS:
+        code = "estimated_spread_of_others" if few else "estimated_spread"
+        yield Statement.of(code, count=max(counts))
 
 
 def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:

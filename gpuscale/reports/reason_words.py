@@ -136,6 +136,10 @@ WORDS: Mapping[str, str] = {
         "the baseline comes from {count} allocations, fewer than the {enough} that tell their "
         f"spread: {_DECLARED}"
     ),
+    "few_allocations_of_rows": (
+        "the baseline's runs of {row:row} come from {count:allocations}{others:and more rows}, "
+        f"fewer than the {{enough}} that tell their spread: {_DECLARED}"
+    ),
     "estimated_spread": (
         "the spread between allocations is estimated from the baseline's {count} allocations"
     ),
@@ -288,6 +292,10 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "changes": lambda changes: "; ".join(map(change_text, changes)),
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",
+    "and more rows": lambda count: (
+        f", those of {counted(count, 'other row')} from few too" if count else ""
+    ),
+    "allocations": lambda count: counted(count, "allocation"),
     "days ago": lambda count: "yesterday" if count == 1 else f"{count} days ago",
     "all runs": lambda count: "the only run" if count == 1 else f"all {count} runs",
     "further runs": lambda count: counted(count, "further run"),
