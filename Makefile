@@ -4,12 +4,14 @@ TORCH ?=
 VENV := .venv$(TORCH:%=-torch-%)
 BIN := $(VENV)/bin
 GPUS ?= 1,2
+STRATEGY ?= dp,ddp
 
 .PHONY: bench gpu-check test test-all test-schedulers golden mutants check validation setup clean
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
+# The other strategies take as long again: make bench STRATEGY=fsdp,pipeline,lightning.
 bench: setup
-	$(BIN)/pytest bench_cases --gpus $(GPUS)
+	$(BIN)/pytest bench_cases --gpus $(GPUS) --strategy $(STRATEGY)
 	@echo "next: $(BIN)/gpuscale show, or record a baseline (README.md, \"Measure and judge\")"
 
 # Proves the CUDA path on a machine with one GPU; the report is .gpuscale/gpu-check/report.md.

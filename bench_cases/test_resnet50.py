@@ -20,7 +20,7 @@ _GPUS_OF_HALF_BATCH = 16
 class Resnet50(TrainingCase):
     """torchvision's ResNet-50 with 1000 classes, Adam at 0.02, weak scaling."""
 
-    strategies = ("ddp", "fsdp", "lightning", "pipeline")
+    strategies = ("ddp", "fsdp", "lightning", "pipeline", "mp")
     classes = 1000
     # Near the mean size of ImageNet's pictures.
     raw_image_shape = (375, 500, 3)
