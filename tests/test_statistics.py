@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from statements import known
 
 from gpuscale.records import Estimate
 from gpuscale.statistics.estimates import (
@@ -17,6 +18,7 @@ from gpuscale.statistics.estimates import (
     grouped_log_sample,
     log_sample,
     moderated_term,
+    not_above,
     not_below,
     priors_of,
 )
@@ -53,6 +55,22 @@ def test_a_prior_is_raised_to_the_spread_of_as_many_runs_on_the_other_side(
     assert raised is not None
     assert (raised.variance > 0.005, raised.df) == (is_raised, 3.0)
     assert not_below(prior, own, log_sample([0.5])) == prior
+
+
+def test_a_prior_is_lowered_to_the_bound_that_the_row_itself_puts_on_its_variance() -> None:
+    then, now = log_sample([0.0, 0.01, 0.02, 0.01, 0.0, 0.02]), log_sample([0.0, 0.01, 0.03])
+    pooled = (known(then.variance) * 5 + known(now.variance) * 2) / 7
+    bound = pooled * 7 / stats.chi2.ppf(0.05, 7)
+    far, near = (Term(variance=pooled * ratio, df=3.0) for ratio in (100, 3))
+    lowered = known(not_above(far, then, now))
+    assert lowered.variance == pytest.approx(bound, rel=0.01)
+    assert lowered.df == 3.0
+    assert not_above(near, then, now) == near
+    # Two runs tell little, one nothing, and those that are all alike may be rounded.
+    assert not_above(far, log_sample([0.0, 0.02])) == far
+    assert not_above(far, log_sample([0.0])) == far
+    assert not_above(far, log_sample([0.0] * 6), log_sample([0.0] * 3)) == far
+    assert not_above(None, then, now) is None
 
 
 def test_a_single_run_has_no_variance_and_no_interval() -> None:

@@ -16,6 +16,7 @@ from gpuscale.statistics.estimates import (
     grouped_log_sample,
     log_sample,
     moderated_term,
+    not_above,
     not_below,
     priors_of,
 )
@@ -102,6 +103,8 @@ def moderated_samples(
     for i, key in enumerate(current, start=len(baseline)):
         if key in then:
             other = then[key]
+            for at in (i, other):
+                priors[at] = not_above(priors[at], samples[i], samples[other])
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
     moderated = (

@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpuscale.records.verdict import Estimate
-from gpuscale.statistics.distributions import chi_squared_median, t_probability, t_quantile
+from gpuscale.statistics.distributions import (
+    chi_squared_median,
+    normal_quantile,
+    t_probability,
+    t_quantile,
+)
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01
@@ -24,6 +29,8 @@ _PRIOR_DF = 3.0
 """The most degrees of freedom that the deviation of the other entries is worth."""
 _MEDIAN_EFFICIENCY = 0.37
 """Of normal values, a median deviation tells as much as the variance of 37% of them."""
+_EXCLUDED = 0.05
+"""One-sided: so rarely a row that is as noisy as its neighbours excludes their deviation."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
 _FURTHEST = 230.0
@@ -256,6 +263,25 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
     if prior is None or variance is None or other_side.df < own.df:
         return prior
     return replace(prior, variance=max(prior.variance, variance))
+
+
+def not_above(prior: Term | None, *of_row: Sample) -> Term | None:
+    """The prior, lowered to the bound that the row's own samples put on their variance.
+
+    A row that knows itself well enough is not moderated by neighbours that are far noisier:
+    simulated, a loss of 5% on all of 8 rows, 6 runs against 3 of 0.3% deviation, was found in
+    13% of them where half of the rows deviated by 5%. Values that are all alike may be rounded.
+    """
+    df = math.fsum(sample.df for sample in of_row)
+    squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
+    if prior is None or squares == 0:
+        return prior
+    # The quantile of a chi-squared variable, after Wilson and Hilferty (1931).
+    share = 2 / (9 * df)
+    root = 1 - share + normal_quantile(_EXCLUDED) * math.sqrt(share)
+    if root <= 0:
+        return prior
+    return replace(prior, variance=min(prior.variance, squares / (df * root**3)))
 
 
 def _median_unbiased(sample: Sample) -> float | None:
