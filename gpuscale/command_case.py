@@ -90,7 +90,7 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield f"the command cannot be split into words ({error}); see its quotes: {case.command}"
         return
     if not words:
-        yield f"there is no command; set {case.__name__}.command, or give one after --"
+        yield "there is no command; give one after --, or set `command` on the case"
     yield from _problems_of_words(case, words)
     if case.launch not in LAUNCHES:
         yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"

@@ -228,3 +228,14 @@ def test_a_case_without_the_strategy_is_skipped_and_one_without_the_size_fails(
     assert "case has no size 'smoke'; it has big" in session.output
     assert "nothing was measured" in session.output
     assert not (tmp_path / ".gpuscale").exists()
+
+
+def test_a_marked_test_that_takes_no_scaling_is_refused_and_does_not_pass(tmp_path: Path) -> None:
+    write_case(tmp_path, "class Case(Tiny): ...", name="test_marked.py")
+    path = tmp_path / "test_marked.py"
+    path.write_text(
+        f"{path.read_text()}\n\n@pytest.mark.gpuscale(case=Case)\ndef test_forgotten():\n    pass\n"
+    )
+    session = run_pytest(tmp_path, *ON_CPU)
+    assert session.exit_code == 4
+    assert "test_forgotten has a gpuscale mark but measures nothing" in session.output

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--launch", choices=LAUNCHES, default="plain", help=text)
     for option in OPTIONS:
         settings = option.settings()
-        if option.in_training:
+        if _is_foreign(option):
             settings["help"] = argparse.SUPPRESS
         add(option.flag, **settings)
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure the command in a session of pytest, whose exit code it returns."""
     given = {option: vars(arguments)[_name(option)] for option in OPTIONS}
     for option, value in given.items():
-        if option.in_training and value:
+        if _is_foreign(option) and value:
             raise UsageError(
                 f"{option.flag} is about cases that gpuscale trains itself; give the script an "
                 "option of its own, after --"
@@ -80,6 +80,11 @@ def _case(arguments: argparse.Namespace, *, batch: int | None) -> type[CommandCa
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case
+
+
+def _is_foreign(option: Option) -> bool:
+    """True of an option that a command has no use for: it has one strategy, its own."""
+    return option.in_training or option.flag == "--strategy"
 
 
 def _name_of_script(words: list[str]) -> str:

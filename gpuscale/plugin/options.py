@@ -246,6 +246,7 @@ class MeasureOptions:
         read=_whole_number,
         otherwise=f"{MICRO_BATCHES}",
         see="measuring.md#pipelines",
+        in_training=True,
     )
     schedule: "Schedule | None" = option(
         "--schedule NAME",
@@ -253,6 +254,7 @@ class MeasureOptions:
         "or `1f1b` (one forward, one backward, which keeps fewer activations)",
         read=partial(_one_of, known=("gpipe", "1f1b")),
         otherwise=f"`{SCHEDULE}`",
+        in_training=True,
     )
     data: "DataKind" = option(
         "--data SOURCE",

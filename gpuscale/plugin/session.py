@@ -113,6 +113,14 @@ class _MeasuringSession:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         prepare_and_order(items)
+        for item in items:
+            marked = item.get_closest_marker("gpuscale") is not None
+            if marked and "scaling" not in getattr(item, "fixturenames", ()):
+                # It would pass, and have measured nothing.
+                raise pytest.UsageError(
+                    f"{item.nodeid} has a gpuscale mark but measures nothing; give it the argument "
+                    "'scaling', and call scaling() in it"
+                )
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
         plans = [plan for item in items if (plan := plan_of(item)) is not None]

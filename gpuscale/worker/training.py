@@ -78,6 +78,12 @@ def _load_module(name: str, file: Path) -> ModuleType:
     return module
 
 
+def _refuse_nothing(case: TrainingCase, method: str, made: object, kind: type) -> None:
+    if not isinstance(made, kind):
+        name, found = f"{type(case).__name__}.{method}()", type(made).__name__
+        raise CaseError(f"{name} returned {found}, not a {kind.__name__}; see its 'return'")
+
+
 class Training:
     """The training of one rank, step by step, with what measuring needs around it."""
 
@@ -89,10 +95,13 @@ class Training:
         set_fp32_mode(asked.precision)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
-        self._own_model = model = case.model().to(memory_format=self.memory_format)
+        built = case.model()
+        _refuse_nothing(case, "model", built, torch.nn.Module)
+        self._own_model = model = built.to(memory_format=self.memory_format)
         self.model = strategy.wrap(model, case)
         # Parameters keep the names that the case gave them, which a wrapped module's have not.
         self.optimizer = case.optimizer(model, request.gpus)
+        _refuse_nothing(case, "optimizer", self.optimizer, torch.optim.Optimizer)
         # torch.compile keeps the module's own type, which its signature cannot say.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)
