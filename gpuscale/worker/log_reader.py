@@ -137,7 +137,9 @@ class LogReader:
         """
         series = self._leading()
         assert series is not None
-        if comes_in_bursts(series.stretches, started_s):
+        spans = windows.spans[: windows.wanted]
+        is_late = any(end_s <= begin_s for begin_s, end_s in spans)
+        if is_late or comes_in_bursts(series.stretches, started_s):
             raise self.failed(
                 "lines of the command arrive many at once, so they were buffered and their moments "
                 "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
@@ -149,7 +151,7 @@ class LogReader:
             steps_per_window=windows.steps,
             windows=tuple(
                 CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
-                for begin_s, end_s in windows.spans[: windows.wanted]
+                for begin_s, end_s in spans
             ),
         )
 
