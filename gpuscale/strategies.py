@@ -50,7 +50,6 @@ class Demands:
     """It divides a batch, so that the GPUs compute on parts of it at the same time."""
     below_table: str | None = None
     """What to know of its speedups; None where they are as one would think."""
-
     package: str | None = None
     """What it needs beside torch, which an extra of gpuscale of that name installs."""
     wraps: str | None = None

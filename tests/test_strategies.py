@@ -21,7 +21,7 @@ from gpuscale.errors import InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
-from gpuscale.worker.strategies import mp
+from gpuscale.worker.strategies import mp, one_process
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
@@ -227,7 +227,7 @@ def test_the_layers_of_mp_lie_on_the_devices_in_turn(monkeypatch: pytest.MonkeyP
     case, first = Sequence(), torch.device("cuda", 0)
     case.size = case.named_size(None)
     model = case.model()
-    monkeypatch.setattr(mp, "cuda_device", lambda devices, position: first)
+    monkeypatch.setattr(one_process, "cuda_device", lambda devices, position: first)
     strategy = mp.ModelParallelStrategy(replace(request_for("mp", gpus=2), devices=(0, 1)))
     # Tensors of devices that need not be there, which compute nothing.
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -4,19 +4,15 @@ import torch
 
 from gpuscale.cases import TrainingCase
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies import AUTOCAST, Autocasting, Strategy, cuda_device
+from gpuscale.worker.strategies import AUTOCAST, Autocasting
+from gpuscale.worker.strategies.one_process import OneProcessStrategy
 
 
-class DataParallelStrategy(Strategy):
-    """A single process with all devices: nobody to wait for, and one set of parameters."""
-
-    rank = 0
-    local_rank = 0
-    world_size = 1
+class DataParallelStrategy(OneProcessStrategy):
+    """The batch goes to the first device, and the outputs come back there."""
 
     def __init__(self, request: RunRequest) -> None:
-        self.device = cuda_device(request.devices, 0)
-        self.devices = request.devices
+        super().__init__(request)
         self._autocast_dtype = AUTOCAST.get(request.configuration.precision)
 
     def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
@@ -25,10 +21,3 @@ class DataParallelStrategy(Strategy):
         if self._autocast_dtype is not None:
             model = Autocasting(model, self.device.type, self._autocast_dtype)
         return torch.nn.DataParallel(model, device_ids=list(self.devices) or None)
-
-    def barrier(self) -> None:
-        """Return at once: there is one process."""
-
-    def largest(self, value: float) -> float:
-        """The value itself: there is one process."""
-        return value

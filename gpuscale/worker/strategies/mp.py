@@ -7,24 +7,15 @@ import torch
 from torch import nn
 
 from gpuscale.cases import TrainingCase
-from gpuscale.records import RunRequest
 from gpuscale.worker.blocks import stages_of
 from gpuscale.worker.data import example_batch
 from gpuscale.worker.nested import map_tensors
-from gpuscale.worker.strategies import Strategy, cuda_device
+from gpuscale.worker.strategies.one_process import OneProcessStrategy
 from gpuscale.worker.training import Training
 
 
-class ModelParallelStrategy(Strategy):
-    """A single process: inputs go to the first device, targets to the last."""
-
-    rank = 0
-    local_rank = 0
-    world_size = 1
-
-    def __init__(self, request: RunRequest) -> None:
-        self.device = cuda_device(request.devices, 0)
-        self.devices = request.devices
+class ModelParallelStrategy(OneProcessStrategy):
+    """Inputs go to the first device, targets to the last."""
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         """The model's stages, each on its device; the whole model where there is one."""
@@ -40,13 +31,6 @@ class ModelParallelStrategy(Strategy):
             last = torch.device("cuda", self.devices[-1])
             targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
         return training.forward_backward(inputs, targets)
-
-    def barrier(self) -> None:
-        """Return at once: there is one process."""
-
-    def largest(self, value: float) -> float:
-        """The value itself: there is one process."""
-        return value
 
 
 class _OnDevices(nn.Module):
