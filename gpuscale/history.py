@@ -9,7 +9,7 @@ from gpuscale.environment_diff import changes, host_changes
 from gpuscale.errors import UsageError
 from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
 from gpuscale.scaling import PointKey
-from gpuscale.statistics.estimates import difference, exponential, log_sample
+from gpuscale.statistics.estimates import Sample, difference, exponential, log_sample
 from gpuscale.statistics.levels import (
     REMEMBERED,
     Kind,
@@ -195,14 +195,15 @@ def _throughput_change(
         return Estimate(value=exponential(-change.change) - 1, low=None, high=None)
     begin = found[number - 1].onset if number else 0
     end = found[number + 1].onset if number + 1 < len(found) else len(values)
-    before, after = (
-        log_sample([value for i, value in enumerate(level) if i not in outlying(level)])
-        for level in (
-            values[max(begin, change.onset - REMEMBERED) : change.onset],
-            values[change.onset : min(end, change.onset + REMEMBERED)],
-        )
-    )
+    before = _usual(values[max(begin, change.onset - REMEMBERED) : change.onset])
+    after = _usual(values[change.onset : min(end, change.onset + REMEMBERED)])
     return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
+
+
+def _usual(level: Sequence[float]) -> Sample:
+    """The nights of one level but for those that lie far from the others."""
+    far = outlying(level)
+    return log_sample([value for i, value in enumerate(level) if i not in far])
 
 
 def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:

@@ -19,7 +19,7 @@ from gpuscale.cli.inputs import (
 )
 from gpuscale.compare import compare
 from gpuscale.compare.notes import with_validity
-from gpuscale.compare.over_nights import earlier_nights, last_nights, with_levels
+from gpuscale.compare.over_nights import earlier_nights, with_levels
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import FileError, UsageError
 from gpuscale.history import history_of
@@ -88,9 +88,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     if any(_is_same(before, path) for path in paths):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
     results = read_all_results(paths)
-    nights = () if arguments.history is None else earlier_nights(read_nights([before]), results)
+    nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
     baseline = (
-        baseline_of_results(last_nights(nights), name=str(before))
+        baseline_of_results(nights.last, name=str(before))
         if nights
         else as_baseline(read_any(before), before.stem)
     )
@@ -98,7 +98,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
     )
     if nights:
-        comparison = with_levels(comparison, history_of([*nights, *results]))
+        comparison = with_levels(comparison, history_of([*nights.all, *results]))
     comparison = with_validity(comparison, baseline, results, today=date.today())
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code

@@ -1,7 +1,8 @@
 """Judging tonight with the nights before it: what is slow for longer than one comparison sees."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from msgspec.structs import replace as with_fields
 
@@ -19,8 +20,16 @@ from gpuscale.records import (
 from gpuscale.statistics.levels import REMEMBERED
 
 
-def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> list[Results]:
-    """The results of the nights that began before tonight; a UsageError where there is none."""
+class EarlierNights(NamedTuple):
+    """The results of the nights before one."""
+
+    all: list[Results]
+    last: list[Results]
+    """Of the last 15, which tonight is compared with."""
+
+
+def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
+    """The nights that began before tonight; a UsageError where there is none."""
     its = {night.allocation: night.began_at for night in nights_of(tonight)}
     first = min(its.values(), default=None)
     before = [
@@ -30,16 +39,13 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> li
     ]
     if not before:
         raise UsageError("--history: no night with a valid run began before these results")
-    return _of_allocations(history, before)
+    return EarlierNights(
+        all=_of_allocations(history, {*before}),
+        last=_of_allocations(history, {*before[-REMEMBERED:]}),
+    )
 
 
-def last_nights(history: Sequence[Results]) -> list[Results]:
-    """The results of the last 15 nights, which tonight is compared with."""
-    nights = [night.allocation for night in nights_of(history)]
-    return _of_allocations(history, nights[-REMEMBERED:])
-
-
-def _of_allocations(history: Sequence[Results], chosen: Collection[str]) -> list[Results]:
+def _of_allocations(history: Sequence[Results], chosen: Set[str]) -> list[Results]:
     return [
         with_fields(result, runs=runs)
         for result in history

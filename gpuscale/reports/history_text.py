@@ -1,10 +1,11 @@
 """The history of a machine as text: where each row stands, and the nights that changed it."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
+from gpuscale.records import Configuration
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.units import format_seconds
@@ -57,7 +58,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     if not history.events:
         yield "no change of level"
     for event in reversed(history.events):
-        for line in _event_lines(event, history, names, screen):
+        for line in _event_lines(event, len(history.rows), labels, names, screen):
             yield from wrapped(line, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
     if alone:
@@ -91,16 +92,19 @@ def _standing(row: RowHistory) -> str:
 
 
 def _event_lines(
-    event: HistoryEvent, history: History, names: list[str], screen: Screen
+    event: HistoryEvent,
+    rows_in_all: int,
+    labels: Mapping[Configuration, str],
+    names: Sequence[str],
+    screen: Screen,
 ) -> Iterator[str]:
     changes = event.changes
     is_slower = changes[0].throughput.value < 0
     word = "slower" if is_slower else "faster"
     begun = "drifted until" if changes[0].kind == "drift" else "from"
-    rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
+    rows = f"{len(changes)} of {phrases.counted(rows_in_all, 'row')}"
     text = f"{begun} {names[event.night]}  {rows} {word}"
     yield screen.bold(text)
-    labels = phrases.set_apart([row.point.configuration for row in history.rows])
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     for change in shown[:_MOST_ROWS]:
         point = change.point
