@@ -18,7 +18,7 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.largest_batch import FEW_STEPS, Try, tries
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
-from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
+from gpuscale.plugin.items import ItemPlan, refuse_missing_tf32, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Run, RunRequest
 from gpuscale.records.configuration import Precision
@@ -107,10 +107,9 @@ def _request(
     if on_cpu != (arguments.memory_limit is not None):
         remedy = "give what each rank may take, such as 2GiB" if on_cpu else "leave it out on GPUs"
         raise UsageError(f"--memory-limit is for CPU ranks: {remedy}")
-    if on_cpu and arguments.precision == "tf32":
-        raise UsageError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
     given = vars(arguments)
     options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
+    refuse_missing_tf32(options, environment)
     if options.strategies and not set(options.strategies) <= set(case.strategies):
         known = ", ".join(case.strategies)
         raise UsageError(f"--strategy {arguments.strategy}: {case.name()} has {known}")

@@ -120,6 +120,23 @@ def prepare_and_order(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: 0 if (plan := plan_of(item)) is None else plan.run)
 
 
+def refuse_missing_tf32(options: MeasureOptions, environment: Environment) -> None:
+    """Refuses a precision that no CPU has."""
+    if options.precision == "tf32" and environment.device == "cpu":
+        raise UsageError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+
+
+def refuse_unmeasuring(items: Sequence[pytest.Item]) -> None:
+    """Refuses marked tests without `scaling`, which would pass and have measured nothing."""
+    for item in items:
+        marked = item.get_closest_marker("gpuscale") is not None
+        if marked and "scaling" not in getattr(item, "fixturenames", ()):
+            raise UsageError(
+                f"{item.nodeid} has a gpuscale mark but measures nothing; give it the argument "
+                "'scaling', and call scaling() in it"
+            )
+
+
 def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
     """Refuses namesakes, a size that a case does not have, and a fault without its rank."""
     cases: dict[str, type[Case]] = {}

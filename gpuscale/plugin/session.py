@@ -21,8 +21,10 @@ from gpuscale.plugin.items import (
     parametrize,
     plan_of,
     prepare_and_order,
+    refuse_missing_tf32,
     refuse_uncut,
     refuse_unmeasurable,
+    refuse_unmeasuring,
     run_request,
     skip_reason,
 )
@@ -68,8 +70,7 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
     )
     environment = replace(launcher.environment, cases_revision=revision or None)
-    if options.precision == "tf32" and environment.device == "cpu":
-        raise GpuscaleError("--precision tf32 exists on GPUs only; choose fp32 or bf16 here")
+    refuse_missing_tf32(options, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
         results_file.refuse_other_environment(
@@ -113,20 +114,13 @@ class _MeasuringSession:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         prepare_and_order(items)
-        for item in items:
-            marked = item.get_closest_marker("gpuscale") is not None
-            if marked and "scaling" not in getattr(item, "fixturenames", ()):
-                # It would pass, and have measured nothing.
-                raise pytest.UsageError(
-                    f"{item.nodeid} has a gpuscale mark but measures nothing; give it the argument "
-                    "'scaling', and call scaling() in it"
-                )
         # Of a case without the strategy that was asked for pytest keeps an item without a plan.
         self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
         plans = [plan for item in items if (plan := plan_of(item)) is not None]
         asked = [self._request(plan) for plan in plans]
         requests = [request for request in asked if not isinstance(request, str)]
         try:
+            refuse_unmeasuring(items)
             refuse_unmeasurable(plans, self._options)
             if self._options.batches and len(requests) < len(asked):
                 problems = dict.fromkeys(each for each in asked if isinstance(each, str))
