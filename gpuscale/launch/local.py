@@ -17,9 +17,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuscale.errors import MachineError
-from gpuscale.launch import Launcher, RunTerminated, do_in_rank
+from gpuscale.launch import Launcher, RunTerminated, do_in_rank, terminations_raised
 from gpuscale.launch.collect import collect_run, left_by_ranks
-from gpuscale.launch.command import launch_command
 from gpuscale.launch.failures import failure_of, text_of
 from gpuscale.records import Environment, Failure, Run, RunRequest
 from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
@@ -35,6 +34,8 @@ _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
 _SHUTDOWN_S = 5
+_END_OF_COMMAND_S = 20.0
+"""How long what watches a command may take to end it."""
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -81,7 +82,7 @@ class LocalLauncher(Launcher):
             if request.command is None:
                 failure = _launch(request, directory, "rank")
             else:
-                failure = launch_command(request, directory, _fork_server())
+                failure = _launch_command(request, directory)
             wall_s = time.monotonic() - started
             return collect_run(
                 request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
@@ -178,6 +179,30 @@ def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure |
                 raise KeyboardInterrupt from None
             raise RunTerminated(error.sigval) from None
     return failure_of(request, directory, exit_codes, timed_out=timed_out.is_set())
+
+
+def _launch_command(request: RunRequest, directory: RunDirectory) -> Failure | None:
+    """Have the command started and ended; why it gave no windows."""
+    process = _fork_server().Process(target=do_in_rank, args=("command", str(directory.path)))
+    process.start()
+    try:
+        with terminations_raised():
+            process.join(request.timeout_s + _END_OF_COMMAND_S)
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join(_END_OF_COMMAND_S)
+            process.kill()
+            process.join()
+    if reports := directory.failures():
+        return reports[0].failure
+    if process.exitcode == 0:
+        return None
+    code = process.exitcode or 0
+    end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    said = text_of(directory.launcher_log)
+    message = f"the process that watches the command {end}"
+    return Failure(kind="killed" if code < 0 else "launch", message=message, detail=said)
 
 
 @contextlib.contextmanager
