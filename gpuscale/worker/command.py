@@ -52,13 +52,11 @@ def main(folder: str) -> None:
     rank = int(os.environ["RANK"]) if directory.hosts.exists() else None
     try:
         _measure(request, directory, rank)
-    except CommandError as failed:
-        failure = replace(failed.failure, rank=rank, host=socket.gethostname())
-        directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
-        raise SystemExit(1) from None
-    except GpuscaleError as error:
-        # Such as of a pattern that takes something else than a number from a line.
-        failure = Failure(kind="invalid", message=str(error), rank=rank, host=socket.gethostname())
+    except (CommandError, GpuscaleError) as error:
+        # The latter is such as of a pattern that takes something else than a number from a line.
+        told = error.failure if isinstance(error, CommandError) else None
+        failure = told or Failure(kind="invalid", message=str(error))
+        failure = replace(failure, rank=rank, host=socket.gethostname())
         directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
         raise SystemExit(1) from None
     except _Ended:

@@ -1,7 +1,7 @@
 """Batches without end: from a pool made once, or samples through a DataLoader."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,17 +46,19 @@ class SyntheticDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        sample = self._samples[index % _POOL]
-        if self._transform is None:
-            return sample
-        inputs, target = sample
-        return self._transform(inputs), target
+        return _transformed(self._samples[index % _POOL], self._transform)
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
     """A batch of two, since batch norm refuses a single value per channel."""
-    sample, transform = case.sample(0, size), case.transform(size)
-    return default_collate([sample if transform is None else (transform(sample[0]), sample[1])] * 2)
+    return default_collate([_transformed(case.sample(0, size), case.transform(size))] * 2)
+
+
+def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
+    if transform is None:
+        return sample
+    inputs, target = sample
+    return transform(inputs), target
 
 
 def refuse_no_batch(samples: Sequence[Any], source: str) -> None:
