@@ -6,9 +6,12 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
+from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.records import Results
+from gpuscale.projection import Projection, projections
+from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
+from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.scaling_rows import Shown
 from gpuscale.reports.screen import columns_of
 from gpuscale.reports.tables import results_text
@@ -26,16 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=tuple(SHOWN_FORMATS), default="text", help=text)
     text = "with the GPU-hours that a training of so many steps takes"
     parser.add_argument("--steps", metavar="N", type=_steps, help=text)
+    text = (
+        "T, S and E on these numbers of GPUs, which were not measured, as a band that says how far "
+        "off they may be; at least 3 numbers must have been"
+    )
+    parser.add_argument("--project", metavar="N,N,…", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
+    content = read_any(path)
     shown = Shown(
-        content=read_any(path),
+        content=content,
         path=path,
         now=datetime.now(UTC),
         steps=arguments.steps,
+        projections=_projections(content, arguments.project),
         columns=columns_of(sys.stdout),
     )
     if arguments.phases:
@@ -47,11 +57,30 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
+    """Those that can be made; what cannot be is told on standard error."""
+    if numbers is None:
+        return ()
+    made: list[Projection] = []
+    refused: list[str] = []
+    for each in projections(content.runs, sorted(gpu_counts(numbers, "--project"))):
+        if isinstance(each, Projection):
+            made.append(each)
+        else:
+            words = configuration_text(each.configuration)
+            refused.append(f"--project: {each.configuration.label} ({words}): {each.reason}")
+    if not made:
+        raise UsageError(refused[0] if refused else "--project: no run was measured")
+    for line in refused:
+        sys.stderr.write(f"gpuscale: {line}\n")
+    return tuple(made)
+
+
 def _phases_text(shown: Shown, format_name: str) -> str:
     if not isinstance(shown.content, Results):
         raise UsageError(f"{shown.path}: a baseline has no phases; give --phases a results file")
-    if format_name != "text" or shown.steps is not None:
-        raise UsageError("--phases is a text of its own; leave out --format and --steps")
+    if format_name != "text" or shown.steps is not None or shown.projections:
+        raise UsageError("--phases is a text of its own; leave out --format, --steps, --project")
     columns, path, now = shown.columns, shown.path, shown.now
     return results_text(shown.content, phases=True, path=path, now=now, columns=columns)
 

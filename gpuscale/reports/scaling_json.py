@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import msgspec
 
+from gpuscale.projection import Projection
 from gpuscale.records import Results
 from gpuscale.reports.scaling_rows import ScalingRow, Shown, scaling_rows
 
@@ -18,6 +19,7 @@ def render(shown: Shown) -> str:
         "injections": shown.injections,
         "steps": shown.steps,
         "rows": [_row(row) for row in scaling_rows(shown)],
+        "projections": [_projection(each) for each in shown.projections],
     }
     built = msgspec.to_builtins(document)
     return json.dumps(built, indent=2, ensure_ascii=False, allow_nan=False)
@@ -50,3 +52,14 @@ def _origin(shown: Shown) -> dict[str, object]:
 def _row(row: ScalingRow) -> dict[str, object]:
     values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {**values, "configuration": msgspec.structs.asdict(row.configuration)}
+
+
+def _projection(projection: Projection) -> dict[str, object]:
+    """What projected rows rest on."""
+    return {
+        "configuration": msgspec.structs.asdict(projection.configuration),
+        "scaling": projection.scaling,
+        "measured": projection.measured,
+        "on_one_node": projection.on_one_node,
+        "left_out": [each._asdict() for each in projection.left_out],
+    }

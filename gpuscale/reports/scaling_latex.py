@@ -11,7 +11,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.scaling_rows import ScalingRow, Shown, scaling_rows
 from gpuscale.units import format_seconds, significant
 
-_HEADERS = ("Nodes", "GPUs", "Samples/step", "Step time", "Samples/s", "Speedup", "Efficiency")
+_HEADERS = ("Nodes", "GPUs", "Batch", "Step time", "Samples/s", "Speedup", "Efficiency")
 _SIGNS = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -88,7 +88,11 @@ def _caption(shown: Shown) -> str:
         where = hardware_label(content.cluster, content.hardware)
     warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
     hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps} steps."
-    return f"{warning}Scaling on {where}. Intervals are 95% over runs.{hours}"
+    projected = " Projected rows were not measured; theirs are bands." if shown.projections else ""
+    return (
+        f"{warning}Scaling on {where}. Batch is over all GPUs; intervals are 95% over runs."
+        f"{projected}{hours}"
+    )
 
 
 def _line(cells: Iterable[str]) -> str:

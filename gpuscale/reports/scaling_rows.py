@@ -1,4 +1,4 @@
-"""The rows that `gpuscale show` gives, whatever the format: measured and published ones."""
+"""The rows that `gpuscale show` gives in every format: published, measured and projected ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from gpuscale.projection import ProjectedPoint, Projection
 from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure, Results
 from gpuscale.scaling import Figures, ScalingPoint, published_speedup, scaling_points
 
@@ -21,6 +22,8 @@ class Shown:
     now: datetime
     steps: int | None = None
     """Of a training whose GPU-hours are told."""
+    projections: tuple[Projection, ...] = ()
+    """The configurations on numbers of GPUs on which they were not measured."""
     columns: int | None = None
     """Of the terminal; None is where there is room for any line."""
 
@@ -34,14 +37,14 @@ class Shown:
 class ScalingRow:
     """The numbers of one configuration on one number of GPUs; None is unknown."""
 
-    kind: Literal["measured", "published"]
+    kind: Literal["published", "measured", "projected"]
     configuration: Configuration
     gpus: int
     nodes: int | None
     batch_per_gpu: int
     samples_per_step: int
     """Over all GPUs."""
-    runs: int
+    runs: int | None = None
     failed_runs: int | None = None
     step_time_s: Estimate | None = None
     samples_per_s: Estimate | None = None
@@ -68,7 +71,7 @@ ESTIMATES = frozenset(
 
 
 def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
-    """The rows, configuration by configuration; published ones before measured ones."""
+    """The rows, published ones first and projected ones last, by configuration."""
     if isinstance(shown.content, Baseline):
         figures = {figure.key: figure for figure in shown.content.published}
         device = shown.content.hardware.device
@@ -76,6 +79,9 @@ def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
             yield _published_row(figure, figures, device, shown.steps)
     for point in scaling_points(shown.content.runs):
         yield _measured_row(point, shown.steps)
+    for projection in shown.projections:
+        for projected in projection.points:
+            yield _projected_row(projection.configuration, projected, shown.steps)
 
 
 def gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
@@ -140,4 +146,22 @@ def _published_row(
         gpu_hours=gpu_hours(step_time_s, figure.gpus, steps),
         timed=figure.timed,
         time_s=figure.mean_time_s,
+    )
+
+
+def _projected_row(
+    configuration: Configuration, point: ProjectedPoint, steps: int | None
+) -> ScalingRow:
+    return ScalingRow(
+        kind="projected",
+        configuration=configuration,
+        gpus=point.gpus,
+        nodes=point.nodes,
+        batch_per_gpu=point.batch_per_gpu,
+        samples_per_step=point.gpus * point.batch_per_gpu,
+        step_time_s=point.step_time_s,
+        samples_per_s=point.samples_per_s,
+        speedup=point.speedup,
+        efficiency=point.efficiency,
+        gpu_hours=gpu_hours(point.step_time_s, point.gpus, steps),
     )
