@@ -22,6 +22,7 @@ LAYERS = {
     "statistics": 2,
     "scaling": 2,
     "budget": 2,
+    "projection": 2,
     "environment_diff": 2,
     "cases": 2,
     "command_case": 2,
@@ -107,6 +108,7 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
             stands_on = {
                 "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
+                "projection": {"budget", "scaling", "statistics"},
                 "history": {"scaling", "statistics", "environment_diff"},
                 "run_defaults": {"cases", "command_case"},
                 "command_case": {"cases", "log_formats"},

@@ -1,0 +1,59 @@
+"""A comparison as CSV: a line for each row, for spreadsheets and data frames."""
+
+from gpuscale.records import METRICS_BY_NAME
+from gpuscale.records.metrics import STEP_TIME
+from gpuscale.reports import cause_words
+from gpuscale.reports.csv_rows import csv_text, flat
+from gpuscale.reports.view import Row, View, finding_text
+
+_SIDES = ("baseline", "current")
+_ESTIMATES = frozenset(
+    ("change", *(f"{side}_{what}" for side in _SIDES for what in ("speedup", "efficiency")))
+)
+_METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
+_COLUMNS = tuple(
+    flat(
+        dict.fromkeys(
+            (
+                *("case", "strategy", "device", "gpus", "name", "verdict", "finding"),
+                *("changed_quantity", "change", "minimum_detectable_loss", "further_runs"),
+                *(f"{side}_{what}" for what in ("speedup", "efficiency") for side in _SIDES),
+                *(f"{name}_{what}" for name in _METRICS for what in ("verdict", *_SIDES)),
+                *("reason", "cause", "injections"),
+            )
+        ),
+        _ESTIMATES,
+    )
+)
+
+
+def render(view: View) -> str:
+    """The rows in the order of the baseline (docs/comparison.md); unknown is empty."""
+    injections = " ".join(view.injections) or None
+    rows = (dict.fromkeys(_COLUMNS) | _cells(row) for row in view.rows)
+    return csv_text([row | {"injections": injections} for row in rows], _COLUMNS)
+
+
+def _cells(row: Row) -> dict[str, object]:
+    entry, configuration = row.entry, row.entry.configuration
+    cells: dict[str, object] = {
+        **entry.key._asdict(),
+        "device": None if configuration is None else configuration.device,
+        "name": row.name,
+        "verdict": entry.verdict.value,
+        "finding": None if entry.finding is None else finding_text(entry.finding),
+        "changed_quantity": entry.changed_quantity and entry.changed_quantity.value,
+        "change": entry.change,
+        "minimum_detectable_loss": entry.minimum_detectable_loss,
+        "further_runs": entry.further_runs,
+        "reason": row.reason,
+        "cause": cause_words.headline(entry.causes[0]) if entry.causes else None,
+    }
+    for side in _SIDES:
+        pair = getattr(entry, side)
+        cells |= {f"{side}_speedup": pair.speedup, f"{side}_efficiency": pair.efficiency}
+    for metric in entry.metrics:
+        name = metric.metric.name
+        cells |= {f"{name}_{side}": getattr(metric, side).value for side in _SIDES}
+        cells[f"{name}_verdict"] = metric.verdict.value
+    return flat(cells, _ESTIMATES)
