@@ -157,6 +157,8 @@ class EntryVerdict:
 class Comparison:
     """All rows of one comparison, and the single exit code that follows from them."""
 
+    cluster: str
+    """Whose baseline it is; of earlier results their host."""
     baseline_name: str
     baseline_machine: str
     current_machine: str
