@@ -26,6 +26,9 @@ _Row = TypeVar("_Row")
 MINIMUM_ALLOCATIONS = 4
 """From so many allocations on, a baseline's own spread between them is used."""
 
+FEWEST_ALLOCATIONS = 2
+"""The same where no allocation has two runs, so that nothing else tells a spread."""
+
 DECLARED_DF = 2.0
 """Degrees of freedom that the declared deviation is worth beside that estimate.
 
@@ -187,8 +190,9 @@ def _difference(logs: Sequence[float]) -> float:
 
 def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True where the baseline's own spread between allocations is used, not the declared one."""
-    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
-    return enough and bool(current.common_allocations)
+    is_untold = any(end.moderated.variance is None for end in (*baseline.ends, *current.ends))
+    fewest = FEWEST_ALLOCATIONS if is_untold else MINIMUM_ALLOCATIONS
+    return len(baseline.common_allocations) >= fewest and bool(current.common_allocations)
 
 
 def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Statement:
