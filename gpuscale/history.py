@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gpuscale.device_paces import DeviceChange, devices_that_changed
 from gpuscale.environment_diff import changes, host_changes
 from gpuscale.errors import UsageError
 from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
@@ -27,8 +28,10 @@ class Night:
     allocation: str
     began_at: datetime
     environment: Environment
+    runs: tuple[Run, ...]
+    """The valid ones of the rows that were asked for."""
     log_step_times: Mapping[PointKey, float]
-    """By row, of the valid runs."""
+    """By row, their means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class RowHistory:
     """The last night's throughput against the level before it; None of too few nights."""
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
+    is_lost: bool
+    """Its last change was to the worse, and the last night is nearer to that than to before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,8 @@ class HistoryEvent:
     changes: tuple[RowChange, ...]
     environment: tuple[EnvironmentChange, ...]
     """Against the night before; empty of a drift, which no single night has begun."""
+    devices: tuple[DeviceChange, ...]
+    """Those that changed with the rows and more than the others, as with `environment`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,10 @@ class History:
     nights: tuple[Night, ...]
     rows: tuple[RowHistory, ...]
     events: tuple[HistoryEvent, ...]
+
+    def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
+        """Those that got slower than the others from the night before to that one."""
+        return _changed_devices(self.nights, night, slower=True)
 
 
 def history_of(
@@ -137,6 +148,7 @@ def nights_of(
             allocation=name,
             began_at=began[name],
             environment=environments[name],
+            runs=tuple(its),
             log_step_times=_means(its),
         )
         for name, its in runs.items()
@@ -182,6 +194,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last[0]) - 1,
         stands_out=last is not None and abs(last[0]) > last[1],
+        is_lost=bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before),
     )
 
 
@@ -213,10 +226,22 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
         for change in row.changes:
             alike = (change.onset, change.kind, change.throughput.value < 0)
             together.setdefault(alike, []).append(change)
-    for (night, kind, _), its in sorted(together.items()):
+    for (night, kind, slower), its in sorted(together.items()):
         environment: tuple[EnvironmentChange, ...] = ()
+        devices: tuple[DeviceChange, ...] = ()
         if kind == "step":
             before, now = nights[night - 1].environment, nights[night].environment
             hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
             environment = (*changes([before], [now]), *hosts)
-        yield HistoryEvent(night=night, changes=tuple(its), environment=environment)
+            devices = _changed_devices(nights, night, slower=slower)
+        yield HistoryEvent(
+            night=night, changes=tuple(its), environment=environment, devices=devices
+        )
+
+
+def _changed_devices(
+    nights: Sequence[Night], night: int, *, slower: bool
+) -> tuple[DeviceChange, ...]:
+    if night == 0:
+        return ()
+    return devices_that_changed(nights[night - 1].runs, nights[night].runs, slower=slower)

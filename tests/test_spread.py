@@ -121,9 +121,12 @@ def test_a_declared_deviation_is_that_of_a_ratio_only_within_one_allocation() ->
 def test_an_allocation_is_left_out_beyond_seven_deviations_and_two_percent() -> None:
     # The median is 0, the median distance from it 0.01: far is 7 · 1.4826 · 0.01 = 0.1038.
     values = {"a": 0.01, "b": -0.01, "c": 0.01, "d": -0.01, "e": 0.0}
+    values |= {"h": 0.0}
     assert outlying_allocations({**values, "f": 0.105, "g": -0.2}) == pytest.approx(
         {"f": 0.105, "g": -0.2}
     )
+    # More than a quarter are another level.
+    assert outlying_allocations({**values, "f": 0.2, "g": 0.2, "i": 0.2}) == {}
     assert outlying_allocations({**values, "f": 0.103, "g": -0.103}) == {}
     # Where the others agree, it takes 2%; of fewer than six, none is told from their spread.
     alike = dict.fromkeys("abcde", 1.0)

@@ -40,6 +40,8 @@ deviation.
 
 _ENOUGH_TO_EXCLUDE = 6
 """Allocations of which one that lies far from the others is told from their spread."""
+_MOST_EXCLUDED = 0.25
+"""The part of them that may be: of more, they are another level and no outlying nights."""
 _FAR = 7.0
 """Deviations, by the median absolute one, beyond which an allocation is not one of them."""
 _NEAREST_FAR = 0.02
@@ -180,7 +182,8 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
     apart = {name: value - middle for name, value in values.items()}
     usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
     far = max(_NEAREST_FAR, _FAR * usual)
-    return {name: value for name, value in apart.items() if abs(value) > far}
+    found = {name: value for name, value in apart.items() if abs(value) > far}
+    return found if len(found) <= _MOST_EXCLUDED * len(values) else {}
 
 
 def _difference(logs: Sequence[float]) -> float:
