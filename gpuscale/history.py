@@ -47,6 +47,23 @@ class RowChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostLevel:
+    """A level that a row has left to the worse, in as many changes as nothing else explains.
+
+    A slow drift may come as several steps, each against the one before it.
+    """
+
+    kind: Kind
+    """A drift where there were several."""
+    since: int
+    """Index of the night of the first change."""
+    onset: int
+    """Of that of the last one."""
+    throughput: Estimate
+    """The present level against the lost one; without an interval where it is a drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowHistory:
     """One row over the nights that measured it."""
 
@@ -64,8 +81,9 @@ class RowHistory:
     """The last night's throughput against the level before it; None of too few nights."""
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
-    is_lost: bool
-    """Its last change was to the worse, and the last night is nearer to that than to before."""
+    lost: LostLevel | None
+    """None where the last change was to the better, and where the last night lies as near to the
+    level before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,25 +195,45 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     far = [begin + i for begin, end in levels for i in outlying(values[begin:end])]
     begin = found[-1].onset if found else 0
     last = departure(values[begin:])
+    changes = tuple(
+        RowChange(
+            point=point,
+            onset=indices[change.onset],
+            kind=change.kind,
+            throughput=_throughput_change(values, found, number),
+        )
+        for number, change in enumerate(found)
+    )
+    is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
     return RowHistory(
         point=point,
         nights=tuple(indices),
-        changes=tuple(
-            RowChange(
-                point=point,
-                onset=indices[change.onset],
-                kind=change.kind,
-                throughput=_throughput_change(values, found, number),
-            )
-            for number, change in enumerate(found)
-        ),
+        changes=changes,
         level_nights=len(values) - begin,
         outlying=tuple(indices[i] for i in far),
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last[0]) - 1,
         stands_out=last is not None and abs(last[0]) > last[1],
-        is_lost=bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before),
+        lost=_lost_level(found, changes, nights) if is_lost else None,
     )
+
+
+def _lost_level(
+    found: Sequence[LevelChange], changes: Sequence[RowChange], nights: Sequence[Night]
+) -> LostLevel:
+    """What the last change has lost, with those before it that follow each other unexplained."""
+    first = len(found) - 1
+    while first and found[first - 1].change > 0:
+        if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
+            break
+        first -= 1
+    last = changes[-1]
+    if first == len(found) - 1:
+        kind, throughput = last.kind, last.throughput
+    else:
+        lost = found[-1].before + found[-1].change - found[first].before
+        kind, throughput = "drift", Estimate(value=exponential(-lost) - 1, low=None, high=None)
+    return LostLevel(kind=kind, since=changes[first].onset, onset=last.onset, throughput=throughput)
 
 
 def _throughput_change(
@@ -227,16 +265,20 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
             alike = (change.onset, change.kind, change.throughput.value < 0)
             together.setdefault(alike, []).append(change)
     for (night, kind, slower), its in sorted(together.items()):
-        environment: tuple[EnvironmentChange, ...] = ()
-        devices: tuple[DeviceChange, ...] = ()
-        if kind == "step":
-            before, now = nights[night - 1].environment, nights[night].environment
-            hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
-            environment = (*changes([before], [now]), *hosts)
-            devices = _changed_devices(nights, night, slower=slower)
+        is_step = kind == "step"
         yield HistoryEvent(
-            night=night, changes=tuple(its), environment=environment, devices=devices
+            night=night,
+            changes=tuple(its),
+            environment=environment_at(nights, night) if is_step else (),
+            devices=_changed_devices(nights, night, slower=slower) if is_step else (),
         )
+
+
+def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+    """What changed in the environment from the night before to that one."""
+    before, now = nights[night - 1].environment, nights[night].environment
+    hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
+    return (*changes([before], [now]), *hosts)
 
 
 def _changed_devices(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace as with_fields
 
 from gpuscale.errors import UsageError
-from gpuscale.history import History, history_of, nights_of
+from gpuscale.history import History, environment_at, history_of, nights_of
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
@@ -82,32 +82,35 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     Nights that are slow already are those that tonight is compared with, so a slow drift, or a
     loss that nobody mended, would pass. After 15 nights the level is what is expected.
     """
-    lost = {
-        (row.point.configuration, row.point.gpus): row.changes[-1]
+    levels = {
+        (row.point.configuration, row.point.gpus): row.lost
         for row in history.rows
-        if row.is_lost and row.level_nights <= REMEMBERED
+        if row.lost and row.level_nights <= REMEMBERED
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
-        change = None
+        lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            change = lost.get((entry.configuration, entry.key.gpus))
-        if change is None or entry.verdict.is_loss:
+            lost = levels.get((entry.configuration, entry.key.gpus))
+        if lost is None or entry.verdict.is_loss:
             return entry
-        is_drift = change.kind == "drift"
-        reason = Statement.of(
-            "drifted" if is_drift else "level_lost",
-            change=-change.throughput.value,
-            since=f"{history.nights[change.onset].began_at:%Y-%m-%d}",
-            otherwise=entry.reason,
-        )
+        facts: dict[str, object] = {
+            "change": -lost.throughput.value,
+            "since": f"{history.nights[lost.onset].began_at:%Y-%m-%d}",
+            "otherwise": entry.reason,
+        }
+        if lost.kind == "drift":
+            reason = Statement.of("drifted", **facts)
+        else:
+            changed = environment_at(history.nights, lost.onset)
+            reason = Statement.of("level_lost", **facts, changed=changed)
         on_1 = entry.key.gpus == 1
         return replace(
             entry,
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
-            change=change.throughput,
+            change=lost.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 

@@ -62,6 +62,12 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     for event in reversed(history.events):
         for line in _event_lines(event, len(history.rows), labels, names, screen):
             yield from wrapped(line, screen.columns)
+    for row in history.rows:
+        if row.lost and row.lost.since != row.lost.onset:
+            label = f"{labels[row.point.configuration]} on {phrases.gpus_text(row.point.gpus)}"
+            text = f"slower and slower since {names[row.lost.since]}: {label}, in all "
+            text += phrases.change_text(row.lost.throughput)
+            yield from wrapped(text, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
     if alone:
         told = (
