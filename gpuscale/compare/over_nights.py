@@ -45,6 +45,14 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
     )
 
 
+def last_night(history: Sequence[Results]) -> list[Results]:
+    """The results of the night that began last; a UsageError where none has a valid run."""
+    nights = nights_of(history)
+    if not nights:
+        raise UsageError("the results hold no valid run")
+    return _of_allocations(history, {nights[-1].allocation})
+
+
 def _of_allocations(history: Sequence[Results], chosen: Set[str]) -> list[Results]:
     return [
         with_fields(result, runs=runs)
