@@ -101,6 +101,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     if nights:
         comparison = with_levels(comparison, history_of([*nights.all, *results]))
     comparison = with_validity(comparison, baseline, results, today=date.today())
+    comparison = replace(
+        comparison,
+        before=replace(comparison.before, files=(visible(str(before)),)),
+        after=replace(comparison.after, files=tuple(visible(str(path)) for path in paths)),
+    )
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 

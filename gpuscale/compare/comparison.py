@@ -8,6 +8,7 @@ from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.matching import Side, match, side_of_baseline, side_of_results
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import beside_the_others, notes_of
+from gpuscale.compare.origins import origin_of_baseline, origin_of_results
 from gpuscale.compare.published import judge_published
 from gpuscale.errors import UsageError
 from gpuscale.records import (
@@ -125,6 +126,8 @@ def comparison_of(
         current_machine="; ".join(machines) or "no results",
         entries=tuple(entries),
         notes=notes_of(baseline, rows, entries, assessment.after),
+        before=origin_of_baseline(baseline, [row.before for row in rows if row.before]),
+        after=origin_of_results(results, [row.after for row in rows if row.after]),
     )
 
 
