@@ -97,7 +97,7 @@ def test_a_hundred_rows_take_less_than_half_a_megabyte(report: Report, tmp_path:
     write_baseline(tmp_path / "well.json", baseline_of(*nights))
     write_night(tmp_path / "now.jsonl", replace(THROTTLED, configurations=many))
     page = report(tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")
-    assert page.count(">REGRESSED<") == 102
+    assert "of 102 rows" in page
     assert len(page.encode()) < 500_000
 
 

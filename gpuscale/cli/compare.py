@@ -26,6 +26,7 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history import history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
+from gpuscale.records import Comparison
 from gpuscale.reports import FORMATS
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.view import View, view_of
@@ -101,13 +102,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     if nights:
         comparison = with_levels(comparison, history_of([*nights.all, *results]))
     comparison = with_validity(comparison, baseline, results, today=date.today())
-    comparison = replace(
-        comparison,
-        before=replace(comparison.before, files=(visible(str(before)),)),
-        after=replace(comparison.after, files=tuple(visible(str(path)) for path in paths)),
-    )
+    comparison = with_files(comparison, before, paths)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
+
+
+def with_files(comparison: Comparison, before: Path, after: Sequence[Path]) -> Comparison:
+    """The comparison, whose sides name the files that they were read from."""
+    return replace(
+        comparison,
+        before=replace(comparison.before, files=(visible(str(before)),)),
+        after=replace(comparison.after, files=tuple(visible(str(path)) for path in after)),
+    )
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:

@@ -6,6 +6,7 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from gpuscale.cli.compare import with_files
 from gpuscale.cli.inputs import (
     add_selection,
     gpu_counts,
@@ -85,9 +86,7 @@ def _subject(
     if baseline_path is None:
         return Subject(results=results, history=history)
     baseline = as_baseline(read_any(baseline_path), baseline_path.stem)
-    judged = compare(baseline, results, cases=cases, gpus=gpus)
-    judged = with_validity(
-        diagnose(baseline, results, judged), baseline, results, today=date.today()
-    )
-    view = view_of(judged, results)
+    comparison = diagnose(baseline, results, compare(baseline, results, cases=cases, gpus=gpus))
+    comparison = with_validity(comparison, baseline, results, today=date.today())
+    view = view_of(with_files(comparison, baseline_path, files), results)
     return Subject(results=results, baseline=baseline, view=view, history=history)

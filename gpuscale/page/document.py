@@ -7,11 +7,11 @@ from typing import Any
 from gpuscale import __version__
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.page.content import Section, Subject, Tone
-from gpuscale.page.machines import machines
+from gpuscale.page.machines_section import machines
 from gpuscale.page.nights_section import nights
-from gpuscale.page.rows import causes, rows
+from gpuscale.page.row_sections import causes, rows
 from gpuscale.page.step_sections import budget, phases
-from gpuscale.page.windows import windows
+from gpuscale.page.window_section import windows
 from gpuscale.reports import phrases
 
 SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
@@ -49,11 +49,7 @@ def headline(subject: Subject) -> Sequence[tuple[str, str]]:
     """What stands first, each with its label; the first label is the verdict."""
     view, environment = subject.view, subject.results[0].environment
     if view is not None:
-        return (
-            (view.outcome, view.summary),
-            ("baseline", view.baseline),
-            ("now", view.comparison.current_machine),
-        )
+        return view.headline
     rows = len({(run.configuration, run.gpus) for run in subject.runs})
     return (
         ("measured", f"{phrases.counted(rows, 'row')}, judged by nothing"),
