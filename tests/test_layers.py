@@ -43,6 +43,7 @@ LAYERS = {
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,
+    "page": 5,
     "plugin": 5,
     "cli": 6,
 }
@@ -54,6 +55,7 @@ THIRD_PARTY = {
     "launch": {"torch"},
     "reports": {"tabulate"},
     "telemetry": {"pynvml"},
+    "page": {"jinja2"},
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }

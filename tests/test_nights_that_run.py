@@ -11,6 +11,7 @@ import pytest
 from changing import replace
 from ci_checkout import (
     JOB,
+    REPOSITORY,
     Night,
     job_environment,
     make_checkout,
@@ -116,6 +117,9 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert "--resume" in second
     assert "night: ok\n" in record_of(night)
     assert "attempts: 2, see attempt-1\n" in record_of(night)
+    assert "no regression" in (night.directory / "report.html").read_text()
+    index = (night.directory.parent / "index.html").read_text()
+    assert f'href="{night.directory.name}/report.html"' in index
     evidence = json.loads((night.directory / "attempt-1/evidence.json").read_text())
     assert evidence["hosts"] == ["node1"]
     assert evidence["gpu_uuids_used"] == ["GPU-0", "GPU-1"]
@@ -123,6 +127,20 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert (night.directory / "attempt-1/pytest.log").read_text() == "measuring\n"
     kept = (night.directory / "attempt-1/results.jsonl").read_text()
     assert kept == (checkout / "measured.1").read_text()
+
+
+def test_a_night_without_what_pages_are_made_with_says_so_and_is_as_good(
+    checkout: Path,
+) -> None:
+    (checkout / "broken").mkdir()
+    (checkout / "broken/jinja2.py").write_text("raise ImportError\n")
+    path = f"{checkout / 'broken'}:{REPOSITORY}"
+    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"), PYTHONPATH=path)
+    assert night.exit_code == 0, night.output
+    assert "pip install 'gpuscale[plots]'" in night.output
+    assert "the night has no report.html" in night.output
+    assert not (night.directory / "report.html").exists()
+    assert "night: ok\n" in record_of(night)
 
 
 def test_infrastructure_that_fails_twice_is_no_regression_and_not_tried_a_third_time(
@@ -162,7 +180,7 @@ def test_a_job_that_is_submitted_again_leaves_the_verdict_to_the_next(checkout: 
     second = night_in(checkout, GPUSCALE_RETRY_OF=str(first.directory), **slurm)
     assert second.exit_code == 0, second.output
     assert "attempts: 2, see attempt-1\n" in record_of(second)
-    assert len(list(first.directory.parent.iterdir())) == 1
+    assert len(list(first.directory.parent.glob("*_*"))) == 1
 
 
 def in_a_slurm_job(checkout: Path) -> dict[str, str]:

@@ -91,6 +91,15 @@ def newest_input(folder: Path) -> Path:
     return path
 
 
+def is_same(path: Path, other: Path) -> bool:
+    """True where two paths lead to one file, there or not yet."""
+    try:
+        return path.samefile(other)
+    except (OSError, ValueError):
+        # At least one is not there yet.
+        return path.absolute() == other.absolute()
+
+
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add which rows a command takes."""
     text = f"{verb} only these numbers of GPUs (default: all)"

@@ -68,6 +68,15 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
     return _chosen(earlier, is_recent)
 
 
+def last_night(history: Sequence[Results]) -> list[Results]:
+    """The results of the night that began last; a UsageError where none has a valid run."""
+    nights = nights_of(history)
+    if not nights:
+        raise UsageError("the results hold no valid run")
+    last = nights[-1].allocation
+    return _chosen(history, lambda run, result: result.allocation_of(run) == last)
+
+
 def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -> list[Results]:
     return [
         with_fields(result, runs=runs)

@@ -4,7 +4,8 @@ from gpuscale.records import METRICS_BY_NAME
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
 from gpuscale.reports.csv_rows import csv_text, flat
-from gpuscale.reports.view import Row, View, finding_text
+from gpuscale.reports.rows import Row, finding_text
+from gpuscale.reports.view import View
 
 _SIDES = ("baseline", "current")
 _ESTIMATES = frozenset(

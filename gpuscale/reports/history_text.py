@@ -22,7 +22,7 @@ def render(history: History, screen: Screen) -> str:
 
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
-    nights, names = history.nights, _night_names(history.nights)
+    nights, names = history.nights, night_names(history.nights)
     hosts = sorted({night.environment.host or "?" for night in nights})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     span = f"{names[0]} to {names[-1]}" if len(nights) > 1 else names[0]
@@ -49,7 +49,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
             str(row.point.gpus),
             str(row.point.batch_per_gpu),
             format_seconds(row.last_step_time_s),
-            _standing(row),
+            standing(row),
             names[row.nights[-row.level_nights]],
             str(len(row.nights)),
         )
@@ -60,7 +60,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     if not history.events:
         yield "no change of level"
     for event in reversed(history.events):
-        for line in _event_lines(event, len(history.rows), labels, names, screen):
+        for line in event_lines(event, len(history.rows), labels, names, screen):
             yield from wrapped(line, screen.columns)
     for row in history.rows:
         if row.lost and row.lost.since != row.lost.onset:
@@ -84,7 +84,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
         yield from wrapped(f"note: the last night has no valid run of {count}", screen.columns)
 
 
-def _night_names(nights: tuple[Night, ...]) -> list[str]:
+def night_names(nights: tuple[Night, ...]) -> list[str]:
     """The date of each night, in UTC; with the time where a date has several."""
     dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
     counts = Counter(dates)
@@ -94,7 +94,7 @@ def _night_names(nights: tuple[Night, ...]) -> list[str]:
     ]
 
 
-def _standing(row: RowHistory) -> str:
+def standing(row: RowHistory) -> str:
     """The last night against its level, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
@@ -102,13 +102,14 @@ def _standing(row: RowHistory) -> str:
     return f"{text}, stands out" if row.stands_out else text
 
 
-def _event_lines(
+def event_lines(
     event: HistoryEvent,
     rows_in_all: int,
     labels: Mapping[Configuration, str],
     names: Sequence[str],
     screen: Screen,
 ) -> Iterator[str]:
+    """When and how rows changed; then each of the first rows, and what else changed, indented."""
     changes = event.changes
     is_slower = changes[0].throughput.value < 0
     word = "slower" if is_slower else "faster"
