@@ -8,9 +8,8 @@ from gpuscale.reports.rows import Row, finding_text
 from gpuscale.reports.view import View
 
 _SIDES = ("baseline", "current")
-_ESTIMATES = frozenset(
-    ("change", *(f"{side}_{what}" for side in _SIDES for what in ("speedup", "efficiency")))
-)
+_OF_SIDE = ("step_time_s", "samples_per_s", "speedup", "efficiency")
+_ESTIMATES = frozenset(("change", *(f"{side}_{what}" for side in _SIDES for what in _OF_SIDE)))
 _METRICS = tuple(name for name in METRICS_BY_NAME if name != STEP_TIME)
 _COLUMNS = tuple(
     flat(
@@ -18,8 +17,8 @@ _COLUMNS = tuple(
             (
                 *("case", "strategy", "device", "gpus", "name", "verdict", "finding"),
                 *("changed_quantity", "change", "minimum_detectable_loss", "further_runs"),
-                *(f"{side}_{what}" for what in ("speedup", "efficiency") for side in _SIDES),
-                *(f"{name}_{what}" for name in _METRICS for what in ("verdict", *_SIDES)),
+                *(f"{side}_{what}" for what in _OF_SIDE for side in _SIDES),
+                *(f"{what}_{name}" for name in _METRICS for what in ("verdict_of", *_SIDES)),
                 *("reason", "cause", "injections"),
             )
         ),
@@ -51,10 +50,9 @@ def _cells(row: Row) -> dict[str, object]:
         "cause": cause_words.headline(entry.causes[0]) if entry.causes else None,
     }
     for side in _SIDES:
-        pair = getattr(entry, side)
-        cells |= {f"{side}_speedup": pair.speedup, f"{side}_efficiency": pair.efficiency}
+        cells |= {f"{side}_{what}": getattr(getattr(entry, side), what) for what in _OF_SIDE}
     for metric in entry.metrics:
         name = metric.metric.name
-        cells |= {f"{name}_{side}": getattr(metric, side).value for side in _SIDES}
-        cells[f"{name}_verdict"] = metric.verdict.value
+        cells |= {f"{side}_{name}": getattr(metric, side).value for side in _SIDES}
+        cells[f"verdict_of_{name}"] = metric.verdict.value
     return flat(cells, _ESTIMATES)
