@@ -15,7 +15,7 @@ except ImportError:
     problem = "pictures need matplotlib; install it with: pip install 'gpuscale[plots]'"
     raise UsageError(problem) from None
 
-from gpuscale.figures.picture import Picture, Measurements, file_of, svg_of
+from gpuscale.figures.picture import Measurements, Picture, file_of, svg_of
 from gpuscale.figures.scaling_plots import scaling_picture
 
 FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
