@@ -10,7 +10,7 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS, outlying_allocations
 from gpuscale.environment_diff import changes
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
+from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Statement
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unchecked_training_note, unit_error_note
@@ -191,15 +191,15 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
+    """Of rows that were judged all the same; the others say it themselves."""
+    alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
-        if row.after is not None and row.after.failed:
-            yield Statement.of(
-                "failed_runs",
-                row=row.key,
-                failed=len(row.after.failed),
-                made=row.after.point.valid_runs + len(row.after.failed),
-                failure=row.after.first_failure,
-            )
+        if row.after is not None and row.after.failed and row.after.point.valid_runs:
+            failed, valid = len(row.after.failed), row.after.point.valid_runs
+            facts = failed, failed + valid, row.after.first_failure
+            alike.setdefault(facts, []).append(row.key)
+    for (failed, made, failure), keys in alike.items():
+        yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
 
 
 def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:

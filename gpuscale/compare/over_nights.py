@@ -70,13 +70,18 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         change = None
         if entry.configuration is not None and entry.verdict.is_judged:
             change = lost.get((entry.configuration, entry.key.gpus))
-        if change is None or entry.verdict.is_loss:
+        if change is None:
             return entry
         is_drift = change.kind == "drift"
+        onset = f"{history.nights[change.onset].began_at:%Y-%m-%d}"
+        # A drift has no first night.
+        since = None if is_drift else onset
+        if entry.verdict.is_loss:
+            return replace(entry, since=since)
         reason = Statement.of(
             "drifted" if is_drift else "level_lost",
             change=-change.throughput.value,
-            since=f"{history.nights[change.onset].began_at:%Y-%m-%d}",
+            since=onset,
             otherwise=entry.reason,
         )
         on_1 = entry.key.gpus == 1
@@ -85,6 +90,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
+            since=since,
             change=change.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuscale.records import Cause, Finding, QuantityName, Statement, Verdict
+from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
 from gpuscale.reports.cause_words import evidence, next_step, whole_line
 from gpuscale.reports.rows import Row, subject_of
@@ -31,17 +31,14 @@ class Explanation(NamedTuple):
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """The reasons of the verdicts, each once; rows that are simply ok need none.
+    """The reasons of the verdicts, each once; rows that the table says all of need none.
 
     Rows with the same finding, causes and lost metrics are one. It is said in the numbers of the
     row on the most GPUs; those of each stand in the table.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
-        entry = row.entry
-        # A row that is simply ok needs no words; one whose speedup is unknown says why it is.
-        known = entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
-        if row.reason and not (entry.verdict is Verdict.OK and known):
+        if row.reason and not _is_said_by_its_numbers(row.entry):
             alike.setdefault(_likeness(row), []).append(row)
     said_by: dict[str, str] = {}
     found = []
@@ -63,6 +60,17 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
         reason, metrics = shown.reason, shown.lost_metrics
         found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
     return found
+
+
+def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
+    """True of a pass with nothing beside it, such as a speedup that is unknown."""
+    if any(each.verdict.is_loss for each in entry.metrics):
+        return False
+    if entry.verdict is Verdict.OK:
+        return entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+    if entry.verdict is Verdict.IMPROVED:
+        return entry.reason.code in ("moved", "moved_with_efficiency")
+    return entry.reason.code in ("speedup_reference", "published_met", "published_exceeded")
 
 
 def _likeness(row: Row) -> object:

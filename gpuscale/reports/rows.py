@@ -123,6 +123,8 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 def _short_reason(entry: EntryVerdict) -> str:
     loss = entry.minimum_detectable_loss
+    if isinstance(entry.finding, MetricSpec):
+        return entry.finding.worse
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
@@ -160,8 +162,10 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
     subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
-    return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
+    if left_out:
+        subjects[_NAMED_SUBJECTS:] = [phrases.counted(left_out, "more row")]
+    *others, last = subjects
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def smallest_losses(rows: Iterable[Row]) -> str:
