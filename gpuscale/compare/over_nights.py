@@ -17,6 +17,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.cause import Remedy
 from gpuscale.statistics.levels import REMEMBERED
 
 
@@ -67,6 +68,7 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
+        entry = _beside_nights(entry)
         change = None
         if entry.configuration is not None and entry.verdict.is_judged:
             change = lost.get((entry.configuration, entry.key.gpus))
@@ -96,3 +98,17 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         )
 
     return replace(comparison, entries=tuple(map(judged, comparison.entries)))
+
+
+def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
+    """The row as it is told where there are nights and no baseline that could be recorded."""
+    reason = entry.reason
+    if reason.code == "no_entry":
+        reason = Statement.of("no_earlier_night")
+    elif reason.code == "no_entry_alike":
+        reason = Statement.of("no_earlier_night_alike", **reason.facts)
+    causes = tuple(
+        with_fields(cause, remedy=None) if cause.remedy == Remedy("record_again") else cause
+        for cause in entry.causes
+    )
+    return replace(entry, reason=reason, causes=causes)

@@ -261,7 +261,9 @@ NEXT_STEPS: Mapping[str, str] = {
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),
-    "record_again": "record the baseline again: 'gpuscale baseline record' keeps them",
+    "record_again": (
+        "record the baseline again with 'gpuscale baseline record', which keeps phases and paces"
+    ),
     "measure_again": "measure again with this gpuscale",
     "more_runs": "measure more runs, with --runs {runs}",
     "record_own": (

@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
     """One sentence and the rows that it explains."""
 
     subject: str
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows, such as on 4 GPUs`."""
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -56,7 +56,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
             causes.append(ShownCause(whole_line(cause), evidence(cause), step))
         if len({row.reason for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
-            subject += f", such as {'' if one_name else shown.name + ' '}on {shown.gpus}"
+            subject += f" (numbers of {shown.gpus if one_name else shown.label})"
         reason, metrics = shown.reason, shown.lost_metrics
         found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
     return found

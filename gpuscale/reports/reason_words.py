@@ -109,6 +109,10 @@ WORDS: Mapping[str, str] = {
     "no_entry_alike": (
         f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
     ),
+    "no_earlier_night": "none of the earlier nights measured it",
+    "no_earlier_night_alike": (
+        "none of the earlier nights measured it in this configuration ({differences:list})"
+    ),
     "other_measurement": "not the same measurement ({differences:list})",
     "other_machine": "measured on {now:device}, the baseline on {before:device}",
     "shared_gpu": "{ranks} ranks shared a GPU, which tells nothing of a speedup",
