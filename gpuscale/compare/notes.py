@@ -128,20 +128,20 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
 
 
 def _outlying_allocations(judged: Sequence[Entry]) -> Iterable[Statement]:
-    found: dict[str, list[tuple[float, Entry]]] = {}
+    """All of them together, by the row that differed most."""
+    found = []
     for entry in judged:
         means = {name: statistics.fmean(logs) for name, logs in entry.logs.items()}
-        for name, apart in outlying_allocations(means).items():
-            found.setdefault(name, []).append((apart, entry))
-    for name, its in found.items():
-        apart, entry = max(its, key=lambda each: abs(each[0]))
-        change = exponential(apart) - 1
+        apart = outlying_allocations(means)
+        found += [(abs(its), its, name, entry.point.key) for name, its in apart.items()]
+    if found:
+        _, apart_most, _, key = max(found)
         yield Statement.of(
-            "outlying_allocation",
-            name=name,
-            row=entry.point.key,
-            change=change,
-            others=len(its) - 1,
+            "outlying_allocations",
+            names=tuple(dict.fromkeys(name for _, _, name, _ in found)),
+            row=key,
+            change=exponential(apart_most) - 1,
+            others=len({row for _, _, _, row in found}) - 1,
         )
 
 

@@ -211,7 +211,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "environment_changed": lambda cause, *_: (
         f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
-        "different from the baseline, which alone makes it no cause",
+        "different from the baseline, which alone does not make it the cause",
     ),
     "lost_to_ideal": _lost_to_ideal,
     "other_metrics": _other_metrics,

@@ -1,12 +1,14 @@
 """The lines that stand first: the verdict, the first cause, what changed, both sides, what next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import cast
 
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import (
     CauseKind,
     Comparison,
+    EnvironmentChange,
     Finding,
     MetricSpec,
     Origin,
@@ -172,20 +174,27 @@ def _bound(reason: Statement) -> float | None:
 def _first_cause(rows: Sequence[Row]) -> str:
     """`computing +10 ms to +11 ms, in all 3 rows`: the heaviest cause that most rows share."""
     shared = _sharing(rows)
-    causes = [row.entry.causes[0] for row in shared]
-    if not causes or causes[0].kind == CauseKind.NOT_ESTABLISHED:
+    if not shared or not _is_established(shared[0]):
         return ""
+    causes = (row.entry.causes[0] for row in shared)
     return f"{headline(*causes)}; {subject_of(shared, rows)}"
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """The rows that share the most frequent first cause, of those that decide the verdict."""
+    """The rows that share the most frequent first cause, of those that decide the verdict.
+
+    One that is established goes before what is not.
+    """
     heaviest = weight(rows[0].entry.verdict)
     found = [r for r in rows if weight(r.entry.verdict) == heaviest and r.entry.causes]
     groups: dict[object, list[Row]] = {}
     for row in found:
         groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
-    return max(groups.values(), key=len, default=[])
+    return max(groups.values(), key=lambda its: (_is_established(its[0]), len(its)), default=[])
+
+
+def _is_established(row: Row) -> bool:
+    return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
@@ -205,9 +214,18 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
 
 
 def _changed(comparison: Comparison) -> str:
-    """What differs between the environments of the two sides."""
-    found = (note for note in comparison.notes if note.code == "environment_changed")
-    changes = [change for note in found for change in note.facts["changes"]]  # type: ignore[attr-defined] # facts are of any type
+    """What differs between the environments of the two sides, or changed with a lost level."""
+    found = [
+        _changes(note, "changes") for note in comparison.notes if note.code == "environment_changed"
+    ]
+    for entry in comparison.entries:
+        if entry.reason.code == "level_lost" and (changed := _changes(entry.reason, "changed")):
+            found.append(f"on {entry.since}: {changed}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def _changes(statement: Statement, name: str) -> str:
+    changes = cast("Iterable[EnvironmentChange]", statement.facts[name])
     return ", ".join(map(change_text, changes))
 
 

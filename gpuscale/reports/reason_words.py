@@ -4,7 +4,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpuscale.environment_diff import change_text
+from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import (
     EntryKey,
     EntryVerdict,
@@ -162,9 +162,9 @@ WORDS: Mapping[str, str] = {
         "the results come from an allocation that the baseline was recorded in ({name}); "
         "they cannot tell what changed since"
     ),
-    "outlying_allocation": (
-        "{name} is left out of the baseline's spread: {row:row}{others:and more} differed there by "
-        "{change:signed} from the other allocations"
+    "outlying_allocations": (
+        "left out of the baseline's spread: {names:listed}, where {row:row}{others:and more} "
+        "differed by up to {change:signed} from the other allocations"
     ),
     "differing_allocation": (
         "the results are of several allocations that differ: on {row:row} T of {name} is "
@@ -317,6 +317,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,
     "gpus": gpus_text,
+    "listed": listed,
     "row": lambda key: str(key.label),
     "rows": rows_text,
     "load": load_text,
