@@ -6,8 +6,9 @@ other adds up the parts of the efficiency budget: exposed communication takes as
 all-reduce, a (n - 1)/n + b (n - 1) seconds; skew, data and the rest keep their share of the ideal
 step. The first is too slow where communication levels off, the second too fast where it grows.
 
-The band has two parts: by how much the two laws differ, and the error of the same method where
-its end is known, fitted on the smaller numbers that were measured and laid beside the next one.
+The band has three parts: by how much the two laws differ; the error of the same method where its
+end is known, fitted on the smaller numbers that were measured and laid beside the next one; and
+the interval of the largest number that was measured.
 Nothing here is ever judged.
 """
 
@@ -22,7 +23,7 @@ from gpuscale.budget import efficiency_budgets
 from gpuscale.records import Configuration, Estimate, Run
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.scaling import ScalingPoint, scaling_points
-from gpuscale.statistics.estimates import Term, difference_of_levels, exponential
+from gpuscale.statistics.estimates import CONFIDENCE, Term, difference_of_levels, exponential
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
@@ -32,6 +33,7 @@ _USUAL_ERROR = 0.024
 puts 9 of 10 within 15%, where they were within 14%."""
 _USUAL_DF = 1
 _SINGULAR = 1e-9
+_ONE_SIDED = (1 + CONFIDENCE) / 2
 
 
 class LeftOut(NamedTuple):
@@ -136,10 +138,10 @@ def _curve(
     if len(set(gpus)) < len(gpus):
         raise _RefusedError("it was measured with several batches; project files of one each")
     if len(gpus) < FEWEST_NUMBERS or gpus[0] != 1:
-        measured = f"a step time on {', '.join(map(str, gpus))}" if gpus else "no step time at all"
+        known = f"measured on {', '.join(map(str, gpus))} only" if gpus else "no run gave a time"
         raise _RefusedError(
-            f"it has {measured}; a projection needs {FEWEST_NUMBERS} numbers of GPUs, 1 among "
-            "them: measure with --gpus 1,2,4"
+            f"{known}; a projection needs {FEWEST_NUMBERS} numbers of GPUs, 1 among them: measure "
+            "with --gpus 1,2,4"
         )
     if len({point.batch_per_gpu for point in points}) == 1:
         scaling: ScalingMode = "weak"
@@ -207,13 +209,16 @@ def _point(
     squares = math.fsum(error**2 for error in errors)
     error = (_USUAL_DF * _USUAL_ERROR**2 + squares) / df * _doublings(gpus, curve.logs) ** 2
     between = ((laws[0] - laws[1]) / 2) ** 2
+    noise = _half_width(points[-1].efficiency)
     levels = [Term(variance=error, df=df), Term(variance=between, df=math.inf)]
+    half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
     # No better than ideal, unless that was measured.
     least = min(0.0, *curve.logs.values())
     value = max(least, statistics.fmean(laws))
-    low, high = difference_of_levels(value, levels).interval() or (value, value)
     over_ideal = Estimate(
-        value=exponential(value), low=exponential(max(least, low)), high=exponential(high)
+        value=exponential(value),
+        low=exponential(max(least, value - half)),
+        high=exponential(value + half),
     )
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
@@ -228,6 +233,13 @@ def _point(
         speedup=efficiency.scaled(gpus),
         efficiency=efficiency,
     )
+
+
+def _half_width(estimate: Estimate | None) -> float:
+    """Half of the interval of the logarithm; 0 where a single run gave none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return 0.0
+    return math.log(estimate.high / estimate.low) / 2
 
 
 def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> float:

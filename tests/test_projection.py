@@ -10,6 +10,7 @@ from changing import replace
 from gpuscale.projection import NotProjected, Projection, projections
 from gpuscale.records import Run
 from gpuscale.records.configuration import ScalingMode
+from gpuscale.scaling import scaling_points
 
 WHOLE_BATCH = 4096
 NUMBERS = ((1, 2, 4), (1, 2, 4, 8), (1, 4, 8, 16), (1, 2, 4, 8, 16))
@@ -116,6 +117,17 @@ def test_a_band_is_the_wider_the_more_the_method_erred_and_the_further_ahead() -
     assert width(1.15, 16) < width(1.15, 32) < width(1.15, 64)
 
 
+def test_a_band_is_never_narrower_than_the_interval_of_the_largest_number() -> None:
+    noisy = {1: [0.1, 0.1], 2: [0.105, 0.105], 4: [0.1, 0.12]}
+    runs = [replace(run(n, t), index=i) for n, its in noisy.items() for i, t in enumerate(its, 1)]
+    measured = scaling_points(runs)[-1].efficiency
+    (point,) = projected(runs, 8).points
+    assert measured is not None
+    assert measured.low is not None
+    assert point.efficiency.low is not None
+    assert point.efficiency.low / point.efficiency.value < measured.low / measured.value
+
+
 def test_exposed_communication_and_skew_are_projected_apart_where_they_were_measured() -> None:
     own = phases(forward_s=0.06, backward_s=0.04)
 
@@ -162,9 +174,9 @@ def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_n
 @pytest.mark.parametrize(
     ("runs", "gpus", "reason"),
     [
-        (curve({1: 1.0, 2: 1.1}), 8, "a step time on 1, 2; a projection needs 3 numbers"),
+        (curve({1: 1.0, 2: 1.1}), 8, "measured on 1, 2 only; a projection needs 3 numbers"),
         (curve({2: 1.0, 4: 1.1, 8: 1.2}), 16, "1 among them: measure with --gpus 1,2,4"),
-        ([run(1, None)], 8, "no step time at all"),
+        ([run(1, None)], 8, "no run gave a time"),
         (curve({1: 1.0, 2: 1.1, 4: 1.2}), 4, "ask for other numbers of GPUs"),
         (curve({1: 1.0, 2: 1.1, 4: 1.2}, "strong"), 48, "cannot be divided among 48 GPUs"),
         (
