@@ -8,8 +8,7 @@ step. The first is too slow where communication levels off, the second too fast 
 
 The band has three parts: by how much the two laws differ; the error of the same method where its
 end is known, fitted on the smaller numbers that were measured and laid beside the next one; and
-the interval of the largest number that was measured.
-Nothing here is ever judged.
+the interval of the largest number that was measured. Nothing here is ever judged.
 """
 
 import math
@@ -96,6 +95,8 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
     found: list[Projection | NotProjected] = []
     for configuration, points in curves.items():
         try:
+            if configuration.ranks_per_gpu is not None:
+                raise _RefusedError("its ranks share a GPU; measure with a GPU for each")
             curve = _curve(points, communication)
             found.append(_projection(configuration, curve, points, gpus))
         except _RefusedError as refused:
@@ -136,7 +137,9 @@ def _curve(
 ) -> _Curve:
     gpus = [point.key.gpus for point in points]
     if len(set(gpus)) < len(gpus):
-        raise _RefusedError("it was measured with several batches; project files of one each")
+        raise _RefusedError(
+            "it was measured with several batches or sample shapes; project files of one each"
+        )
     if len(gpus) < FEWEST_NUMBERS or gpus[0] != 1:
         known = f"measured on {', '.join(map(str, gpus))} only" if gpus else "no run gave a time"
         raise _RefusedError(
@@ -203,35 +206,39 @@ def _point(
 ) -> ProjectedPoint:
     one, last = points[0], points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
-    laws = _laws(curve, gpus)
-    errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
-    df = _USUAL_DF + len(errors)
-    squares = math.fsum(error**2 for error in errors)
-    error = (_USUAL_DF * _USUAL_ERROR**2 + squares) / df * _doublings(gpus, curve.logs) ** 2
-    between = ((laws[0] - laws[1]) / 2) ** 2
-    noise = _half_width(points[-1].efficiency)
-    levels = [Term(variance=error, df=df), Term(variance=between, df=math.inf)]
-    half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
-    # No better than ideal, unless that was measured.
-    least = min(0.0, *curve.logs.values())
-    value = max(least, statistics.fmean(laws))
-    over_ideal = Estimate(
-        value=exponential(value),
-        low=exponential(max(least, value - half)),
-        high=exponential(value + half),
-    )
+    over_ideal = _band(curve, left_out, _half_width(last.efficiency), gpus)
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
     efficiency = over_ideal.inverse(1)
-    several = last.nodes is not None and last.nodes > 1
+    across = last.nodes is not None and last.nodes > 1
     return ProjectedPoint(
         gpus=gpus,
-        nodes=-(-gpus * last.nodes // last.key.gpus) if several and last.nodes else None,
+        nodes=math.ceil(gpus * last.nodes / last.key.gpus) if across and last.nodes else None,
         batch_per_gpu=batch,
         step_time_s=step_time_s,
         samples_per_s=step_time_s.inverse(gpus * batch),
         speedup=efficiency.scaled(gpus),
         efficiency=efficiency,
+    )
+
+
+def _band(curve: _Curve, left_out: Sequence[LeftOut], noise: float, gpus: int) -> Estimate:
+    """The step time over the ideal one, no better than ideal unless that was measured."""
+    laws = _laws(curve, gpus)
+    errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
+    df = _USUAL_DF + len(errors)
+    a_doubling = (_USUAL_DF * _USUAL_ERROR**2 + math.fsum(e**2 for e in errors)) / df
+    levels = (
+        Term(variance=a_doubling * _doublings(gpus, curve.logs) ** 2, df=df),
+        Term(variance=((laws[0] - laws[1]) / 2) ** 2, df=math.inf),
+    )
+    half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
+    least = min(0.0, *curve.logs.values())
+    value = max(least, statistics.fmean(laws))
+    return Estimate(
+        value=exponential(value),
+        low=exponential(max(least, value - half)),
+        high=exponential(value + half),
     )
 
 

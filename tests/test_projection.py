@@ -185,6 +185,11 @@ def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_n
             "the same neither per GPU nor over all",
         ),
         ([*curve({1: 1.0, 2: 1.1, 4: 1.2}), run(4, 0.1, batch_per_gpu=64)], 8, "several batches"),
+        (
+            [run(n, 0.1, configuration=replace(CNN, ranks_per_gpu=2)) for n in (1, 2, 4)],
+            8,
+            "its ranks share a GPU",
+        ),
     ],
 )
 def test_what_cannot_be_projected_says_what_would_help(

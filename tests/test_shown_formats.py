@@ -170,9 +170,9 @@ def test_a_comparison_is_a_line_for_each_row() -> None:
     assert missing["change"] == ""
     memory = peak_memory(Verdict.REGRESSED)
     (line,) = lines_of(comparison_csv.render(view(comparison(entry(Verdict.OK, metrics=[memory])))))
-    assert line["peak_memory_bytes_verdict"] == "regressed"
-    assert float(line["peak_memory_bytes_current"]) == memory.current.value
-    assert line["energy_per_sample_j_verdict"] == ""
+    assert line["verdict_of_peak_memory_bytes"] == "regressed"
+    assert float(line["current_peak_memory_bytes"]) == memory.current.value
+    assert line["verdict_of_energy_per_sample_j"] == ""
 
 
 # LaTeX
