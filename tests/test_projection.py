@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from builders import BATCH, CNN, phased_run, phases, run
@@ -11,6 +12,7 @@ from gpuscale.projection import NotProjected, Projection, projections
 from gpuscale.records import Run
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.scaling import scaling_points
+from gpuscale.store import read_baseline
 
 WHOLE_BATCH = 4096
 NUMBERS = ((1, 2, 4), (1, 2, 4, 8), (1, 4, 8, 16), (1, 2, 4, 8, 16))
@@ -196,3 +198,14 @@ def test_what_cannot_be_projected_says_what_would_help(
     runs: Sequence[Run], gpus: int, reason: str
 ) -> None:
     assert reason in refusal(runs, gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "errors"),
+    [("cte-power", [0.05]), ("juwels-booster", [-0.08, 0.01, 0.05, -0.19])],
+)
+def test_published_curves_err_as_the_page_says(name: str, errors: list[float]) -> None:
+    published = read_baseline(Path(__file__).parent.parent / "baselines" / f"{name}.json").published
+    times_s = {figure.gpus: figure.mean_time_s or 0.0 for figure in published}
+    found = projected(curve({n: t * n / times_s[1] for n, t in times_s.items()}), 256)
+    assert [each.error for each in found.left_out] == pytest.approx(errors, abs=0.006)

@@ -19,6 +19,7 @@ from gpuscale.records import (
     Comparison,
     Configuration,
     EntryKey,
+    Estimate,
     PublishedFigure,
     Results,
     Run,
@@ -27,7 +28,7 @@ from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.scaling_rows import gpu_hours
+from gpuscale.reports.scaling_rows import gpu_hours, published_step_time_s
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.step_time import budget_lines, phase_lines
 from gpuscale.scaling import (
@@ -154,6 +155,10 @@ def _hours_header(steps: int | None) -> list[str]:
     return [] if steps is None else ["GPU-hours"]
 
 
+def _hours_text(step_time_s: Estimate | None, gpus: int, steps: int | None) -> str:
+    return phrases.with_spread(gpu_hours(step_time_s, gpus, steps), significant)
+
+
 def _cells(point: ScalingPoint) -> dict[str, str]:
     """The numbers of a point as tables show them, by the headers of their columns."""
     used, peak = point.gpu_utilization, point.peak_memory_bytes
@@ -259,14 +264,14 @@ def baseline_text(
 ) -> str:
     """The baseline as text, without a line break at its end; after its last day it says so.
 
-    With a number of `steps` measured entries have the GPU-hours that they take. Lines keep to so
-    many columns; None is where there is room for any line.
+    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns;
+    None is where there is room for any line.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
     blocks = (
         _origin_of_baseline(baseline),
-        [_published_table(baseline.published, columns)] if baseline.published else (),
+        [_published_table(baseline.published, columns, steps)] if baseline.published else (),
         *(_measured_blocks(measured, columns, steps) if measured else ()),
         () if baseline.published or measured else ["no entry"],
         chain.from_iterable(map(_history_lines, baseline.history)),
@@ -315,16 +320,20 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(published: Sequence[PublishedFigure], columns: int | None) -> str:
+def _published_table(
+    published: Sequence[PublishedFigure], columns: int | None, steps: int | None
+) -> str:
     figures = {figure.key: figure for figure in published}
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *_PAIR_HEADERS]
+    headers += _hours_header(steps)
     rows = [
         [
             f"{figure.case}/{figure.strategy}",
             *map(str, (figure.gpus, figure.nodes, figure.batch_per_gpu, figure.runs)),
             *_published_text(figure),
             *_published_pair(figure, figures),
-        ]
+            _hours_text(published_step_time_s(figure), figure.gpus, steps),
+        ][: len(headers)]
         for figure in published
     ]
     return table(headers, rows, columns, first=("published", "of"), left=headers)
