@@ -95,8 +95,10 @@ def _caption(shown: Shown) -> str:
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
     else:
         where = hardware_label(content.cluster, content.hardware)
+        if content.source is not None:
+            where += f"; published figures from {content.source.title}"
     warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
-    hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps} steps."
+    hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps:,} steps."
     projected = " Projected rows were not measured; theirs are bands." if shown.projections else ""
     return (
         f"{warning}Scaling on {where}. Batch is over all GPUs; intervals are 95% over runs."
