@@ -45,6 +45,7 @@ LAYERS = {
     "largest_batch": 4,
     "page": 5,
     "plugin": 5,
+    "exports": 5,
     "cli": 6,
 }
 # The ranks stand beside the layers: they see what is below 3, and nothing sees them.
@@ -54,6 +55,7 @@ COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
     "reports": {"tabulate"},
+    "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
     "plugin": {"pytest"},
