@@ -19,8 +19,8 @@ from gpuscale.reports.phrases import gpus_text, set_apart
 from gpuscale.store import write_report
 
 Event = dict[str, object]
-_PROCESSES = 1_000_000
-"""Hosts are numbered from here: a thread with its process' number is taken for the first one."""
+_FIRST_THREAD = 1000
+"""Rank 0; hosts count from 1: a thread with its process' number is taken for the main one."""
 
 
 class _Mark(NamedTuple):
@@ -112,16 +112,16 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
     """The marks as events, in whole microseconds from the first one on, after all names."""
-    hosts = {host: _PROCESSES + i for i, host in enumerate(dict.fromkeys(m.host for m in marks))}
+    hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
     for host, process in hosts.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}
     for host, rank in dict.fromkeys((m.host, m.rank) for m in marks if m.kind != "C"):
-        place = {"pid": hosts[host], "tid": rank + 1}
+        place = {"pid": hosts[host], "tid": _FIRST_THREAD + rank}
         yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}}
     origin_s = min(mark.begin_s for mark in marks)
     for mark in marks:
         begin, end = (round((time_s - origin_s) * 1e6) for time_s in (mark.begin_s, mark.end_s))
-        place = {"pid": hosts[mark.host], "tid": mark.rank + 1}
+        place = {"pid": hosts[mark.host], "tid": _FIRST_THREAD + mark.rank}
         event = {"ph": mark.kind, "name": mark.name, "ts": begin, **place, "args": mark.facts}
         if mark.kind == "i":
             yield {**event, "s": "t"}
