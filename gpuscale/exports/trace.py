@@ -17,6 +17,7 @@ from gpuscale.records import Results, Run, Window
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports.phrases import gpus_text, set_apart
 from gpuscale.store import write_report
+from gpuscale.telemetry.fields import NUMBERS
 
 Event = dict[str, object]
 _FIRST_THREAD = 1000
@@ -107,7 +108,9 @@ def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark
         for window, its in zip(run.windows, summary.windows, strict=False):
             at_s = window.started_at_s
             for counter, value in its.values.items():
-                yield _Mark("C", f"{counter}, {place}", where, 0, at_s, at_s, {counter: value})
+                field = NUMBERS[counter]
+                shown = {field.quantity.unit or field.label: value}
+                yield _Mark("C", f"{field.label}, {place}", where, 0, at_s, at_s, shown)
 
 
 def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
