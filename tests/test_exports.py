@@ -18,6 +18,7 @@ from gpuscale.scaling import scaling_points
 
 KILLED = Failure(kind="killed", message="rank 1 on node2 was killed by SIGKILL", rank=1)
 TONIGHT = Night(job="4711", failures={(4, 3): KILLED}, gpus=(1, 2, 4, 8))
+NO_EXTRA = "needs the extra: pip install 'gpuscale[tensorboard]'"
 IN_A_WINDOW = {"utilization_mean": 0.9, "power_mean_w": 250.0, "memory_used_peak_bytes": 2**30}
 
 
@@ -49,6 +50,17 @@ def test_a_forgotten_target_never_costs_results(
         assert main(["export", name, "night.jsonl"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     assert (folder / "night.jsonl").read_bytes() == before
+
+
+def test_faults_on_purpose_are_named_wherever_their_results_go(folder: Path) -> None:
+    pytest.importorskip("tensorboard", reason=NO_EXTRA)
+    night = Night(job="4711", gpus=(1,), runs=1, injections=("data=5ms",))
+    write_night(folder / "night.jsonl", night)
+    assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 0
+    assert main(["export", "trace", "night.json", "night.jsonl"]) == 0
+    (begun,) = (folder / "logs").iterdir()
+    assert begun.name.endswith("-4711-INJECTED-data=5ms")
+    assert "INJECTED data=5ms" in (folder / "night.json").read_text()
 
 
 # Otava
@@ -84,9 +96,8 @@ def test_every_night_of_every_row_is_in_a_table_without_gaps(
 
 
 def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folder: Path) -> None:
-    reason = "needs the extra: pip install 'gpuscale[tensorboard]'"
     reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason=reason
+        "tensorboard.backend.event_processing.event_accumulator", reason=NO_EXTRA
     )
     (folder / "night.jsonl").write_text(results_text(tonight()))
     assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 0

@@ -44,9 +44,10 @@ def write(target: Path, results: Sequence[Results]) -> str:
 
 
 def _measured(result: Results) -> str:
-    """`2026-11-21T021000-4711`: when, and in which job."""
-    at = datetime.fromisoformat(result.created_at)
-    return _as_name(f"{at:%Y-%m-%dT%H%M%S}-{result.environment.job_id or result.environment.host}")
+    """`2026-11-21T021000-4711`: when, and in which job; with a warning of faults on purpose."""
+    at, where = datetime.fromisoformat(result.created_at), result.environment
+    name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
+    return _as_name("-".join((name, *(f"INJECTED-{each}" for each in result.injections))))
 
 
 def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:

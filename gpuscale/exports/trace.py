@@ -15,7 +15,7 @@ import msgspec
 from gpuscale.errors import UsageError
 from gpuscale.records import Results, Run, Window
 from gpuscale.records.environment import gpu_places
-from gpuscale.reports.phrases import gpus_text, set_apart
+from gpuscale.reports.phrases import gpus_text, injection_warning, set_apart
 from gpuscale.store import write_report
 from gpuscale.telemetry.fields import NUMBERS
 
@@ -50,9 +50,11 @@ def write(target: Path, results: Sequence[Results]) -> str:
 def _marks(result: Results) -> Iterator[_Mark]:
     labels = set_apart([run.configuration for run in result.runs])
     places = gpu_places([result.environment])
+    warning = f"{injection_warning(result.injections)}, " if result.injections else ""
     for run in result.runs:
         if run.started_at_s is not None:
-            name = f"{labels[run.configuration]} on {gpus_text(run.gpus)}, run {run.index}"
+            row = f"{labels[run.configuration]} on {gpus_text(run.gpus)}"
+            name = f"{warning}{row}, run {run.index}"
             host = result.environment.host or "unknown host"
             yield from _of_run(run, name, host, run.started_at_s)
             yield from _telemetry(run, host, places)
