@@ -49,6 +49,7 @@ LAYERS = {
     "largest_batch": 4,
     "page": 5,
     "plugin": 5,
+    "exports": 5,
     "cli": 6,
 }
 # The ranks stand beside the layers: they see what is below 3, and nothing sees them.
@@ -59,6 +60,7 @@ THIRD_PARTY = {
     "launch": {"torch"},
     "figures": {"matplotlib"},
     "reports": {"tabulate"},
+    "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
     "plugin": {"pytest"},
