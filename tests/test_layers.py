@@ -30,6 +30,7 @@ LAYERS = {
     "log_formats": 2,
     "injections": 2,
     "device_paces": 2,
+    "night_order": 2,
     "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
