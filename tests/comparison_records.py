@@ -15,8 +15,9 @@ from gpuscale.records import (
     Finding,
     MetricSpec,
     MetricVerdict,
+    Origin,
     QuantityName,
-    SpeedupPair,
+    RowSide,
     Statement,
     Verdict,
 )
@@ -62,6 +63,17 @@ REASONS = {
     Verdict.INCOMPARABLE: Statement.of("other_machine", now="cpu", before="cuda"),
     Verdict.MISSING: Statement.of("not_measured"),
 }
+NIGHT = Origin(
+    files=("night.jsonl",),
+    hosts=("node1",),
+    jobs=("4739",),
+    began_at="2026-11-21T02:00:00+00:00",
+    last_at="2026-11-21T02:00:00+00:00",
+    fewest_runs=3,
+    most_runs=6,
+    torch=("2.15.0",),
+    driver=("595.12",),
+)
 _CHANGES = {
     Verdict.OK: Estimate(value=-0.01, low=-0.026, high=0.006),
     Verdict.CONSISTENT: Estimate(value=-0.01, low=-0.05, high=0.03),
@@ -115,12 +127,12 @@ def noted(text: str) -> Statement:
     return Statement.of("same_allocation", name=text)
 
 
-def pair(efficiency: float | None, gpus: int) -> SpeedupPair:
+def pair(efficiency: float | None, gpus: int) -> RowSide:
     """Speedup and efficiency with an interval of ±0.01."""
     if efficiency is None:
-        return SpeedupPair(speedup=None, efficiency=None)
+        return RowSide(speedup=None, efficiency=None)
     known = Estimate(value=efficiency, low=efficiency - 0.01, high=efficiency + 0.01)
-    return SpeedupPair(speedup=known.scaled(gpus), efficiency=known)
+    return RowSide(speedup=known.scaled(gpus), efficiency=known)
 
 
 def peak_memory(verdict: Verdict) -> MetricVerdict:
@@ -139,11 +151,14 @@ def comparison(
 ) -> Comparison:
     """A comparison of these rows."""
     return Comparison(
+        cluster="ARC4",
         baseline_name=name,
         baseline_machine="ARC4, 4× V100 per node",
         current_machine="4× Tesla V100-SXM2-16GB",
         entries=entries,
         notes=tuple(notes),
+        before=replace(NIGHT, began_at="2026-11-01T02:00:00+00:00", jobs=("4711",)),
+        after=NIGHT,
     )
 
 

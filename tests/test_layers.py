@@ -22,11 +22,13 @@ LAYERS = {
     "statistics": 2,
     "scaling": 2,
     "budget": 2,
+    "projection": 2,
     "environment_diff": 2,
     "cases": 2,
     "command_case": 2,
     "log_formats": 2,
     "injections": 2,
+    "device_paces": 2,
     "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
@@ -41,6 +43,7 @@ LAYERS = {
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,
+    "page": 5,
     "plugin": 5,
     "cli": 6,
 }
@@ -52,6 +55,7 @@ THIRD_PARTY = {
     "launch": {"torch"},
     "reports": {"tabulate"},
     "telemetry": {"pynvml"},
+    "page": {"jinja2"},
     "plugin": {"pytest"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
@@ -107,7 +111,9 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
             stands_on = {
                 "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
-                "history": {"scaling", "statistics", "environment_diff"},
+                "projection": {"budget", "scaling", "statistics"},
+                "history": {"scaling", "statistics", "environment_diff", "device_paces"},
+                "device_paces": {"scaling"},
                 "run_defaults": {"cases", "command_case"},
                 "command_case": {"cases", "log_formats"},
             }

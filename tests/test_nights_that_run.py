@@ -11,6 +11,7 @@ import pytest
 from changing import replace
 from ci_checkout import (
     JOB,
+    REPOSITORY,
     Night,
     job_environment,
     make_checkout,
@@ -19,10 +20,12 @@ from ci_checkout import (
     write_program,
     write_results,
 )
+from commands import is_living
 from measuring import run_pytest, write_case
 
 from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night.attempt import read_items
+from gpuscale.night.on_verdict import run_on_verdict
 from gpuscale.records import Failure, Run
 
 STEADY = """
@@ -114,6 +117,9 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert "--resume" in second
     assert "night: ok\n" in record_of(night)
     assert "attempts: 2, see attempt-1\n" in record_of(night)
+    assert "no regression" in (night.directory / "report.html").read_text()
+    index = (night.directory.parent / "index.html").read_text()
+    assert f'href="{night.directory.name}/report.html"' in index
     evidence = json.loads((night.directory / "attempt-1/evidence.json").read_text())
     assert evidence["hosts"] == ["node1"]
     assert evidence["gpu_uuids_used"] == ["GPU-0", "GPU-1"]
@@ -121,6 +127,20 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert (night.directory / "attempt-1/pytest.log").read_text() == "measuring\n"
     kept = (night.directory / "attempt-1/results.jsonl").read_text()
     assert kept == (checkout / "measured.1").read_text()
+
+
+def test_a_night_without_what_pages_are_made_with_says_so_and_is_as_good(
+    checkout: Path,
+) -> None:
+    (checkout / "broken").mkdir()
+    (checkout / "broken/jinja2.py").write_text("raise ImportError\n")
+    path = f"{checkout / 'broken'}:{REPOSITORY}"
+    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"), PYTHONPATH=path)
+    assert night.exit_code == 0, night.output
+    assert "pip install 'gpuscale[plots]'" in night.output
+    assert "the night has no report.html" in night.output
+    assert not (night.directory / "report.html").exists()
+    assert "night: ok\n" in record_of(night)
 
 
 def test_infrastructure_that_fails_twice_is_no_regression_and_not_tried_a_third_time(
@@ -160,7 +180,7 @@ def test_a_job_that_is_submitted_again_leaves_the_verdict_to_the_next(checkout: 
     second = night_in(checkout, GPUSCALE_RETRY_OF=str(first.directory), **slurm)
     assert second.exit_code == 0, second.output
     assert "attempts: 2, see attempt-1\n" in record_of(second)
-    assert len(list(first.directory.parent.iterdir())) == 1
+    assert len(list(first.directory.parent.glob("*_*"))) == 1
 
 
 def in_a_slurm_job(checkout: Path) -> dict[str, str]:
@@ -206,6 +226,30 @@ def test_a_regression_before_a_node_failed_stands_where_the_next_attempt_in_plac
     night = night_in(checkout, **slurm)
     assert night.exit_code == 1, night.output
     assert "night: regressed, by what the first attempt measured" in record_of(night)
+
+
+@pytest.mark.parametrize(("ending", "recorded"), [("", "told"), ("; exit 3", "ended with 3")])
+def test_a_night_tells_a_sites_own_command_its_verdict_and_keeps_its_exit_code(
+    checkout: Path, ending: str, recorded: str
+) -> None:
+    results_of(checkout, "measured.1", 0.2)
+    (checkout / "measured.1.exit").write_text("0")
+    command = f'cat >"$CALLS/said"; ls "$GPUSCALE_NIGHT_FOLDER" >"$CALLS/kept"{ending}'
+    night = night_in(checkout, GPUSCALE_ON_VERDICT=command)
+    assert night.exit_code == 1, night.output
+    (said, kept) = ("\n".join(night.calls(name)) for name in ("said", "kept"))
+    assert json.loads(said) == json.loads((night.directory / "comparison.json").read_text())
+    assert json.loads(said)["exit_code"] == 1
+    assert {"night.txt", "comparison.prom", "results.jsonl"} <= set(kept.split())
+    assert record_of(night).endswith(f"on verdict: {recorded}\n")
+    assert ("GPUSCALE_ON_VERDICT: the command ended with 3" in night.output) == bool(ending)
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    command = f"sleep 600 & echo $! >{tmp_path}/child; wait"
+    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", patience_s=0.5)
+    assert problem == "did not end within 0.5 s and was killed"
+    assert not is_living(int((tmp_path / "child").read_text()))
 
 
 def test_a_night_without_a_baseline_is_measured_and_is_no_pass(checkout: Path) -> None:

@@ -33,7 +33,6 @@ from gpuscale.reports.cause_words import (
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, wrapped
-from gpuscale.reports.view import explanations
 
 
 def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
@@ -47,13 +46,26 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
     missing = [entry(Verdict.MISSING, gpus=gpus) for gpus in (1, 2, 4)]
 
     def subjects(*rows: EntryVerdict) -> list[str]:
-        return [found.subject for found in explanations(view(comparison(*rows)).ranked)]
+        return [found.subject for found in view(comparison(*rows)).explanations]
 
     assert subjects(*missing, entry(Verdict.OK, gpus=8)) == ["mnist_cnn/ddp on 1, 2 and 4 GPUs"]
-    assert subjects(*missing) == ["all rows"]
+    assert subjects(*missing) == ["all 3 rows"]
     many = [entry(Verdict.MISSING, case=f"case_{number}") for number in range(9)]
     (subject,) = subjects(*many, entry(Verdict.OK))
     assert subject.endswith("case_2/ddp on 4 GPUs and 6 more rows")
+
+
+def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> None:
+    slower = replace(ALL_REDUCE, lost_s=0.016, after_s=0.019)
+    lost = [
+        entry(Verdict.REGRESSED, gpus=2, causes=[ALL_REDUCE]),
+        entry(Verdict.REGRESSED, gpus=4, causes=[slower]),
+        entry(Verdict.REGRESSED, gpus=8, causes=[replace(ALL_REDUCE, kind=CauseKind.NVLINK)]),
+    ]
+    shown = view(comparison(*lost))
+    assert [len(found.rows) for found in shown.explanations] == [2, 1]
+    assert shown.explanations[0].causes[0].line == whole_line(slower)
+    assert dict(shown.headline)["first"].startswith("exposed communication +14 ms to +16 ms")
 
 
 def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:
@@ -66,14 +78,15 @@ def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it()
             (8, [replace(ALL_REDUCE, remedy=None)]),
         )
     ]
-    rows = view(comparison(*lost)).ranked
-    assert [step for row in rows for step in row.next_steps if step] == [
+    shown = view(comparison(*lost))
+    steps = [cause.next_step for found in shown.explanations for cause in found.causes]
+    assert [step for step in steps if step] == [
         next_step(ALL_REDUCE),
         "as above",
         next_step(other),
         "as for mnist_cnn/ddp on 2 GPUs",
     ]
-    in_full = [line for line in rows[0].details() if "next: " in line]
+    in_full = [line for line in shown.ranked[0].details() if "next: " in line]
     assert in_full == [f"     next: {next_step(ALL_REDUCE)}"] * 2
 
 

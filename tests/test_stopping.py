@@ -19,8 +19,8 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     Estimate,
+    RowSide,
     Run,
-    SpeedupPair,
     Statement,
     Verdict,
 )
@@ -190,12 +190,16 @@ def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
 
 
 def comparison_of(verdict: Verdict) -> Comparison:
-    unknown = SpeedupPair(speedup=None, efficiency=None)
+    unknown = RowSide(speedup=None, efficiency=None)
     key = EntryKey("tiny", "ddp", 1)
     reason = Statement.of("not_measured")
     entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)
     return Comparison(
-        baseline_name="b", baseline_machine="here", current_machine="here", entries=(entry,)
+        cluster="here",
+        baseline_name="b",
+        baseline_machine="here",
+        current_machine="here",
+        entries=(entry,),
     )
 
 

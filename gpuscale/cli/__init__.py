@@ -21,6 +21,7 @@ _COMMANDS = (
     ("run", "measure a training script as it is"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
+    ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("history", "show when rows changed over the nights, and what else changed then"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gpuscale.cli.inputs import (
     add_selection,
     gpu_counts,
+    is_same,
     newest_input,
     read_all_results,
     read_nights,
@@ -25,7 +26,9 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history import history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
+from gpuscale.records import Comparison
 from gpuscale.reports import FORMATS
+from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
@@ -85,10 +88,13 @@ def _compare(arguments: argparse.Namespace) -> int:
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
     paths = files or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [before, *paths])
-    if any(_is_same(before, path) for path in paths):
+    if any(is_same(before, path) for path in paths):
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
     results = read_all_results(paths)
     nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
+    if nights and nights.later:
+        later = counted(nights.later, "night")
+        sys.stderr.write(f"gpuscale: --history: left out: {later} that began after these results\n")
     baseline = (
         baseline_of_results(nights.last, name=str(before))
         if nights
@@ -100,8 +106,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     if nights:
         comparison = with_levels(comparison, history_of([*nights.all, *results]))
     comparison = with_validity(comparison, baseline, results, today=date.today())
+    comparison = with_files(comparison, before, paths)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
+
+
+def with_files(comparison: Comparison, before: Path, after: Sequence[Path]) -> Comparison:
+    """The comparison, whose sides name the files that they were read from."""
+    return replace(
+        comparison,
+        before=replace(comparison.before, files=(visible(str(before)),)),
+        after=replace(comparison.after, files=tuple(visible(str(path)) for path in after)),
+    )
 
 
 def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
@@ -116,7 +132,7 @@ def outputs_of(options: Sequence[str] | None) -> tuple[Output, ...]:
         )
     paths = [output.path for output in outputs if output.path is not None]
     for number, path in enumerate(paths):
-        if any(_is_same(path, other) for other in paths[:number]):
+        if any(is_same(path, other) for other in paths[:number]):
             shown = visible(str(path))
             raise UsageError(f"--format: two outputs for {shown}; give each its own file")
     return (*([] if printed else [Output(format="text", path=None)]), *outputs)
@@ -134,19 +150,11 @@ def _output(option: str) -> Output:
 def spare_inputs(outputs: Iterable[Output], inputs: Sequence[Path]) -> None:
     """Refuses an output that would take the place of an input."""
     for path in (output.path for output in outputs if output.path is not None):
-        if any(_is_same(path, other) for other in inputs):
+        if any(is_same(path, other) for other in inputs):
             raise UsageError(
                 f"--format: {visible(str(path))} is an input of this comparison and is not "
                 "overwritten; choose another file"
             )
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return path.samefile(other)
-    except (OSError, ValueError):
-        # At least one is not there yet.
-        return path.absolute() == other.absolute()
 
 
 def _write(outputs: Iterable[Output], view: View) -> None:

@@ -91,6 +91,15 @@ def newest_input(folder: Path) -> Path:
     return path
 
 
+def is_same(path: Path, other: Path) -> bool:
+    """True where two paths lead to one file, there or not yet."""
+    try:
+        return path.samefile(other)
+    except (OSError, ValueError):
+        # At least one is not there yet.
+        return path.absolute() == other.absolute()
+
+
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add which rows a command takes."""
     text = f"{verb} only these numbers of GPUs (default: all)"
@@ -99,14 +108,14 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 
 
-def gpu_counts(text: str) -> frozenset[int]:
-    """The numbers that `--gpus 1,2,4` names."""
+def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:
+    """The numbers that `--gpus 1,2,4`, or another option, names."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:
         counts = frozenset()
     if not counts or min(counts) < 1:
-        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
+        raise UsageError(f"{option}: '{text}' is not a list of numbers above 0, such as 1,2,4")
     return counts
 
 

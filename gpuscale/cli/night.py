@@ -5,8 +5,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 from gpuscale import cli
-from gpuscale.errors import ExitCode, UsageError
+from gpuscale.errors import ExitCode, GpuscaleError, UsageError
 from gpuscale.night import Night, print_on
+from gpuscale.page.nights_index import write_index
 
 _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 
@@ -40,7 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
         raise UsageError(f"use: {_USAGE}")
-    return Night(arguments.job, measure, compare, _command).run(arguments.name)
+    night = Night(arguments.job, measure, compare, _command)
+    code = night.run(arguments.name)
+    try:
+        write_index(night.folder.parent)
+    except (GpuscaleError, OSError) as problem:
+        print_on(f"gpuscale night: the nights have no index: {problem}\n")
+    return code
 
 
 def _command(*arguments: str) -> tuple[int, str]:

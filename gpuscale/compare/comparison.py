@@ -8,6 +8,7 @@ from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.matching import Side, match, side_of_baseline, side_of_results
 from gpuscale.compare.measured import judge_measured
 from gpuscale.compare.notes import beside_the_others, notes_of
+from gpuscale.compare.origins import origin_of_baseline, origin_of_results
 from gpuscale.compare.published import judge_published
 from gpuscale.errors import UsageError
 from gpuscale.records import (
@@ -120,11 +121,14 @@ def comparison_of(
     machines = dict.fromkeys(result.environment.hardware_label for result in results)
     rows = [judgement.row for judgement in assessment.judgements]
     return Comparison(
+        cluster=baseline.cluster,
         baseline_name=baseline.name,
         baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
         current_machine="; ".join(machines) or "no results",
         entries=tuple(entries),
         notes=notes_of(baseline, rows, entries, assessment.after),
+        before=origin_of_baseline(baseline, [row.before for row in rows if row.before]),
+        after=origin_of_results(results, [row.after for row in rows if row.after]),
     )
 
 

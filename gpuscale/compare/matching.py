@@ -12,8 +12,8 @@ from gpuscale.records import (
     FieldChange,
     PublishedFigure,
     Results,
+    RowSide,
     Run,
-    SpeedupPair,
     Statement,
     Verdict,
     differences,
@@ -141,15 +141,18 @@ class Row:
     def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """The row with this verdict, and with what either side has of it, judged or not."""
         shown = self.after or self.before
-        before = _pair(self.before)
+        before = _side_of(self.before)
         if self.before is None and self.published_speedup is not None:
             known = Estimate(value=self.published_speedup)
-            before = SpeedupPair(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
+            before = RowSide(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
+        figure = self.figure
+        if self.before is None and figure is not None and figure.samples_per_s is not None:
+            before = replace(before, samples_per_s=Estimate(value=figure.samples_per_s))
         return EntryVerdict(
             key=self.key,
             verdict=verdict,
             baseline=before,
-            current=_pair(self.after),
+            current=_side_of(self.after),
             reason=reason,
             configuration=None if shown is None else shown.point.configuration,
         )
@@ -159,10 +162,16 @@ class Row:
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
 
-def _pair(entry: Entry | None) -> SpeedupPair:
+def _side_of(entry: Entry | None) -> RowSide:
     if entry is None:
-        return SpeedupPair(speedup=None, efficiency=None)
-    return SpeedupPair(speedup=entry.point.speedup, efficiency=entry.point.efficiency)
+        return RowSide(speedup=None, efficiency=None)
+    point = entry.point
+    return RowSide(
+        speedup=point.speedup,
+        efficiency=point.efficiency,
+        step_time_s=point.step_time_s,
+        samples_per_s=point.samples_per_s,
+    )
 
 
 def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey]) -> list[Row]:

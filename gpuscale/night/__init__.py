@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
@@ -28,6 +29,7 @@ from gpuscale.night.attempt import (
     read_machine_faults,
     suspects,
 )
+from gpuscale.night.on_verdict import ON_VERDICT, run_on_verdict
 from gpuscale.printable import clean, visible
 from gpuscale.store import read_results
 
@@ -43,7 +45,7 @@ FIRST_ATTEMPT, RECORD = "attempt-1", "night.txt"
 _RESULTS = "results.jsonl"
 _LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.json")
 _EXIT = "exit"
-_FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
+_FORMATS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
 _PATIENCE_S = 2.0
@@ -68,10 +70,12 @@ class Night:
         self._nodes = nodes or ()
         self._retry_of = os.environ.get(RETRY_OF)
         self._first_regressed = False
+        self.folder = Path()
+        """Where the night is kept, once it runs."""
 
     def run(self, name: str) -> NightExit:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
-        self._folder = self._open(name)
+        self.folder = self._open(name)
         attempt = self._try("--results")
         if attempt.faults and self._retry_of is None:
             first_exit = self._keep_first(attempt)
@@ -81,11 +85,14 @@ class Night:
             if job is not None:
                 return self._hand_over(attempt, job, first_exit)
             attempt = self._try_here(attempt, bad)
-        compare_exit = self._judge(self._folder)
+        compare_exit = self._judge(self.folder)
         code = night_exit(attempt, compare_exit, first_regressed=self._first_regressed)
         meaning = night_meaning(code, attempt, compare_exit, has_baseline=bool(self._compare))
         self._record(attempt, code, meaning, compare_exit)
-        _say(f"{meaning} (exit {int(code)}); kept in {self._folder}")
+        self._report()
+        _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
+        if command := os.environ.get(ON_VERDICT):
+            self._tell(command, code, meaning)
         return code
 
     def _open(self, name: str) -> Path:
@@ -109,7 +116,7 @@ class Night:
         return folder
 
     def _try(self, option: str, *, without: Sequence[str] = ()) -> Attempt:
-        results, log, items, fault = (self._folder / name for name in _LEFT_BY_PYTEST)
+        results, log, items, fault = (self.folder / name for name in _LEFT_BY_PYTEST)
         environment = {**os.environ, FAULT_FILE: str(fault.absolute())}
         if without:
             environment[EXCLUDED_HOSTS] = ",".join(without)
@@ -141,15 +148,33 @@ class Night:
         _write_or_say(folder / "comparison.txt", said)
         return code
 
+    def _report(self) -> None:
+        """Write the night's page; what keeps it from being is said, and spoils nothing."""
+        results = self.folder / _RESULTS
+        if not results.exists() or not results.stat().st_size:
+            return
+        judged = []
+        if self._compare:
+            baseline, *options = self._compare
+            parser = ArgumentParser(add_help=False)
+            parser.add_argument("--format", action="append")
+            judged = ["--baseline", baseline, *parser.parse_known_args(options)[1]]
+        page = str(self.folder / "report.html")
+        code, _ = self._command(
+            "report", str(results), str(self.folder.parent), *judged, "--output", page
+        )
+        if code != ExitCode.OK:
+            _say("the night has no report.html (see above)")
+
     def _keep_first(self, attempt: Attempt) -> int | None:
         """Judge what the first attempt left, beside what tells which hardware failed."""
-        first, host = self._folder / FIRST_ATTEMPT, socket.gethostname()
+        first, host = self.folder / FIRST_ATTEMPT, socket.gethostname()
         evidence = attempt.evidence(job=self._job, host=host, nodes=list(self._nodes))
         with suppress(OSError):
             first.mkdir(exist_ok=True)
             for name in _LEFT_BY_PYTEST:
-                if (self._folder / name).exists():
-                    (self._folder / name).replace(first / name)
+                if (self.folder / name).exists():
+                    (self.folder / name).replace(first / name)
         _write_or_say(first / "evidence.json", evidence)
         doctor = answer_of(["gpuscale", "doctor", "--format", "json"])
         if doctor is not None:
@@ -165,7 +190,7 @@ class Night:
         if self._scheduler is None or found is None:
             return None
         command, environment = found
-        answer = answer_of(command, {**environment, RETRY_OF: str(self._folder.absolute())})
+        answer = answer_of(command, {**environment, RETRY_OF: str(self.folder.absolute())})
         problem = f"{self._scheduler.title} does not take the job once more without these nodes"
         try:
             if answer is not None:
@@ -181,12 +206,12 @@ class Night:
         if self._first_regressed:
             code, meaning = NightExit.REGRESSED, f"regressed, and {meaning}"
         self._record(attempt, code, meaning, compare_exit, retried_as=job)
-        _say(f"{meaning}; kept in {self._folder / FIRST_ATTEMPT}")
+        _say(f"{meaning}; kept in {self.folder / FIRST_ATTEMPT}")
         return code
 
     def _try_here(self, first: Attempt, bad: Sequence[str]) -> Attempt:
         """Once more in this job: without the bad node where it has others, else going on."""
-        kept, results = self._folder / FIRST_ATTEMPT / _RESULTS, self._folder / _RESULTS
+        kept, results = self.folder / FIRST_ATTEMPT / _RESULTS, self.folder / _RESULTS
         has_others = len(bad) < len(self._nodes)
         where = f"without {', '.join(bad)}" if has_others else "on the same node"
         _say(f"trying once more, {where}")
@@ -205,7 +230,7 @@ class Night:
     def _record(
         self, attempt: Attempt, code: int, meaning: str, compared: int | None, retried_as: str = ""
     ) -> None:
-        first = self._folder / FIRST_ATTEMPT
+        first = self.folder / FIRST_ATTEMPT
         again = (self._retry_of is not None or first.exists()) and not retried_as
         facts: list[tuple[str, object]] = [
             ("night", meaning),
@@ -227,7 +252,15 @@ class Night:
             ("baseline", self._compare[0] if self._compare else None),
         ]
         lines = [f"{name}: {clean(str(fact))}\n" for name, fact in facts if fact is not None]
-        _write_or_say((first if retried_as else self._folder) / RECORD, "".join(lines))
+        _write_or_say((first if retried_as else self.folder) / RECORD, "".join(lines))
+
+    def _tell(self, command: str, code: int, meaning: str) -> None:
+        """Run the site's command, which finds the whole record; how it ends changes nothing."""
+        problem = run_on_verdict(command, self.folder, code=code, meaning=meaning)
+        if problem is not None:
+            _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
+        with suppress(OSError), (self.folder / RECORD).open("a", encoding="utf-8") as record:
+            record.write(f"on verdict: {clean(problem or 'told')}\n")
 
 
 class StopRequest:
@@ -307,17 +340,18 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 def has_regressed(folder: Path) -> bool:
     """True where a night or an attempt has been recorded as regressed."""
-    return _facts(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
+    return facts_of(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
 
 
 def next_job(nights: Path, job: str) -> str | None:
     """The job that was submitted in place of this one, which failed for its nodes."""
     for night in nights.glob(f"*_{job}"):
-        return _facts(night / FIRST_ATTEMPT).get(RETRIED_AS) or None
+        return facts_of(night / FIRST_ATTEMPT).get(RETRIED_AS) or None
     return None
 
 
-def _facts(folder: Path) -> dict[str, str]:
+def facts_of(folder: Path) -> dict[str, str]:
+    """What has been recorded of a night or an attempt; empty where nothing was."""
     try:
         text = (folder / RECORD).read_text(encoding="utf-8", errors="replace")
     except OSError:

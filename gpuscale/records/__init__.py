@@ -30,9 +30,10 @@ from gpuscale.records.verdict import (
     Estimate,
     Finding,
     MetricVerdict,
+    Origin,
     QuantityName,
     Rate,
-    SpeedupPair,
+    RowSide,
     Statement,
     Verdict,
 )

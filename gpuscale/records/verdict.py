@@ -107,11 +107,15 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedupPair:
-    """Speedup and efficiency over one GPU; None where there is no run on one GPU."""
+class RowSide:
+    """What one side of a comparison has of a row; None is what it does not tell."""
 
     speedup: Estimate | None
+    """Over one GPU, like the efficiency; None without a run on one GPU."""
     efficiency: Estimate | None
+    step_time_s: Estimate | None = None
+    samples_per_s: Estimate | None = None
+    """Of all GPUs together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +138,8 @@ class EntryVerdict:
 
     key: EntryKey
     verdict: Verdict
-    baseline: SpeedupPair
-    current: SpeedupPair
+    baseline: RowSide
+    current: RowSide
     reason: Statement
     finding: Finding | MetricSpec | None = None
     """The change behind the verdict; a metric is one that got worse."""
@@ -151,17 +155,42 @@ class EntryVerdict:
     """That of the row's runs now, else then; None for published figures that nothing meets."""
     causes: tuple[Cause, ...] = ()
     """The heaviest first; empty where nothing was found."""
+    since: str | None = None
+    """The date of the first night on a slower level; None where no nights tell it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where and when one side of a comparison was measured; empty or None is not known."""
+
+    files: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    """Ids of the scheduler's jobs, in the order in which they began."""
+    began_at: str | None = None
+    """When the first of its runs began, ISO 8601 with offset."""
+    last_at: str | None = None
+    """When the first run of its last allocation began."""
+    fewest_runs: int | None = None
+    """Valid runs of the row that has the fewest, of those that have any."""
+    most_runs: int | None = None
+    torch: tuple[str, ...] = ()
+    driver: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All rows of one comparison, and the single exit code that follows from them."""
 
+    cluster: str
+    """Whose baseline it is; of earlier results their host."""
     baseline_name: str
     baseline_machine: str
     current_machine: str
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()
+    before: Origin = Origin()
+    after: Origin = Origin()
 
     @property
     def exit_code(self) -> ExitCode:

@@ -7,7 +7,9 @@ tenth stands for all that are left.
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.reports.view import View, explanations, weight
+from gpuscale.reports.folding import Explanation
+from gpuscale.reports.rows import weight
+from gpuscale.reports.view import View
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000
@@ -16,31 +18,42 @@ _LONGEST_MESSAGE = 4000
 def render(view: View) -> str:
     """Errors for what got worse, warnings for what was not shown to be fine, and a notice.
 
-    Each annotation is one line; there is no line break at the end. Errors begin with the largest
-    loss; doubtful rows with one reason share a warning.
+    Each annotation is one line; there is no line break at the end. Rows that share a reason share
+    an annotation; errors begin with the largest loss.
     """
-    rows = view.ranked
-    title, notes = f"gpuscale: {view.outcome}", "\n".join(view.notes)
-    lost = [row for row in rows if row.entry.verdict.is_loss]
-    lost.sort(key=lambda row: 0.0 if row.change is None else -abs(row.change.value))
+    (verdict, found), *facts = view.headline
+    title, notes = f"gpuscale: {verdict} {found}", "\n".join(view.notes)
+    summary = "\n".join((*(f"{label}: {text}" for label, text in facts), view.summary))
+    lost = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 0]
+    doubted = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 1]
     errors = [
-        (
-            f"{row.label}: {row.verdict} {row.short_reason}".rstrip(),
-            "\n".join((row.reason, *row.details())),
-        )
-        for row in lost
+        (_title(its), "\n".join((its.reason, *_details(its))))
+        for its in sorted(lost, key=_largest_loss, reverse=True)
     ]
     warnings = [("gpuscale", view.warning)] if view.warning else []
-    warnings += [] if rows else [(title, notes)]
-    doubted = [row for row in rows if weight(row.entry.verdict) == 1]
-    warnings += [
-        (f"{found.subject}: {found.rows[0].verdict}", found.reason)
-        for found in explanations(doubted)
-    ]
-    summary = f"{view.summary} (exit code {view.exit_code}); baseline {view.baseline}"
-    notices = [(title, summary), *([("gpuscale: notes", notes)] if rows and notes else [])]
+    warnings += [] if view.ranked else [(title, notes)]
+    warnings += [(_title(its), its.reason) for its in doubted]
+    notices = [(title, f"{summary} (exit code {view.exit_code})")]
+    notices += [("gpuscale: notes", notes)] if view.ranked and notes else []
     kinds = {"error": errors, "warning": warnings, "notice": notices}
     return "\n".join(line for kind, its in kinds.items() for line in _annotations(kind, its))
+
+
+def _title(its: Explanation) -> str:
+    return f"{its.subject}: {its.rows[0].verdict} {its.rows[0].short_reason}".rstrip()
+
+
+def _largest_loss(its: Explanation) -> float:
+    return max((abs(row.change.value) for row in its.rows if row.change is not None), default=0.0)
+
+
+def _details(its: Explanation) -> Iterator[str]:
+    yield from its.lost_metrics
+    for number, cause in enumerate(its.causes, start=1):
+        yield f"{number}. {cause.line}"
+        yield from (f"   · {fact}" for fact in cause.facts)
+        if cause.next_step:
+            yield f"   next: {cause.next_step}"
 
 
 def _annotations(kind: str, messages: Sequence[tuple[str, str]]) -> Iterator[str]:

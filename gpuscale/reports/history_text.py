@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpuscale.device_paces import DeviceChange
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
 from gpuscale.records import Configuration
 from gpuscale.reports import phrases
+from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
-from gpuscale.units import format_seconds
+from gpuscale.units import format_percent, format_seconds
 
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
@@ -20,7 +22,7 @@ def render(history: History, screen: Screen) -> str:
 
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
-    nights, names = history.nights, _night_names(history.nights)
+    nights, names = history.nights, night_names(history.nights)
     hosts = sorted({night.environment.host or "?" for night in nights})
     where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
     span = f"{names[0]} to {names[-1]}" if len(nights) > 1 else names[0]
@@ -47,7 +49,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
             str(row.point.gpus),
             str(row.point.batch_per_gpu),
             format_seconds(row.last_step_time_s),
-            _standing(row),
+            standing(row),
             names[row.nights[-row.level_nights]],
             str(len(row.nights)),
         )
@@ -58,8 +60,14 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     if not history.events:
         yield "no change of level"
     for event in reversed(history.events):
-        for line in _event_lines(event, len(history.rows), labels, names, screen):
+        for line in event_lines(event, len(history.rows), labels, names, screen):
             yield from wrapped(line, screen.columns)
+    for row in history.rows:
+        if row.lost and row.lost.since != row.lost.onset:
+            label = f"{labels[row.point.configuration]} on {phrases.gpus_text(row.point.gpus)}"
+            text = f"slower and slower since {names[row.lost.since]}: {label}, in all "
+            text += phrases.change_text(row.lost.throughput)
+            yield from wrapped(text, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
     if alone:
         told = (
@@ -67,13 +75,16 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
             for night, count in sorted(alone.items())
         )
         yield from wrapped(f"stood out for one night (rows): {', '.join(told)}", screen.columns)
+    for night in sorted(alone):
+        for device in history.slower_devices(night):
+            yield from wrapped(f"    {names[night]}: {_device_text(device)}", screen.columns)
     absent = [row for row in history.rows if row.nights[-1] < len(nights) - 1]
     if absent:
         count = phrases.counted(len(absent), "row")
         yield from wrapped(f"note: the last night has no valid run of {count}", screen.columns)
 
 
-def _night_names(nights: tuple[Night, ...]) -> list[str]:
+def night_names(nights: tuple[Night, ...]) -> list[str]:
     """The date of each night, in UTC; with the time where a date has several."""
     dates = [f"{night.began_at:%Y-%m-%d}" for night in nights]
     counts = Counter(dates)
@@ -83,7 +94,7 @@ def _night_names(nights: tuple[Night, ...]) -> list[str]:
     ]
 
 
-def _standing(row: RowHistory) -> str:
+def standing(row: RowHistory) -> str:
     """The last night against its level, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
@@ -91,13 +102,14 @@ def _standing(row: RowHistory) -> str:
     return f"{text}, stands out" if row.stands_out else text
 
 
-def _event_lines(
+def event_lines(
     event: HistoryEvent,
     rows_in_all: int,
     labels: Mapping[Configuration, str],
     names: Sequence[str],
     screen: Screen,
 ) -> Iterator[str]:
+    """When and how rows changed; then each of the first rows, and what else changed, indented."""
     changes = event.changes
     is_slower = changes[0].throughput.value < 0
     word = "slower" if is_slower else "faster"
@@ -112,9 +124,18 @@ def _event_lines(
         yield f"    {row}: throughput {phrases.change_text(change.throughput)}"
     if len(shown) > _MOST_ROWS:
         yield f"    and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}"
+    for device in event.devices:
+        yield f"    {_device_text(device)}"
     if changes[0].kind == "drift":
         yield "    slowly: no single night began it"
     elif event.environment:
         yield f"    changed that night: {'; '.join(map(change_text, event.environment))}"
-    else:
+    elif not event.devices:
         yield "    nothing that is recorded of the environment changed that night"
+
+
+def _device_text(device: DeviceChange) -> str:
+    slowdown = device.slowdown
+    word = "slower" if slowdown > 0 else "faster"
+    where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
+    return f"{where} got {size} {word} that night, most others did not"

@@ -1,12 +1,14 @@
 """A comparison as data: the same verdicts, for scripts."""
 
 import json
+from dataclasses import asdict
 
 import msgspec
 
 from gpuscale.reports import cause_words
 from gpuscale.reports.reason_words import metric_reason
-from gpuscale.reports.view import Row, View, finding_text
+from gpuscale.reports.rows import Row, finding_text
+from gpuscale.reports.view import View
 
 
 def render(view: View) -> str:
@@ -15,8 +17,13 @@ def render(view: View) -> str:
     document = {
         "format": "gpuscale-comparison",
         "version": 1,
-        "baseline": {"name": comparison.baseline_name, "machine": comparison.baseline_machine},
-        "current": {"machine": comparison.current_machine},
+        "headline": [{"label": label, "text": text} for label, text in view.headline],
+        "baseline": {
+            "name": comparison.baseline_name,
+            "machine": comparison.baseline_machine,
+            **asdict(comparison.before),
+        },
+        "current": {"machine": comparison.current_machine, **asdict(comparison.after)},
         "injections": view.injections,
         "exit_code": view.exit_code,
         "summary": view.summary,
@@ -40,6 +47,7 @@ def _entry(row: Row) -> dict[str, object]:
         "finding": None if entry.finding is None else finding_text(entry.finding),
         "baseline": entry.baseline,
         "current": entry.current,
+        "since": entry.since,
         "change": entry.change,
         "changed_quantity": entry.changed_quantity,
         "minimum_detectable_loss": entry.minimum_detectable_loss,

@@ -14,8 +14,9 @@ from xml.etree.ElementTree import Element, SubElement
 
 from gpuscale.reports import text
 from gpuscale.reports.phrases import quantity_text
+from gpuscale.reports.rows import Row
 from gpuscale.reports.screen import Screen
-from gpuscale.reports.view import Row, View
+from gpuscale.reports.view import View
 
 # What XML 1.0 cannot hold, not even as a reference.
 _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.records import Verdict
-from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.folding import Explanation
 from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
-from gpuscale.reports.view import DETECTABLE, Row, View, explanations, weight
+from gpuscale.reports.rows import Row, smallest_losses, weight
+from gpuscale.reports.view import View
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By `weight`."""
@@ -24,7 +25,10 @@ _ALL_BYTES = 60_000
 _FRAME_BYTES = 1_000
 """Headers, legends and what is said of rows left out."""
 _LONGEST_TEXT = 600
-_HEADER = "| case | GPUs | E | change | verdict | |\n|---|--:|---|---|---|---|"
+_HEADER = (
+    "| case | GPUs | step time | samples/s | E | change | verdict | |\n"
+    "|---|--:|---|---|---|---|---|---|"
+)
 _METRICS_HEADER = (
     "| case | GPUs | metric | baseline | now | change | verdict |\n" + "|---" * 7 + "|"
 )
@@ -36,21 +40,22 @@ _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 
 def render(view: View) -> str:
     """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
-    rows, comparison = view.ranked, view.comparison
+    rows = view.ranked
     worst = min((weight(row.entry.verdict) for row in rows), default=1)
     blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
     blocks += [
         f"### {_SIGNS[worst]} GPU scaling: {view.outcome}",
         f"**{view.summary}** (exit code {view.exit_code})",
-        f"Baseline **{_plain(comparison.baseline_name)}** ({_plain(comparison.baseline_machine)}), "
-        f"now {_plain(comparison.current_machine)}.",
+        "\n".join(f"- **{_plain(label)}** {_plain(text)}" for label, text in view.headline),
     ]
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
         blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
-    blocks += _within(_reasons(rows), _REASONS_BYTES, "… {} more reasons are left out here")
-    if view.all_notes:
-        lines = [f"- {_plain(note)}" for note in view.all_notes]
+    blocks += _within(
+        _reasons(view.explanations), _REASONS_BYTES, "… {} more reasons are left out here"
+    )
+    if view.notes:
+        lines = [f"- {_plain(note)}" for note in view.notes]
         blocks.append("\n".join(_within(lines, _NOTES_BYTES, "… {} more notes are left out here")))
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
@@ -58,32 +63,30 @@ def render(view: View) -> str:
 
 
 def _row(row: Row) -> str:
-    quantity, _, _ = row.judged.partition(" ")
     word = row.verdict if row.entry.verdict.is_pass else f"**{row.verdict}**"
     return _cells(
         _plain(row.name),
         str(row.entry.key.gpus),
+        row.step_time,
+        row.samples_per_s,
         row.efficiency,
-        # E stands in a column of its own: `E −7.6 % [−9.1 %, −6.0 %]`.
-        UNKNOWN if row.change is None else f"{quantity} {change_text(row.change)}",
+        row.moved or UNKNOWN,
         f"{_SIGNS[weight(row.entry.verdict)]} {word}",
         _plain(row.short_reason),
     )
 
 
-def _reasons(rows: Sequence[Row]) -> Iterable[str]:
-    """A block for each sentence, with the lost metrics and the causes of the rows below it."""
-    for found in explanations(rows):
+def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
+    """A block for each sentence, with the lost metrics and the causes below it."""
+    for found in explanations:
         if all(row.entry.verdict is Verdict.CONSISTENT for row in found.rows):
             continue
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
-        for row in found.rows:
-            lines += [f"- {_plain(metric)}" for metric in row.lost_metrics]
-            causes = zip(row.entry.causes, row.next_steps, strict=True)
-            for number, (cause, step) in enumerate(causes, start=1):
-                lines.append(f"{number}. {_plain(whole_line(cause))}")
-                lines += [f"   - {_plain(fact)}" for fact in evidence(cause)]
-                lines += [f"   - next: {_plain(step)}"] if step else []
+        lines += [f"- {_plain(metric)}" for metric in found.lost_metrics]
+        for number, cause in enumerate(found.causes, start=1):
+            lines.append(f"{number}. {_plain(cause.line)}")
+            lines += [f"   - {_plain(fact)}" for fact in cause.facts]
+            lines += [f"   - next: {_plain(cause.next_step)}"] if cause.next_step else []
         if len(lines) > 1:
             # A list right below its paragraph is one only after an empty line, in some renderers.
             lines.insert(1, "")
@@ -92,9 +95,7 @@ def _reasons(rows: Sequence[Row]) -> Iterable[str]:
 
 def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
-    has_legend = any(row.entry.minimum_detectable_loss is not None for row in fine)
-    legend = f"\n\nfinds: {DETECTABLE}" if has_legend else ""
-    table = _table(_HEADER, map(_row, fine), size) + legend
+    table = "\n\n".join((_table(_HEADER, map(_row, fine), size), smallest_losses(fine))).rstrip()
     return [_folded(f"{counted(len(fine), 'row')} without a loss", table)] if fine else []
 
 

@@ -1,5 +1,6 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -194,3 +195,10 @@ def percent_text(fraction: float) -> str:
 def verdict_word(verdict: Verdict) -> str:
     """The verdict, in capitals unless it is a pass."""
     return verdict.value if verdict.is_pass else verdict.value.upper()
+
+
+def counted_verdicts(verdicts: Iterable[Verdict]) -> str:
+    """`1 regressed, 3 ok`: those that got worse first, then those not shown to be fine."""
+    counts = Counter(verdicts)
+    order = sorted(Verdict, key=lambda v: 0 if v.is_loss else 2 if v.is_pass else 1)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in order if counts[verdict])

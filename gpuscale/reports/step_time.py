@@ -133,7 +133,7 @@ def _rank_text(skew: RankSkew) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class TypicalStep:
     """An average step of one point, in seconds."""
 
     time_s: float
@@ -150,14 +150,15 @@ class _Step:
 
 def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
-    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
-    steps = {point: step for point, step in found.items() if step is not None}
+    steps = typical_steps(runs)
     if not steps:
         yield "no phases were recorded"
         return
-    yield _phase_table(steps, columns)
+    texts = phase_cells(steps)
+    # Notes name the rows whose sum is not the whole.
+    yield table([*texts], [*zip(*texts.values(), strict=True)], columns, spare=("sum",))
     yield ""
-    yield from fitted(_notes(steps), columns)
+    yield from fitted(phase_notes(steps), columns)
     skews = rank_skews(runs)
     if not skews:
         return
@@ -177,7 +178,13 @@ def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     yield table(headers, rows, columns, keys=3, left=("case", "slowest rank"))
 
 
-def _step(runs: Sequence[Run]) -> _Step | None:
+def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
+    """An average step of every point whose windows have phases."""
+    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
+    return {point: step for point, step in found.items() if step is not None}
+
+
+def _step(runs: Sequence[Run]) -> TypicalStep | None:
     """The average step of a point's runs; None where no window of theirs has phases."""
     # Time and phases of an average step of each window.
     described = [
@@ -205,7 +212,7 @@ def _step(runs: Sequence[Run]) -> _Step | None:
         # A pipeline's waits are phases of their own.
         communication_s = None
     missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
-    return _Step(
+    return TypicalStep(
         time_s=statistics.fmean(times_s),
         typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
         phases_s={
@@ -240,8 +247,8 @@ def _communication_in_forward_s(runs: Iterable[Run]) -> float:
     return statistics.fmean(found) if found else 0.0
 
 
-def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
-    """The phases of each point, such as `7.21 ms 17.6 %`: the time, and the share of the step."""
+def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
+    """Columns of each point's phases, such as `7.21 ms 17.6 %`: the time, its share of a step."""
     names = phrases.set_apart([point.configuration for point in steps])
     order = list(names)
     points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
@@ -263,11 +270,11 @@ def _phase_table(steps: Mapping[PointKey, _Step], columns: int | None) -> str:
             for (s, _), share in zip(cells, shares, strict=True)
         ]
     texts["sum"] = [format_percent(step.total_s / step.time_s) for step in ordered]
-    # Notes name the rows whose sum is not the whole.
-    return table([*texts], [*zip(*texts.values(), strict=True)], columns, spare=("sum",))
+    return texts
 
 
-def _notes(steps: Mapping[PointKey, _Step]) -> Iterator[str]:
+def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
+    """What the columns are, and the rows whose phases tell less than usual."""
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
     yield (

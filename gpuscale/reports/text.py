@@ -1,9 +1,12 @@
-"""A comparison for the terminal: a row each, what is behind the rows, one line of summary."""
+"""A comparison for the terminal: the verdict first, a row each, and what is behind the rows."""
 
 from collections.abc import Iterator, Sequence
 
+from gpuscale.records import Verdict
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.rows import Row, smallest_losses
 from gpuscale.reports.screen import Screen, wrapped
-from gpuscale.reports.view import DETECTABLE, Row, View, explanations
+from gpuscale.reports.view import View
 
 _GAP = "  "
 _INDENT = "    "
@@ -18,50 +21,92 @@ def _lines(view: View) -> Iterator[str]:
     columns, rows = view.screen.columns, view.ranked
     if view.warning:
         yield view.screen.bold(view.warning)
-    yield from wrapped(f"baseline  {view.baseline}", columns, hanging=10)
-    yield from wrapped(f"current   {view.comparison.current_machine}", columns, hanging=10)
+    yield from _headline(view)
     if rows:
         yield ""
         yield from _table(rows, view.screen)
-    if legend := _legend(rows):
         yield ""
-        yield from wrapped(legend, columns)
-    found = explanations(rows)
-    if found:
+        yield from wrapped(_legend(rows), columns)
+    if view.explanations:
         yield ""
-    for explanation in found:
-        yield from wrapped(f"{explanation.subject}: {explanation.reason}", columns)
-        for row in explanation.rows:
-            for line in row.details(once=True):
-                yield from wrapped(f"  {line}", columns)
-    if view.all_notes:
+    yield from _explanations(view)
+    if view.notes:
         yield ""
-    for note in view.all_notes:
+    for note in view.notes:
         yield from wrapped(f"note: {note}", columns, hanging=6)
     yield ""
     yield f"{view.summary} (exit code {view.exit_code})"
 
 
+def _headline(view: View) -> Iterator[str]:
+    width = max(len(label) for label, _ in view.headline) + len(_GAP)
+    for number, (label, text) in enumerate(view.headline):
+        first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns, hanging=width)
+        if number == 0 and view.ranked:
+            first = (
+                view.screen.of_verdict(view.ranked[0].entry.verdict, label) + first[len(label) :]
+            )
+        yield from (first, *rest)
+
+
+def _explanations(view: View) -> Iterator[str]:
+    columns = view.screen.columns
+    for found in view.explanations:
+        yield from wrapped(f"{found.subject}: {found.reason}", columns)
+        for metric in found.lost_metrics:
+            yield from wrapped(f"{_INDENT}{metric}", columns)
+        for number, cause in enumerate(found.causes, start=1):
+            yield from wrapped(f"{_INDENT}{number}. {cause.line}", columns)
+            for fact in cause.facts:
+                yield from wrapped(f"{_INDENT}   · {fact}", columns)
+            if cause.next_step:
+                yield from wrapped(f"{_INDENT}   next: {cause.next_step}", columns)
+
+
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
-    """Such as `mnist_cnn/ddp  4 GPUs  E 0.91 → 0.84  [−9.1 %, −6.2 %]  REGRESSED  scaling loss`."""
-    cells = [(row.name, row.gpus, row.judged, row.interval) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row, texts in zip(rows, cells, strict=True):
-        start = "".join(f"{text:<{size}}{_GAP}" for text, size in zip(texts, widths, strict=True))
-        line = f"{start}{screen.of_verdict(row.entry.verdict, row.verdict)}"
-        if row.short_reason:
-            fits = len(f"{start}{row.verdict}{_GAP}{row.short_reason}") <= screen.columns
-            line += (_GAP if fits else f"\n{_INDENT}") + row.short_reason
+    """A line for each row; what moved and why is in the next one where this has no room for it.
+
+    So are the numbers that a narrow screen has no column for.
+    """
+    shown = ["step time", "samples/s", "E"]
+    cells = [
+        {
+            "case": row.name,
+            "GPUs": str(row.entry.key.gpus),
+            "step time": row.step_time,
+            "samples/s": row.samples_per_s,
+            "E": row.efficiency,
+            "verdict": row.verdict,
+        }
+        for row in rows
+    ]
+    widths = {name: max(len(name), *(len(its[name]) for its in cells)) for name in cells[0]}
+    while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
+        del widths[shown.pop()]
+    yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
+    for row, its in zip(rows, cells, strict=True):
+        line = _GAP.join(f"{its[name]:<{width}}" for name, width in widths.items())
+        spare = {
+            "step time": f"{row.step_time} a step",
+            "samples/s": f"{row.samples_per_s} samples/s",
+            "E": "" if row.efficiency == UNKNOWN else f"E {row.efficiency}",
+        }
+        left = (text for name, text in spare.items() if name not in shown)
+        behind = "; ".join(filter(None, (*left, row.moved, row.short_reason)))
+        fits = len(line) + len(_GAP) + len(behind) <= screen.columns
+        start = line.rstrip()[: -len(row.verdict)]
+        line = start + screen.of_verdict(row.entry.verdict, row.verdict)
+        if behind and fits:
+            line += " " * (widths["verdict"] - len(row.verdict)) + _GAP + behind
         yield line
+        if behind and not fits:
+            yield from wrapped(_INDENT + behind, screen.columns)
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """The meaning of the brackets and of `finds`, where there are any."""
-    of_changes = any(row.change is not None for row in rows)
-    of_efficiency = any(row.change is None and row.interval for row in rows)
-    other = ", or of E now where nothing was judged" if of_efficiency else ""
-    brackets = f"the change{other}" if of_changes else "E now" if of_efficiency else ""
-    parts = [f"brackets: 95 % interval of {brackets}"] if brackets else []
-    if any(row.short_reason.startswith("finds ") for row in rows):
-        parts.append(f"finds: {DETECTABLE}")
-    return "; ".join(parts)
+    """How to read the rows, and the smallest losses that those which pass could find."""
+    parts = ["before → now"]
+    if any(row.change is not None and row.change.has_interval for row in rows):
+        parts.append("brackets: 95 % interval of the change")
+    parts.append(smallest_losses(row for row in rows if row.entry.verdict is Verdict.OK))
+    return "; ".join(filter(None, parts))

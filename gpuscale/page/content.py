@@ -1,0 +1,98 @@
+"""What a page shows: sections of figures, tables and notes, without a word of HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gpuscale.history import History
+from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.reports.rows import weight
+from gpuscale.reports.view import View
+
+Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
+"""What a colour says beside the words; never without them."""
+_BY_WEIGHT: tuple[Tone, ...] = ("loss", "doubt", "pass")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a page is about; None is what was not given."""
+
+    results: Sequence[Results]
+    baseline: Baseline | None = None
+    view: View | None = None
+    """Of the results against the baseline."""
+    history: History | None = None
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those of all results."""
+        return [run for result in self.results for run in result.runs]
+
+
+class Cell(NamedTuple):
+    """A text in a table."""
+
+    text: str
+    below: str = ""
+    """Said in small type, such as the value before."""
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows whose first cell names them."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    words: frozenset[str] = frozenset()
+    """The headers, but for the first, whose cells are words and not numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture with the text that says what it shows."""
+
+    caption: str
+    svg: str
+
+
+class Item(NamedTuple):
+    """One thing among others, such as a cause."""
+
+    text: str
+    facts: Sequence[str] = ()
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A heading with what belongs to it, such as a row's causes."""
+
+    title: str
+    text: str = ""
+    items: Sequence[Item] = ()
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a page."""
+
+    title: str
+    intro: str = ""
+    blocks: Sequence[Block] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+
+
+def tone_of(verdict: Verdict) -> Tone:
+    """The tone of a row's verdict."""
+    return _BY_WEIGHT[weight(verdict)]
+
+
+def cells(*texts: str) -> tuple[Cell, ...]:
+    """A row of plain texts."""
+    return tuple(map(Cell, texts))

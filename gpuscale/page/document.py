@@ -1,0 +1,81 @@
+"""Sections in their order, and the HTML that is made of them with Jinja2 and matplotlib."""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from gpuscale import __version__
+from gpuscale.errors import ExitCode, UsageError
+from gpuscale.page.content import Section, Subject, Tone
+from gpuscale.page.machines_section import machines
+from gpuscale.page.nights_section import nights
+from gpuscale.page.row_sections import causes, rows
+from gpuscale.page.step_sections import budget, phases
+from gpuscale.page.window_section import windows
+from gpuscale.reports import phrases
+
+SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
+    causes,
+    rows,
+    budget,
+    phases,
+    windows,
+    nights,
+    machines,
+)
+"""What a page has below its verdict, in this order; None where a subject has nothing of it."""
+_TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+
+
+def report_html(subject: Subject) -> str:
+    """The page of some results; a UsageError where what makes pages is not installed."""
+    view = subject.view
+    made = [section for make in SECTIONS if (section := make(subject)) is not None]
+    injections = dict.fromkeys(each for result in subject.results for each in result.injections)
+    (word, first), *facts = headline(subject)
+    return rendered(
+        "report.html",
+        title=f"{word}: {subject.results[0].environment.host or 'unknown host'}",
+        warning=phrases.injection_warning([*injections]) if injections else "",
+        word=word,
+        first=first,
+        facts=facts,
+        tone="" if view is None else _TONES.get(view.comparison.exit_code, "doubt"),
+        sections=made,
+    )
+
+
+def headline(subject: Subject) -> Sequence[tuple[str, str]]:
+    """What stands first, each with its label; the first label is the verdict."""
+    view, environment = subject.view, subject.results[0].environment
+    if view is not None:
+        return view.headline
+    rows = len({(run.configuration, run.gpus) for run in subject.runs})
+    return (
+        ("measured", f"{phrases.counted(rows, 'row')}, judged by nothing"),
+        ("machine", f"{environment.host}: {environment.hardware_label}"),
+        ("software", phrases.software_text(environment)),
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this package with these values; all texts in them are escaped."""
+    jinja2 = _jinja2()
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gpuscale.page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text: str = environment.get_template(template).render(version=__version__, **values)
+    return text
+
+
+def _jinja2() -> ModuleType:
+    try:
+        import jinja2
+    except ImportError:
+        problem = "a page needs Jinja2 and matplotlib, which are not installed"
+        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
+    return jinja2

@@ -1,0 +1,119 @@
+"""The rows of a page: judged beside the baseline, or as they were measured."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table, cells, tone_of
+from gpuscale.records import Estimate, Run, Verdict
+from gpuscale.reports import phrases
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.rows import Row, smallest_losses
+from gpuscale.reports.tables import table_notes
+from gpuscale.reports.view import View
+from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant
+
+_MEASURED = (
+    *("GPUs", "batch/GPU", "runs", "step time", "samples/s", "epoch", "speedup", "E", "GPU use"),
+    "peak memory",
+)
+
+
+def causes(subject: Subject) -> Section | None:
+    """Why the rows are judged as they are, each explanation once, the worst first."""
+    view = subject.view
+    if view is None:
+        return None
+    blocks = [
+        Block(
+            title=found.subject,
+            text=found.reason,
+            items=[
+                *map(Item, found.lost_metrics),
+                *(
+                    Item(cause.line, cause.facts, cause.next_step and f"next: {cause.next_step}")
+                    for cause in found.causes
+                ),
+            ],
+            tone=tone_of(found.rows[0].entry.verdict),
+        )
+        for found in view.explanations
+        if found.rows[0].entry.verdict is not Verdict.CONSISTENT
+    ]
+    return Section(title="Why", blocks=blocks, notes=view.notes) if blocks or view.notes else None
+
+
+def rows(subject: Subject) -> Section | None:
+    """Every row with its absolute numbers."""
+    if subject.view is not None and subject.view.rows:
+        return _compared(subject.view)
+    return _measured(subject.runs) if subject.runs else None
+
+
+def _compared(view: View) -> Section:
+    table = Table(
+        caption="Now, and in small type the baseline; what got worse comes first",
+        headers=("case", "GPUs", "verdict", "step time", "samples/s", "E", "change", "because"),
+        rows=[_compared_row(row) for row in view.ranked],
+        words=frozenset(("verdict", "because")),
+    )
+    passed = [row for row in view.ranked if row.entry.verdict is Verdict.OK]
+    legend = (
+        "E: efficiency, the speedup over the number of GPUs; 1 is ideal",
+        "change: of what the verdict rests on, with its 95 % interval",
+        smallest_losses(passed),
+    )
+    return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
+
+
+def _compared_row(row: Row) -> Sequence[Cell]:
+    entry, before, now = row.entry, row.entry.baseline, row.entry.current
+    change, _, interval = row.moved.partition(" [")
+    efficiency = Cell(UNKNOWN)
+    if entry.key.gpus > 1:
+        efficiency = _then_now(before.efficiency, now.efficiency, "{:.2f}".format)
+    return (
+        Cell(row.name),
+        Cell(str(entry.key.gpus)),
+        Cell(row.verdict, tone=tone_of(entry.verdict)),
+        _then_now(before.step_time_s, now.step_time_s, format_seconds),
+        _then_now(before.samples_per_s, now.samples_per_s, significant),
+        efficiency,
+        Cell(change or UNKNOWN, interval and f"[{interval}"),
+        Cell(row.short_reason),
+    )
+
+
+def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[float], str]) -> Cell:
+    then, this = (UNKNOWN if each is None else form(each.value) for each in (before, now))
+    return Cell(this, "" if before is None else f"was {then}")
+
+
+def _measured(runs: Sequence[Run]) -> Section:
+    points = scaling_points(runs)
+    names = phrases.set_apart([point.configuration for point in points])
+    table = Table(
+        caption="Rows as they were measured",
+        headers=("case", *_MEASURED),
+        rows=[cells(names[point.configuration], *_measured_row(point)) for point in points],
+    )
+    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *_failures(runs)])
+
+
+def _measured_row(point: ScalingPoint) -> Iterator[str]:
+    yield str(point.key.gpus)
+    yield str(point.batch_per_gpu)
+    yield f"{point.valid_runs} of {point.valid_runs + point.failed_runs}"
+    yield phrases.with_spread(point.step_time_s, format_seconds)
+    yield phrases.with_spread(point.samples_per_s, significant)
+    yield UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s)
+    yield phrases.interval_text(point.speedup)
+    yield phrases.interval_text(point.efficiency)
+    yield UNKNOWN if point.gpu_utilization is None else format_percent(point.gpu_utilization)
+    peak = point.peak_memory_bytes or point.peak_host_memory_bytes
+    yield UNKNOWN if peak is None else format_bytes(peak)
+
+
+def _failures(runs: Sequence[Run]) -> Iterator[str]:
+    for run in runs:
+        if run.failure is not None:
+            yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"

@@ -1,0 +1,133 @@
+"""What each rank and its GPU did in each window."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from gpuscale.page.content import Cell, Section, Subject, Table, Tone
+from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
+from gpuscale.reports import phrases
+from gpuscale.scaling import PointKey
+from gpuscale.units import format_seconds, significant, whole_percent
+
+_MOST_LINES = 64
+"""Ranks that are shown; a page of a hundred rows is to stay small."""
+_TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
+"""How much longer than the run's median a window must last."""
+_TELEMETRY = (
+    ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz"),
+    ("power_mean_w", "power", "{:.0f} W"),
+    ("utilization_mean", "busy", "{:.0%}"),
+    ("temperature_max_c", "hottest", "{:.0f} °C"),
+)
+
+
+def windows(subject: Subject) -> Section | None:
+    """The slowest run of each row, window by window, until the page has enough of them."""
+    chosen = _slowest_runs(subject)
+    if not chosen:
+        return None
+    names = phrases.set_apart([run.configuration for run in chosen])
+    tables: list[Table] = []
+    lines = 0
+    for run in chosen:
+        lines += len(run.ranks)
+        if tables and lines > _MOST_LINES:
+            break
+        tables.append(_table(run, names[run.configuration]))
+    left = len(chosen) - len(tables)
+    more = f"{phrases.counted(left, 'more row')}: see the results file" if left else ""
+    return Section(
+        title="What each GPU did",
+        intro=(
+            "The slowest run of each row, the worst verdicts first: the time of a step in each "
+            "window as each rank saw it, and what its GPU reported meanwhile. Shaded: more than "
+            "2 %, 5 % and 10 % above the run's median."
+        ),
+        tables=tables,
+        notes=[more] if more else (),
+    )
+
+
+def _slowest_runs(subject: Subject) -> list[Run]:
+    """The slowest valid run of each row that has windows, rows that got worse first."""
+    slowest: dict[PointKey, Run] = {}
+    for run in subject.runs:
+        if run.is_valid and run.windows and run.steps_per_window and run.ranks:
+            key = PointKey.of(run)
+            slowest[key] = max(slowest.get(key, run), run, key=lambda each: each.step_time_s)
+    order: dict[EntryKey, int] = {}
+    for place, row in enumerate(subject.view.ranked if subject.view else ()):
+        order.setdefault(row.entry.key, place)
+    return sorted(slowest.values(), key=lambda run: order.get(run.key, 0))
+
+
+def _table(run: Run, name: str) -> Table:
+    assert run.steps_per_window is not None, "only runs with windows are chosen"
+    times_s = [[each / run.steps_per_window for each in window.busy_s] for window in run.windows]
+    median_s = statistics.median(time_s for its in times_s for time_s in its)
+    factor, unit = (1e3, "ms") if median_s < 1 else (1.0, "s")
+    summaries = {summary.uuid: summary for summary in run.gpu_summaries}
+    shown = [each for each in _TELEMETRY if any(each[0] in s.values for s in summaries.values())]
+    held = any(summary.clock_event_reasons for summary in summaries.values())
+    rows = []
+    for position, rank in enumerate(sorted(run.ranks, key=lambda rank: rank.rank)):
+        its = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
+        own = [
+            Cell(significant(window[position] * factor), tone=_tone(window[position] / median_s))
+            for window in times_s
+        ]
+        texts = [_counter(its, field, form) for field, _, form in shown]
+        rows.append(
+            (
+                Cell(f"rank {rank.rank}", _place(rank)),
+                *own,
+                *map(Cell, texts),
+                *([Cell(_held(its))] if held else ()),
+            )
+        )
+    return Table(
+        caption=(
+            f"{name} on {phrases.gpus_text(run.gpus)}, run {run.index}: "
+            f"{format_seconds(run.step_time_s)} a step; by window, in {unit}"
+        ),
+        headers=(
+            "rank",
+            *(str(number) for number in range(1, len(run.windows) + 1)),
+            *(label for _, label, _ in shown),
+            *(["held back by"] if held else ()),
+        ),
+        rows=rows,
+        words=frozenset({"held back by"}),
+    )
+
+
+def _tone(ratio: float) -> Tone:
+    return next((tone for above, tone in _TONES if ratio > 1 + above), "")
+
+
+def _place(rank: RankReport) -> str:
+    devices = ", ".join(f"GPU {number}" for number in rank.devices) or "CPU"
+    return f"{rank.host}, {devices}"
+
+
+def _counter(summaries: Sequence[GpuSummary], field: str, form: str) -> str:
+    """The lowest and the highest over the windows, or where they tell nothing that of the run."""
+    values = [
+        window.values[field]
+        for each in summaries
+        for window in each.windows
+        if field in window.values
+    ] or [each.values[field] for each in summaries if field in each.values]
+    texts = (
+        dict.fromkeys(form.format(value) for value in (min(values), max(values))) if values else {}
+    )
+    return " – ".join(texts) or phrases.UNKNOWN
+
+
+def _held(summaries: Sequence[GpuSummary]) -> str:
+    def reasons() -> Iterator[str]:
+        for each in summaries:
+            for reason, share in (each.clock_event_reasons or {}).items():
+                yield f"{reason.replace('_', ' ')} {whole_percent(share)} of the time"
+
+    return ", ".join(reasons())

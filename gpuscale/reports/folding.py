@@ -1,0 +1,98 @@
+"""What rows share, said once: one sentence, and its causes, for all rows that it is true of."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpuscale.records import Cause, Finding, QuantityName, Statement, Verdict
+from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
+from gpuscale.reports.cause_words import evidence, next_step, whole_line
+from gpuscale.reports.rows import Row, subject_of
+
+
+class ShownCause(NamedTuple):
+    """A cause in words."""
+
+    line: str
+    facts: tuple[str, ...]
+    """The evidence for it."""
+    next_step: str
+    """What to do next; where it was said already `as above`, or for which rows."""
+
+
+class Explanation(NamedTuple):
+    """One sentence and the rows that it explains."""
+
+    subject: str
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows, such as on 4 GPUs`."""
+    reason: str
+    lost_metrics: tuple[str, ...]
+    causes: tuple[ShownCause, ...]
+    rows: tuple[Row, ...]
+
+
+def explanations(rows: Sequence[Row]) -> list[Explanation]:
+    """The reasons of the verdicts, each once; rows that are simply ok need none.
+
+    Rows with the same finding, causes and lost metrics are one. It is said in the numbers of the
+    row on the most GPUs; those of each stand in the table.
+    """
+    alike: dict[object, list[Row]] = {}
+    for row in rows:
+        entry = row.entry
+        # A row that is simply ok needs no words; one whose speedup is unknown says why it is.
+        known = entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+        if row.reason and not (entry.verdict is Verdict.OK and known):
+            alike.setdefault(_likeness(row), []).append(row)
+    said_by: dict[str, str] = {}
+    found = []
+    for group in alike.values():
+        subject = subject_of(group, rows)
+        shown = max(group, key=lambda row: row.entry.key.gpus)
+        causes = []
+        for cause in shown.entry.causes:
+            step = next_step(cause)
+            if step in said_by:
+                said = said_by[step]
+                step = "as above" if said == subject else f"as for {said}"
+            elif step:
+                said_by[step] = subject
+            causes.append(ShownCause(whole_line(cause), evidence(cause), step))
+        if len({row.reason for row in group}) > 1:
+            one_name = len({row.name for row in group}) == 1
+            subject += f", such as {'' if one_name else shown.name + ' '}on {shown.gpus}"
+        reason, metrics = shown.reason, shown.lost_metrics
+        found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
+    return found
+
+
+def _likeness(row: Row) -> object:
+    """Equal for rows of which the same is true, but for the numbers."""
+    entry = row.entry
+    # On one GPU there is no other number of GPUs to say it of.
+    code = None if entry.finding is Finding.SINGLE_GPU_SLOWDOWN else _kind(entry.reason)
+    metrics = tuple(each.metric.name for each in entry.metrics if each.verdict.is_loss)
+    causes = tuple(map(likeness_of_cause, entry.causes))
+    return entry.verdict, entry.finding, entry.since, code, metrics, causes
+
+
+def _kind(statement: Statement) -> object:
+    """The statement without its numbers, and without the quantity that they are of."""
+    facts = []
+    for name, value in statement.facts.items():
+        if isinstance(value, Statement):
+            facts.append((name, _kind(value)))
+        elif name != "quantity" and not isinstance(value, int | float | None):
+            facts.append((name, repr(value)))
+    code = "bounded_loss" if statement.code == "no_loss" else statement.code
+    return code, tuple(facts)
+
+
+def likeness_of_cause(cause: Cause) -> object:
+    """Equal for causes of which the same is true, if on other devices of the same host."""
+    seen = {
+        (each.counter, each.reason, each.host) if isinstance(each, DeviceSymptom) else each
+        for each in cause.evidence
+        if not isinstance(each, PhaseChange | EfficiencyLoss)
+    }
+    alone = () if cause.ranks or cause.code == "device_fault" else cause.device_uuids
+    return cause.kind, cause.code, cause.ranks, cause.hosts, alone, cause.remedy, frozenset(seen)

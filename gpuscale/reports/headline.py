@@ -1,0 +1,218 @@
+"""The lines that stand first: the verdict, the first cause, what changed, both sides, what next."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from gpuscale.environment_diff import change_text, listed
+from gpuscale.records import (
+    CauseKind,
+    Comparison,
+    Finding,
+    MetricSpec,
+    Origin,
+    QuantityName,
+    Verdict,
+)
+from gpuscale.reports.cause_words import headline, next_step
+from gpuscale.reports.folding import likeness_of_cause
+from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
+from gpuscale.reports.rows import Row, smallest_losses, subject_of, weight
+
+_WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
+_DOUBTED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING)
+
+
+def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """Labels with their texts, the verdict's word first; what is not known has no line.
+
+    The rows are ranked: those that got worse first.
+    """
+    if not rows:
+        return (("NOTHING COMPARED", "there is no row to judge"),)
+    before, now = comparison.before, comparison.after
+    changed = _changed(comparison)
+    lines = (
+        _verdict_line(rows),
+        ("first", _first_cause(rows)),
+        ("changed", changed),
+        (
+            "baseline",
+            _side(
+                listed(before.files) or comparison.baseline_name,
+                before,
+                comparison.baseline_machine,
+            ),
+        ),
+        ("now", _side(listed(now.files), now, comparison.current_machine)),
+        ("next", _next(comparison, rows, is_changed=bool(changed))),
+    )
+    return tuple((label, text) for label, text in lines if text)
+
+
+def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
+    """`REGRESSED` and `3 of 4 rows: every GPU is 10 % slower [7.4 %, 12 %]; 1 ok`."""
+    heaviest = weight(rows[0].entry.verdict)
+    found = [row for row in rows if weight(row.entry.verdict) == heaviest]
+    if heaviest == 2:
+        word, what = _passes(found)
+        return word, f"{_of(found, rows)}: {what}"
+    order = _DOUBTED if heaviest else _WORSE
+    verdict = min((row.entry.verdict for row in found), key=order.index)
+    chosen = [row for row in rows if row.entry.verdict is verdict]
+    others = [row.entry.verdict for row in rows if row.entry.verdict is not verdict]
+    what = "; ".join(_losses(chosen, rows)) if heaviest == 0 else _doubt(verdict, chosen)
+    parts = [f"{_of(chosen, rows)}{what and f': {what}'}", counted_verdicts(others)]
+    return verdict_word(verdict), "; ".join(filter(None, parts))
+
+
+def _of(chosen: Sequence[Row], rows: Sequence[Row]) -> str:
+    return f"{len(chosen)} of {counted(len(rows), 'row')}"
+
+
+def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
+    """What was lost, for each finding that rows have, and how the scaling is."""
+    groups: dict[object, list[Row]] = {}
+    for row in chosen:
+        groups.setdefault(row.entry.finding or row.entry.changed_quantity, []).append(row)
+    for group in groups.values():
+        count = f"{counted(len(group), 'row')}: " if len(groups) > 1 else ""
+        yield f"{count}{_loss(group)}"
+    scaled = [row for row in rows if row.entry.key.gpus > 1]
+    if groups.keys() == {Finding.SINGLE_GPU_SLOWDOWN}:
+        if scaled and all(row in chosen or row.entry.verdict.is_pass for row in scaled):
+            yield "scaling is unchanged"
+    elif groups.keys() == {Finding.SCALING_LOSS}:
+        alone = [row for row in rows if row.entry.key.gpus == 1]
+        if alone and all(row.entry.verdict is Verdict.OK for row in alone):
+            yield "one GPU is as fast as before"
+
+
+def _loss(rows: Sequence[Row]) -> str:
+    """`every GPU is 9.8 % to 10 % slower [7.2 %, 13 %]`: the bounds are the widest of all rows."""
+    entry = rows[0].entry
+    changes = [row.change for row in rows if row.change is not None]
+    bounds = [
+        (change.low, change.high)
+        for change in changes
+        if change.low is not None and change.high is not None
+    ]
+    ends = sorted(abs(end) for bound in bounds for end in bound)
+    by = _span([abs(change.value) for change in changes])
+    # An interval that holds zero has no size without a sign.
+    one_sided = all((low > 0) == (high > 0) for low, high in bounds)
+    within = f" [{_percent(ends[0])}, {_percent(ends[-1])}]" if ends and one_sided else ""
+    since = min((row.entry.since for row in rows if row.entry.since), default=None)
+    from_then = "" if since is None else f", from {since} on"
+    if entry.verdict is Verdict.INCONSISTENT:
+        name = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "the throughput"
+        return f"{name} is {by}{within} below the published figures"
+    if isinstance(entry.finding, MetricSpec):
+        moved = "rose" if changes and changes[0].value > 0 else "fell"
+        of_step = " of the step" if entry.finding.in_points else ""
+        return f"{entry.finding.words} {moved} by {by}{of_step}{within}{from_then}"
+    if entry.finding is Finding.SCALING_LOSS:
+        return f"scaling got worse, E fell by {by}{within}{from_then}"
+    if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
+        alone = all(row.entry.key.gpus == 1 for row in rows)
+        return f"{'one' if alone else 'every'} GPU is {by} slower{within}{from_then}"
+    return f"training is {by} slower{within}{from_then}"
+
+
+def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
+    if verdict is Verdict.INCONCLUSIVE:
+        return "too uncertain to tell whether anything was lost"
+    reasons = {row.reason for row in rows}
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
+def _passes(rows: Sequence[Row]) -> tuple[str, str]:
+    """The word of rows that all pass, and what is known of them."""
+    verdicts = {row.entry.verdict for row in rows}
+    gains = [
+        row.change.value
+        for row in rows
+        if row.entry.verdict is Verdict.IMPROVED and row.change is not None
+    ]
+    parts = [f"{counted(len(gains), 'row')} faster by {_span(gains)}"] if gains else []
+    if verdicts == {Verdict.IMPROVED}:
+        return Verdict.IMPROVED.value, f"faster by {_span(gains)}"
+    if Verdict.CONSISTENT in verdicts:
+        parts.append("no worse than the published figures, within the tolerance")
+    if Verdict.OK in verdicts:
+        parts.append("no loss was found")
+    word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
+    return word.value, "; ".join(filter(None, [*parts, smallest_losses(rows)]))
+
+
+def _first_cause(rows: Sequence[Row]) -> str:
+    """`computing +10 ms to +11 ms, in all 3 rows`: the heaviest cause that most rows share."""
+    shared = _sharing(rows)
+    causes = [row.entry.causes[0] for row in shared]
+    if not causes or causes[0].kind is CauseKind.NOT_ESTABLISHED:
+        return ""
+    return f"{headline(*causes)}; {subject_of(shared, rows)}"
+
+
+def _sharing(rows: Sequence[Row]) -> list[Row]:
+    """The rows that share the most frequent first cause, of those that decide the verdict."""
+    heaviest = weight(rows[0].entry.verdict)
+    found = [r for r in rows if weight(r.entry.verdict) == heaviest and r.entry.causes]
+    groups: dict[object, list[Row]] = {}
+    for row in found:
+        groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
+    return max(groups.values(), key=len, default=[])
+
+
+def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
+    """The next step of the first cause, or how to make the runs that are missing."""
+    shared = _sharing(rows)
+    step = next_step(shared[0].entry.causes[0]) if shared else ""
+    if weight(rows[0].entry.verdict) == 0 and is_changed:
+        undone = "measure again with the likeliest of the changes undone"
+        return f"{undone}; or {step}" if step else undone
+    needed = max((row.entry.further_runs or 0 for row in rows), default=0)
+    made, files = comparison.after.fewest_runs, comparison.after.files
+    if step or not needed or made is None or weight(rows[0].entry.verdict) == 0:
+        return step
+    resume = files[0] if len(files) == 1 else "FILE"
+    more = counted(needed, "more run")
+    return f"make about {more}: pytest … --runs {made + needed} --resume {resume}"
+
+
+def _changed(comparison: Comparison) -> str:
+    """What differs between the environments of the two sides."""
+    found = (note for note in comparison.notes if note.code == "environment_changed")
+    changes = [change for note in found for change in note.facts["changes"]]  # type: ignore[attr-defined] # facts are of any type
+    return ", ".join(map(change_text, changes))
+
+
+def _side(name: str, origin: Origin, machine: str) -> str:
+    """`well.json: node017, 2026-11-20 02:10, job 4711, 6 runs a row; ARC4, 4× V100 per node`."""
+    runs = dict.fromkeys(str(count) for count in (origin.fewest_runs, origin.most_runs) if count)
+    facts = [
+        listed(origin.hosts),
+        _dates(origin),
+        f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
+        f"{' to '.join(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
+    ]
+    measured = ", ".join(filter(None, facts))
+    return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
+
+
+def _dates(origin: Origin) -> str:
+    if origin.began_at is None or origin.last_at is None:
+        return ""
+    began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
+    if began.date() == last.date():
+        return f"{began:%Y-%m-%d %H:%M}"
+    return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
+
+
+def _span(fractions: Sequence[float]) -> str:
+    """`9.8 % to 10 %`, the least and the most."""
+    return " to ".join(dict.fromkeys(map(_percent, (min(fractions), max(fractions)))))
+
+
+def _percent(fraction: float) -> str:
+    """Two significant digits, since intervals leave no more: `7.4 %`, `12 %`."""
+    return f"{float(f'{fraction * 100:.2g}'):g} %"

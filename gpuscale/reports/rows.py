@@ -1,0 +1,192 @@
+"""The rows of a comparison in words: each with a name of its own, its verdict and its numbers."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuscale.records import (
+    CauseKind,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    Estimate,
+    Finding,
+    MetricSpec,
+    MetricVerdict,
+    QuantityName,
+    Results,
+    Verdict,
+)
+from gpuscale.reports import phrases
+from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
+from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.reason_words import reason_text
+from gpuscale.units import format_percent, format_seconds, significant
+
+SMALLEST_LOSS = "smallest loss this could find"
+_NAMED_SUBJECTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An entry under a name that no other row of its number of GPUs has, and its words."""
+
+    entry: EntryVerdict
+    name: str
+    """`mnist_cnn/ddp`, with options where that alone is ambiguous."""
+    gpus: str
+    """`1 GPU` or `4 GPUs`."""
+    label: str
+    """`mnist_cnn/ddp on 4 GPUs`."""
+    verdict: str
+    """In capitals unless it is a pass."""
+    reason: str
+    """One sentence that a tired person understands."""
+    short_reason: str
+    """The cause or finding behind the verdict, in the few words that a table's row bears."""
+    change: Estimate | None
+    """The change that the verdict rests on."""
+    moved: str
+    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`; empty where nothing was judged."""
+    step_time: str
+    """`98.1 → 115 ms`, the baseline's and now's, like the next two."""
+    samples_per_s: str
+    """`5220 → 4450`, of all GPUs together."""
+    efficiency: str
+    """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
+    lost_metrics: tuple[str, ...]
+    """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
+    wall_s: float
+    """The time that its runs took, start-up and failed runs included."""
+
+    def details(self) -> Iterator[str]:
+        """The lines below the reason, indented: the lost metrics and the numbered causes."""
+        yield from (f"  {metric}" for metric in self.lost_metrics)
+        for number, cause in enumerate(self.entry.causes, start=1):
+            yield f"  {number}. {whole_line(cause)}"
+            yield from (f"     · {fact}" for fact in evidence(cause))
+            if step := next_step(cause):
+                yield f"     next: {step}"
+
+
+def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
+    """The row of each entry, in their order, of a comparison with those results."""
+    wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
+    for run in (run for result in results for run in result.runs):
+        wall_s[run.key, run.configuration] += run.wall_s or 0.0
+    return [
+        _row(entry, name, wall_s[entry.key, entry.configuration])
+        for entry, name in zip(entries, _names(entries), strict=True)
+    ]
+
+
+def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
+    gpus = phrases.gpus_text(entry.key.gpus)
+    # None where time or speedup decided.
+    decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
+    change = entry.change if decided is None else decided.change
+    quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
+    if decided is not None:
+        quantity = decided.metric.short
+    before, now = entry.baseline, entry.current
+    lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
+    return Row(
+        entry=entry,
+        name=name,
+        gpus=gpus,
+        label=f"{name} on {gpus}",
+        verdict=phrases.verdict_word(entry.verdict),
+        reason=reason_text(entry),
+        short_reason=_short_reason(entry),
+        change=change,
+        moved="" if change is None else f"{quantity} {phrases.change_text(change)}",
+        step_time=_then_now(before.step_time_s, now.step_time_s, format_seconds),
+        samples_per_s=_then_now(before.samples_per_s, now.samples_per_s, significant),
+        efficiency=UNKNOWN
+        if entry.key.gpus == 1
+        else _then_now(before.efficiency, now.efficiency, "{:.2f}".format),
+        lost_metrics=tuple(map(_metric_text, lost)),
+        wall_s=wall_s,
+    )
+
+
+def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[float], str]) -> str:
+    """`98.1 → 115 ms`: a unit that both have is said once."""
+    if before is None and now is None:
+        return UNKNOWN
+    texts = [UNKNOWN if each is None else form(each.value) for each in (before, now)]
+    number, _, unit = texts[0].partition(" ")
+    if unit and texts[1].endswith(f" {unit}") and texts[1].count(" ") == 1:
+        texts[0] = number
+    return " → ".join(texts)
+
+
+def _short_reason(entry: EntryVerdict) -> str:
+    loss = entry.minimum_detectable_loss
+    if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
+        return headline(entry.causes[0])
+    if entry.finding is not None:
+        return finding_text(entry.finding)
+    if entry.verdict is not Verdict.INCONCLUSIVE:
+        return ""
+    if entry.further_runs is not None:
+        return f"about {phrases.counted(entry.further_runs, 'more run')}"
+    return "" if loss is None else f"{SMALLEST_LOSS}: {format_percent(loss)}"
+
+
+def _metric_text(metric: MetricVerdict) -> str:
+    spec, ends = metric.metric, (metric.baseline, metric.current)
+    values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
+    of_step = " of the step" if spec.in_points else ""
+    return f"{spec.words} {values}, {phrases.change_text(metric.change)}{of_step}"
+
+
+def weight(verdict: Verdict) -> int:
+    """0 for what got worse, 1 for what was not shown to be fine, 2 for a pass."""
+    return 0 if verdict.is_loss else 2 if verdict.is_pass else 1
+
+
+def finding_text(finding: Finding | MetricSpec) -> str:
+    """`scaling loss`, `more memory`."""
+    return finding.value if isinstance(finding, Finding) else finding.worse
+
+
+def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
+    if len(rows) == len(among) > 1:
+        return f"all {len(rows)} rows"
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        counts.setdefault(row.name, []).append(row.entry.key.gpus)
+    subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
+    left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
+    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
+    return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
+
+
+def smallest_losses(rows: Iterable[Row]) -> str:
+    """`smallest loss this could find: 2.3 % to 6.3 %`; empty where no row tells one."""
+    found = [loss for row in rows if (loss := row.entry.minimum_detectable_loss) is not None]
+    if not found:
+        return ""
+    ends = dict.fromkeys(format_percent(loss) for loss in (min(found), max(found)))
+    return f"{SMALLEST_LOSS}: {' to '.join(ends)}{' by row' if len(ends) > 1 else ''}"
+
+
+def _names(entries: Sequence[EntryVerdict]) -> list[str]:
+    """Names with options for the cases that have several rows of one number of GPUs."""
+    counts = Counter(entry.key for entry in entries)
+    several = {(key.case, key.strategy) for key, count in counts.items() if count > 1}
+    known = [entry for entry in entries if (entry.key.case, entry.key.strategy) in several]
+    configurations = [entry.configuration for entry in known if entry.configuration is not None]
+    apart = phrases.set_apart(configurations)
+    seen: Counter[tuple[str, int]] = Counter()
+    names = []
+    for entry in entries:
+        name = f"{entry.key.case}/{entry.key.strategy}"
+        if entry.configuration is not None:
+            name = apart.get(entry.configuration, name)
+        seen[name, entry.key.gpus] += 1
+        count = seen[name, entry.key.gpus]
+        names.append(name if count == 1 else f"{name} ({count})")
+    return names

@@ -1,0 +1,164 @@
+"""`gpuscale report`: what stands on a page, what never does, and how a browser shows it."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import seen_in_chromium
+from changing import replace
+from golden.inputs import CNN, RESNET, Fault, Night, baseline_of, write_night
+from test_over_nights import write_nights
+
+from gpuscale.cli import main
+from gpuscale.store import write_baseline
+
+Report = Callable[..., str]
+FRAME = Path(__file__).parent.parent / "gpuscale" / "page" / "templates" / "page.html"
+NIGHTS = [
+    Night(job=str(4700 + number), day=number - 10, configurations=(CNN, RESNET))
+    for number in range(6)
+]
+THROTTLED = Night(
+    job="4801",
+    configurations=(CNN, RESNET),
+    fault=Fault(computing=1.3, device=2, clock=0.7),
+    environment={"driver_version": "580.1"},
+)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    """Gives the command in a folder of its own; the page that it writes."""
+
+    def give(*arguments: object) -> str:
+        page = tmp_path / "page.html"
+        assert main(["report", *map(str, arguments), "-o", str(page)]) == 0
+        return page.read_text(encoding="utf-8")
+
+    return give
+
+
+@pytest.fixture
+def regressed(tmp_path: Path) -> list[object]:
+    """The arguments for a night with a GPU that became slow."""
+    write_baseline(tmp_path / "well.json", baseline_of(*NIGHTS))
+    write_night(tmp_path / "now.jsonl", THROTTLED)
+    return [tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json"]
+
+
+def test_the_page_of_a_regression_says_what_where_and_what_next(
+    report: Report, regressed: list[object]
+) -> None:
+    page = report(*regressed)
+    first = page[: page.index('<section id="part-2"')]
+    for fact in ("REGRESSED", "node1", "mnist_cnn/ddp", "hw_thermal_slowdown", "580.1", "next"):
+        assert fact in first
+    rest = page[len(first) :]
+    for fact in ("was 92.0 ms", "119", "1071 MHz", "driver", "differs", "skew", "backward"):
+        assert fact in rest
+
+
+def test_a_page_without_a_baseline_shows_the_results_and_judges_nothing(
+    report: Report, tmp_path: Path
+) -> None:
+    write_night(tmp_path / "now.jsonl", THROTTLED)
+    page = report(tmp_path / "now.jsonl")
+    assert "samples/s" in page
+    assert "REGRESSED" not in page
+
+
+def test_a_folder_of_nights_gives_the_newest_and_the_history(
+    report: Report, tmp_path: Path
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    write_nights(nights, 30, lambda night: 1.04 if night >= 20 else 1.0)
+    page = report(nights)
+    for fact in ("History", "30 nights", "2 of 2 rows slower", ">29<"):
+        assert fact in page
+
+
+def test_markup_in_names_stays_text(report: Report, tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>&amp;"
+    where = {"host": evil, "driver_version": evil, "variables": {evil: evil}}
+    night = Night(job="1", configurations=(replace(CNN, case=evil),), environment=where)
+    write_baseline(tmp_path / "well.json", replace(baseline_of(night), name=evil, cluster=evil))
+    write_night(tmp_path / "now.jsonl", replace(night, fault=Fault(computing=1.2)))
+    page = report(tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") > 5
+
+
+def test_a_hundred_rows_take_less_than_half_a_megabyte(report: Report, tmp_path: Path) -> None:
+    many = tuple(replace(CNN, case=f"case_{number:02d}") for number in range(34))
+    nights = [replace(night, configurations=many) for night in NIGHTS[:3]]
+    write_baseline(tmp_path / "well.json", baseline_of(*nights))
+    write_night(tmp_path / "now.jsonl", replace(THROTTLED, configurations=many))
+    page = report(tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")
+    assert "of 102 rows" in page
+    assert len(page.encode()) < 500_000
+
+
+def test_what_pages_are_made_with_is_named_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_night(tmp_path / "now.jsonl", THROTTLED)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(tmp_path / "now.jsonl"), "-o", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'gpuscale[plots]'" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_an_input_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_night(tmp_path / "now.jsonl", THROTTLED)
+    before = (tmp_path / "now.jsonl").read_text()
+    assert main(["report", str(tmp_path / "now.jsonl"), "-o", str(tmp_path / "now.jsonl")]) == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "now.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(
+    report: Report, regressed: list[object], tmp_path: Path, width: int
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    write_nights(nights, 30, lambda night: 1.04 if night >= 20 else 1.0)
+    seen = seen_in_chromium(report(nights, *regressed), width, tmp_path)
+    assert seen.console == []
+    assert seen.overflow <= 0
+    assert seen.cut == []
+    assert seen.unnamed == []
+    assert seen.twice == []
+    assert (seen.scripts, seen.from_outside) == (0, [])
+    assert "REGRESSED" in seen.text
+
+
+def test_every_colour_of_text_has_contrast_in_light_and_in_dark() -> None:
+    light, dark, _ = re.findall(r":root \{(.*?)\}", FRAME.read_text(), re.DOTALL)
+    for scheme in (light, dark):
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", scheme))
+        for name in ("loss", "doubt", "pass"):
+            assert contrast(colours[name], colours[f"{name}-paper"]) >= 4.5
+        for name in ("ink", "quiet", "link", "loss", "doubt", "pass", "neutral"):
+            assert contrast(colours[name], colours["paper"]) >= 4.5
+        for name in ("slow", "slower", "slowest"):
+            assert contrast(colours["ink"], colours[name]) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it; text that is not large needs 4.5."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
