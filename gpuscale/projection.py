@@ -201,6 +201,7 @@ def _point(
 ) -> ProjectedPoint:
     one, last = points[0], points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
+    assert one.batch_per_gpu is not None, "a point with a step time has a batch"
     laws = _laws(curve, gpus)
     errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
     df = _USUAL_DF + len(errors)

@@ -50,7 +50,7 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
-_SAME_STEP_TIME = math.log(1.1)
+_SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
 _PAIR_HEADERS = ("speedup", "efficiency")
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
