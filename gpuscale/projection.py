@@ -206,6 +206,7 @@ def _point(
 ) -> ProjectedPoint:
     one, last = points[0], points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
+    assert one.batch_per_gpu is not None, "a point with a step time has a batch"
     over_ideal = _band(curve, left_out, _half_width(last.efficiency), gpus)
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))

@@ -70,7 +70,7 @@ def _cells(row: ScalingRow, width: int) -> list[str]:
     return [
         phrases.UNKNOWN if row.nodes is None else str(row.nodes),
         str(row.gpus),
-        str(row.samples_per_step),
+        str(row.samples_per_step or phrases.UNKNOWN),
         phrases.with_spread(row.step_time_s, format_seconds),
         _value(row.samples_per_s, significant),
         _value(row.speedup, significant, with_ends=True),

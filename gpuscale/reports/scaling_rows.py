@@ -41,8 +41,8 @@ class ScalingRow:
     configuration: Configuration
     gpus: int
     nodes: int | None
-    batch_per_gpu: int
-    samples_per_step: int
+    batch_per_gpu: int | None
+    samples_per_step: int | None
     """Over all GPUs."""
     runs: int | None = None
     failed_runs: int | None = None
@@ -99,14 +99,14 @@ def published_step_time_s(figure: PublishedFigure) -> Estimate | None:
 
 
 def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
-    shape = point.sample_shape
+    shape, is_told = point.sample_shape, point.batch_per_gpu is not None
     return ScalingRow(
         kind="measured",
         configuration=point.configuration,
         gpus=point.key.gpus,
         nodes=point.nodes,
         batch_per_gpu=point.batch_per_gpu,
-        samples_per_step=point.point_key.global_batch,
+        samples_per_step=point.point_key.global_batch if is_told else None,
         runs=point.valid_runs,
         failed_runs=point.failed_runs,
         step_time_s=point.step_time_s,

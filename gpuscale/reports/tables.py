@@ -1,5 +1,6 @@
 """Results as text: where from, the scaling table, and what must be known beside it."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,8 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
+_SAME_STEP_TIME = math.log(1.25)
+"""A step time that a command reports itself is off by less, unless its lines are misread."""
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
@@ -71,6 +74,7 @@ def scaling_lines(results: Results, columns: int | None, steps: int | None = Non
     lines = [
         *table_notes(points),
         *_slow_windows(runs),
+        *_other_step_times(runs),
         *_ratio_lines(runs),
         *budget_lines(runs),
     ]
@@ -150,7 +154,7 @@ def point_cells(point: ScalingPoint) -> dict[str, str]:
     return {
         "gpus": str(point.key.gpus),
         "scaling": point.configuration.scaling or UNKNOWN,
-        "batch/gpu": str(point.batch_per_gpu),
+        "batch/gpu": str(point.batch_per_gpu or UNKNOWN),
         "step time": phrases.with_spread(point.step_time_s, format_seconds),
         "samples/s": phrases.with_spread(point.samples_per_s, significant),
         "epoch": UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s),
@@ -203,6 +207,22 @@ def _strategy_notes(strategies: Iterable[str]) -> Iterator[str]:
         demands = STRATEGIES.get(strategy)
         if demands is not None and demands.below_table:
             yield f"{strategy}: {demands.below_table}"
+
+
+def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for the first run of each row whose command reports another step time itself."""
+    seen: set[EntryKey] = set()
+    for run in runs:
+        if run.key in seen or run.reported_step_s is None or not run.is_valid:
+            continue
+        if abs(math.log(run.reported_step_s / run.step_time_s)) > _SAME_STEP_TIME:
+            seen.add(run.key)
+            reported, measured = map(format_seconds, (run.reported_step_s, run.step_time_s))
+            yield (
+                f"{run.key.label}: its lines report {reported} a step themselves, and {measured} "
+                "was measured; see whether --batch and the counter of steps mean what was timed "
+                "(docs/commands.md)"
+            )
 
 
 def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
