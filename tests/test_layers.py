@@ -56,7 +56,7 @@ THIRD_PARTY = {
     "reports": {"tabulate"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
-    "plugin": {"pytest"},
+    "plugin": {"pytest", "pytest_benchmark"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
 # Imports that only type checkers see, and those of a case that is asked for a sample.

@@ -14,8 +14,9 @@ from gpuscale.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
 from gpuscale.command_case import CommandCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
+from gpuscale.plugin.benchmark_table import CLOCK, WindowClock
 from gpuscale.plugin.options import OPTIONS, MeasureOptions
-from gpuscale.records import EntryKey, Environment, RunRequest, Window
+from gpuscale.records import EntryKey, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
 from gpuscale.run_defaults import (
     command_request,
@@ -29,29 +30,6 @@ from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
 
 # Earlier ones wait for the last of a batch of transfers only.
 _FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
-
-
-class WindowClock:
-    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
-
-    _now_s = 0.0
-
-    def __call__(self) -> float:
-        """The time on this clock, in seconds."""
-        return self._now_s
-
-    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
-        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
-        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
-
-        def advance() -> None:
-            # pedantic makes one more call for the target's result, which no window stands for.
-            self._now_s += next(step_times_s, 0.0)
-
-        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
-
-
-CLOCK = pytest.StashKey[WindowClock]()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

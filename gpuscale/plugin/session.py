@@ -1,6 +1,7 @@
 """One pytest invocation that measures: from items to runs, results file, table and exit code."""
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.plugin import results_file, stopping, terminal
+from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
+from gpuscale.plugin.broken_cases import broken_by
 from gpuscale.plugin.items import (
-    CLOCK,
     ItemPlan,
     parametrize,
     plan_of,
@@ -29,6 +31,7 @@ from gpuscale.plugin.items import (
     skip_reason,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.printable import spell_out
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.telemetry.host_load import HostLoadMeter
@@ -40,6 +43,7 @@ _IS_MEASURED = pytest.StashKey[bool]()
 
 def start_session(config: pytest.Config) -> None:
     """Check the options and the machine, and register what measures."""
+    spell_out(sys.stdout, sys.stderr)
     if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
         raise pytest.UsageError(
             "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
@@ -54,9 +58,7 @@ def start_session(config: pytest.Config) -> None:
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.
         config.option.verbose = 1
-    if config.option.benchmark_columns is None:
-        # All ten columns are 200 characters wide.
-        config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
+    keep_tables_narrow(config)
     config.pluginmanager.register(session, "gpuscale-session")
 
 
@@ -171,6 +173,8 @@ class _MeasuringSession:
             there = environment.node_count * environment.gpus_per_node
             lacks = environment.device == "cuda" and plan.gpus > there
             return reason, "GPUs missing" if lacks else "cannot be measured"
+        if (broken := broken_by(plan.key, self._recorder.new_runs)) is not None:
+            return f"as {broken.key.label}, run {broken.index}, failed", "cannot be measured"
         request, rule = self._request(plan), self._judge or self._stopping
         if isinstance(request, str):
             return None
@@ -195,8 +199,9 @@ class _MeasuringSession:
                 # Nothing is broken, and there is no number either: neither passed nor failed.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             self._failed_runs.add(item.nodeid)
+            self._stop_where_all_is_broken(item)
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
-            pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
+            pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         assert run.steps_per_window is not None
         benchmark.extra_info.update(
             device=run.configuration.device,
@@ -211,6 +216,12 @@ class _MeasuringSession:
         item.stash[CLOCK].show(benchmark, run.windows, run.steps_per_window)
         self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step"
         return run
+
+    def _stop_where_all_is_broken(self, item: pytest.Item) -> None:
+        items, runs = item.session.items, self._recorder.new_runs
+        plans = [plan_of(each) for each in items[items.index(item) + 1 :]]
+        if plans and all(plan and broken_by(plan.key, runs) for plan in plans):
+            item.session.shouldfail = f"{len(plans)} more runs would fail as this one did"
 
     def _run(self, request: RunRequest) -> Run:
         launcher, recorder = self._launcher, self._recorder
@@ -254,10 +265,17 @@ class _MeasuringSession:
             return "passed", ".", (self._words[report.nodeid], {"green": True})
         return None
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._config.option.collectonly:
-            return
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
+        """What a session is made for comes last, where a screen ends."""
+        others = yield
+        if not self._config.option.collectonly:
+            self._summarize(terminalreporter)
+        return others
+
+    def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
         results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
         lines = terminal.summary_lines(

@@ -17,6 +17,7 @@ from gpuscale.diagnose import diagnose
 from gpuscale.launch import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
+from gpuscale.printable import SPELT_OUT
 from gpuscale.records import Environment, Results, Run
 from gpuscale.reports import text
 from gpuscale.reports.phrases import counted, injection_warning, load_text, spread_text
@@ -31,7 +32,8 @@ def own_stream() -> TextIO | None:
     """A stream to the terminal that standard output is before pytest captures it; else None."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
-            return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
+            own = os.dup(sys.stdout.fileno())
+            return os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=SPELT_OUT)
     return None
 
 
