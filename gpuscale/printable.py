@@ -19,7 +19,7 @@ UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
 """As character classes of a regular expression; text of several lines has breaks and tabs."""
 # Without quotes and backslashes: what is spelt out may be JSON.
 _IN_ASCII = {
-    **dict.fromkeys("−–━─│║╸╺\u2011", "-"),
+    **dict.fromkeys("−–—━─│║╸╺\u2011", "-"),
     **dict.fromkeys("█▌▓", "#"),
     **dict.fromkeys("\u2018\u2019\u201c\u201d", "'"),
     **dict.fromkeys("°✅\ufe0f\u200b", ""),
