@@ -96,5 +96,5 @@ def test_every_sign_of_ours_has_its_spelling() -> None:
         ]
         # A range of a regular expression ends with the last two, which are never shown.
         for sign in set("".join(texts)) - {"?", "\ufffd", "\U00010000"}:
-            if sign.isprintable():
+            if sign.isprintable() and not sign.isalpha():
                 assert b"?" not in sign.encode("ascii", SPELT_OUT), f"{sign!r} of {path}"
