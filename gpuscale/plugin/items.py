@@ -75,8 +75,11 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     ]
     items = [pytest.param(plan, id=plan.label) for plan in plans]
     if not plans:
-        reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
-        items = [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")]
+        reason = (
+            f"{case.name()} has {', '.join(case.strategies)} only: leave out --strategy, or add to "
+            f"{case.__name__}.strategies"
+        )
+        items = [pytest.param(reason, id="none")]
     metafunc.parametrize("scaling", items, indirect=True)
 
 
@@ -309,6 +312,11 @@ def _case_of(test: pytest.Item) -> type[Case]:
         problem = (
             f"{test.nodeid} uses 'scaling' but names no case; "
             "add @pytest.mark.gpuscale(case=YourCase)"
+        )
+    elif unknown := ", ".join(repr(name) for name in mark.kwargs if name != "case"):
+        problem = (
+            f"{test.nodeid}: the gpuscale mark has no {unknown}; it takes case=YourCase alone, "
+            "and numbers of GPUs are given by --gpus"
         )
     elif not (inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)):
         problem = (

@@ -48,6 +48,8 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
+_SHARED = ("scaling", "batch/gpu")
+"""Columns that the line below the table stands for, where all rows have the same."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _PAIR_HEADERS = ("speedup", "efficiency")
 _TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
@@ -123,6 +125,8 @@ def scaling_table(
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
+    shared = {name for name in _SHARED if len({_cells(point)[name] for point in points}) == 1}
+    headers = [name for name in headers if name not in shared]
     return table(headers, _rows(points, headers, "runs", made, steps), columns, first=_FIRST)
 
 
@@ -161,7 +165,7 @@ def _cells(point: ScalingPoint) -> dict[str, str]:
     return {
         "gpus": str(point.key.gpus),
         "scaling": point.configuration.scaling or UNKNOWN,
-        "batch/gpu": str(point.batch_per_gpu),
+        "batch/gpu": _batch_text(point),
         "step time": phrases.with_spread(point.step_time_s, format_seconds),
         "samples/s": phrases.with_spread(point.samples_per_s, significant),
         "epoch": UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s),
@@ -174,11 +178,23 @@ def _cells(point: ScalingPoint) -> dict[str, str]:
     }
 
 
+def _batch_text(point: ScalingPoint) -> str:
+    # What lines of a command were to tell, and did not, is recorded as 1.
+    is_known = (
+        point.valid_runs or point.configuration.command is None or point.configuration.scaling
+    )
+    return str(point.batch_per_gpu) if is_known else UNKNOWN
+
+
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     several = any(point.valid_runs > 1 for point in points)
-    intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
-    yield f"{phrases.configurations_text(point.configuration for point in points)}; {intervals}"
+    parts = [
+        phrases.configurations_text(point.configuration for point in points),
+        *_shared_texts(points),
+        "intervals: 95%, over runs" if several else "a single run gives no interval",
+    ]
+    yield "; ".join(filter(None, parts))
     times_s = (point.step_time_s for point in points)
     spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
     if wide := next((spread for spread in spreads if "×" in spread), None):
@@ -193,6 +209,14 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
+
+
+def _shared_texts(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """`weak scaling` and `batch 128 on each GPU`, where all rows have the same."""
+    texts = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
+    for name, text in texts.items():
+        if len(found := {_cells(point)[name] for point in points}) == 1 and UNKNOWN not in found:
+            yield text.format(*found)
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
