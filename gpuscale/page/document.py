@@ -6,9 +6,9 @@ from typing import Any
 
 from gpuscale import __version__
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.page.content import Section, Subject, Tone
+from gpuscale.page.content import Section, Subject, Tone, with_short_uuids
 from gpuscale.page.machines_section import machines
-from gpuscale.page.nights_section import nights
+from gpuscale.page.nights_section import last_loss, nights
 from gpuscale.page.row_sections import causes, rows
 from gpuscale.page.step_sections import budget, phases
 from gpuscale.page.window_section import windows
@@ -33,6 +33,8 @@ def report_html(subject: Subject) -> str:
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
     (word, first), *facts = headline(subject)
+    if since := last_loss(subject):
+        facts.insert(min(1, len(facts)), ("since", since))
     return rendered(
         "report.html",
         title=f"{word}: {subject.results[0].environment.host or 'unknown host'}",
@@ -68,6 +70,7 @@ def rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["short"] = with_short_uuids
     text: str = environment.get_template(template).render(version=__version__, **values)
     return text
 

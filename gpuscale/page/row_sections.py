@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table, cells, tone_of
+from gpuscale.page.content import (
+    Block,
+    Cell,
+    Item,
+    Section,
+    Subject,
+    Table,
+    cells,
+    tone_of,
+    with_short_uuids,
+)
 from gpuscale.records import Estimate, Run, Verdict
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
@@ -29,10 +39,7 @@ def causes(subject: Subject) -> Section | None:
             text=found.reason,
             items=[
                 *map(Item, found.lost_metrics),
-                *(
-                    Item(cause.line, cause.facts, cause.next_step and f"next: {cause.next_step}")
-                    for cause in found.causes
-                ),
+                *(Item(cause.line, cause.facts, cause.next_step) for cause in found.causes),
             ],
             tone=tone_of(found.rows[0].entry.verdict),
         )
@@ -79,7 +86,7 @@ def _compared_row(row: Row) -> Sequence[Cell]:
         _then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency,
         Cell(change or UNKNOWN, interval and f"[{interval}"),
-        Cell(row.short_reason),
+        Cell(with_short_uuids(row.short_reason)),
     )
 
 

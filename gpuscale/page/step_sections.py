@@ -5,7 +5,6 @@ from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.step_time import budget_lines, phase_cells, phase_notes, typical_steps
-from gpuscale.units import whole_percent
 
 NAMED_LOSS = 0.1
 """The part of a step from which it is shaded."""
@@ -36,8 +35,10 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
     shares = [Cell(f"{budget.efficiency:.2f}")]
     for name in (*parts, "rest"):
         share = known.get(name)
+        # Without the sign of what is less than half a point.
+        text = UNKNOWN if share is None else f"{round(share, 2) + 0.0:.2f}".replace("-", "−")
         tone: Tone = "slower" if share is not None and share >= NAMED_LOSS else ""
-        shares.append(Cell(UNKNOWN if share is None else whole_percent(share), tone=tone))
+        shares.append(Cell(text, tone=tone))
     return shares
 
 
