@@ -71,10 +71,6 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["short"] = with_short_uuids
-    slash = jinja2.utils.markupsafe.Markup("/<wbr>")
-    environment.filters["breakable"] = lambda text: jinja2.utils.markupsafe.escape(text).replace(
-        "/", slash
-    )
     text: str = environment.get_template(template).render(version=__version__, **values)
     return text
 

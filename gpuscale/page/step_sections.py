@@ -79,4 +79,4 @@ def phases(subject: Subject) -> Section | None:
         headers=[*texts],
         rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
-    return Section(title="Phases", tables=[table], notes=list(phase_notes(steps)))
+    return Section(title="Phases", tables=[table], notes=_few([*phase_notes(steps)]))
