@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gpuscale.device_paces import DeviceChange, devices_that_changed
 from gpuscale.environment_diff import changes, host_changes
 from gpuscale.errors import UsageError
 from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
@@ -27,8 +28,10 @@ class Night:
     allocation: str
     began_at: datetime
     environment: Environment
+    runs: tuple[Run, ...]
+    """The valid ones of the rows that were asked for."""
     log_step_times: Mapping[PointKey, float]
-    """By row, of the valid runs."""
+    """By row, their means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,23 @@ class RowChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostLevel:
+    """A level that a row has left to the worse, in as many changes as nothing else explains.
+
+    A slow drift may come as several steps, each against the one before it.
+    """
+
+    kind: Kind
+    """A drift where there were several."""
+    since: int
+    """Index of the night of the first change."""
+    onset: int
+    """Of that of the last one."""
+    throughput: Estimate
+    """The present level against the lost one; without an interval where it is a drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowHistory:
     """One row over the nights that measured it."""
 
@@ -66,6 +86,9 @@ class RowHistory:
     """The last night's throughput against the level before it; None of too few nights."""
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
+    lost: LostLevel | None
+    """None where the last change was to the better, and where the last night lies as near to the
+    level before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +99,8 @@ class HistoryEvent:
     changes: tuple[RowChange, ...]
     environment: tuple[EnvironmentChange, ...]
     """Against the night before; empty of a drift, which no single night has begun."""
+    devices: tuple[DeviceChange, ...]
+    """Those that changed with the rows and more than the others, as with `environment`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +111,10 @@ class History:
     nights: tuple[Night, ...]
     rows: tuple[RowHistory, ...]
     events: tuple[HistoryEvent, ...]
+
+    def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
+        """Those that got slower than the others from the night before to that one."""
+        return _changed_devices(self.nights, night, slower=True)
 
 
 def history_of(
@@ -142,6 +171,7 @@ def nights_of(
             allocation=name,
             began_at=began[name],
             environment=environments[name],
+            runs=tuple(its),
             log_step_times=_means(its),
         )
         for name, its in runs.items()
@@ -170,24 +200,45 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     far = [begin + i for begin, end in levels for i in outlying(values[begin:end])]
     begin = found[-1].onset if found else 0
     last = departure(values[begin:])
+    changes = tuple(
+        RowChange(
+            point=point,
+            onset=indices[change.onset],
+            kind=change.kind,
+            throughput=_throughput_change(values, found, number),
+        )
+        for number, change in enumerate(found)
+    )
+    is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
     return RowHistory(
         point=point,
         nights=tuple(indices),
-        changes=tuple(
-            RowChange(
-                point=point,
-                onset=indices[change.onset],
-                kind=change.kind,
-                throughput=_throughput_change(values, found, number),
-            )
-            for number, change in enumerate(found)
-        ),
+        changes=changes,
         level_nights=len(values) - begin,
         outlying=tuple(indices[i] for i in far),
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last[0]) - 1,
         stands_out=last is not None and abs(last[0]) > last[1],
+        lost=_lost_level(found, changes, nights) if is_lost else None,
     )
+
+
+def _lost_level(
+    found: Sequence[LevelChange], changes: Sequence[RowChange], nights: Sequence[Night]
+) -> LostLevel:
+    """What the last change has lost, with those before it that follow each other unexplained."""
+    first = len(found) - 1
+    while first and found[first - 1].change > 0:
+        if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
+            break
+        first -= 1
+    last = changes[-1]
+    if first == len(found) - 1:
+        kind, throughput = last.kind, last.throughput
+    else:
+        lost = found[-1].before + found[-1].change - found[first].before
+        kind, throughput = "drift", Estimate(value=exponential(-lost) - 1, low=None, high=None)
+    return LostLevel(kind=kind, since=changes[first].onset, onset=last.onset, throughput=throughput)
 
 
 def _throughput_change(
@@ -218,10 +269,26 @@ def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[His
         for change in row.changes:
             alike = (change.onset, change.kind, change.throughput.value < 0)
             together.setdefault(alike, []).append(change)
-    for (night, kind, _), its in sorted(together.items()):
-        environment: tuple[EnvironmentChange, ...] = ()
-        if kind == "step":
-            before, now = nights[night - 1].environment, nights[night].environment
-            hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
-            environment = (*changes([before], [now]), *hosts)
-        yield HistoryEvent(night=night, changes=tuple(its), environment=environment)
+    for (night, kind, slower), its in sorted(together.items()):
+        is_step = kind == "step"
+        yield HistoryEvent(
+            night=night,
+            changes=tuple(its),
+            environment=environment_at(nights, night) if is_step else (),
+            devices=_changed_devices(nights, night, slower=slower) if is_step else (),
+        )
+
+
+def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+    """What changed in the environment from the night before to that one."""
+    before, now = nights[night - 1].environment, nights[night].environment
+    hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
+    return (*changes([before], [now]), *hosts)
+
+
+def _changed_devices(
+    nights: Sequence[Night], night: int, *, slower: bool
+) -> tuple[DeviceChange, ...]:
+    if night == 0:
+        return ()
+    return devices_that_changed(nights[night - 1].runs, nights[night].runs, slower=slower)

@@ -50,6 +50,8 @@ class ScalingPoint:
     configuration: Configuration
     batch_per_gpu: int
     sample_shape: tuple[int, ...] | None
+    nodes: int | None
+    """That its valid runs were on; None also where they were not on equally many."""
     valid_runs: int
     failed_runs: int
     step_time_s: Estimate | None
@@ -156,6 +158,7 @@ def _point(
         configuration=key.configuration,
         batch_per_gpu=key.batch_per_gpu,
         sample_shape=key.sample_shape,
+        nodes=_nodes(valid),
         valid_runs=len(valid),
         failed_runs=len(runs) - len(valid),
         step_time_s=step_time,
@@ -192,6 +195,11 @@ def _speedup(
     sample, alone = samples[key], samples[reference]
     value = log_speedup(sample, key.global_batch, alone, reference.global_batch)
     return difference(value, [sample.term(), alone.term()]).exponential()
+
+
+def _nodes(runs: Sequence[Run]) -> int | None:
+    found = {len({rank.host for rank in run.ranks}) for run in runs}
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:

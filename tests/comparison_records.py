@@ -151,6 +151,7 @@ def comparison(
 ) -> Comparison:
     """A comparison of these rows."""
     return Comparison(
+        cluster="ARC4",
         baseline_name=name,
         baseline_machine="ARC4, 4× V100 per node",
         current_machine="4× Tesla V100-SXM2-16GB",

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.errors import DecodeError
+from gpuscale.cli import main
 from gpuscale.records import Hardware, PublishedFigure
-from gpuscale.store.table import HEADERS, TableDefaults, column_of, figures_from_table
+from gpuscale.store import read_baseline
+from gpuscale.store.table import TableDefaults, figures_from_table
+from gpuscale.store.table.columns import HEADERS, column_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "baselines.md"
 NODE = Hardware(device="cuda", gpu_name="A100", gpus_per_node=4)
@@ -17,14 +19,19 @@ DEFAULTS = TableDefaults(case="resnet50", strategy="ddp", batch_per_gpu=256, tim
 def read(
     text: str, defaults: TableDefaults = DEFAULTS, hardware: Hardware = NODE
 ) -> tuple[PublishedFigure, ...]:
-    return figures_from_table(text, defaults, hardware)[0]
+    table = figures_from_table(text, defaults, hardware)
+    assert not table.problems
+    return table.figures
+
+
+def refusals(text: str, defaults: TableDefaults = DEFAULTS) -> list[str]:
+    messages = [str(each) for each in figures_from_table(text, defaults, NODE).problems]
+    assert all(message.isprintable() for message in messages)
+    return messages
 
 
 def refusal(text: str, defaults: TableDefaults = DEFAULTS) -> str:
-    with pytest.raises(DecodeError) as caught:
-        read(text, defaults)
-    message = str(caught.value)
-    assert message.isprintable()
+    (message,) = refusals(text, defaults)
     return message
 
 
@@ -111,9 +118,9 @@ def test_several_times_are_repetitions_in_a_cell_or_in_rows() -> None:
 
 def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
     table = "n,time,Speedup,E(n)\n1,145,1,1\n2,84.5,1.72,0.86\n"
-    figures, left_out = figures_from_table(table, DEFAULTS, NODE)
-    assert len(figures) == 2
-    assert left_out == ("Speedup", "E(n)")
+    found = figures_from_table(table, DEFAULTS, NODE)
+    assert len(found.figures) == 2
+    assert [re.findall("'(.*?)'", each) for each in found.left_out] == [["Speedup"], ["E(n)"]]
 
 
 @pytest.mark.parametrize(
@@ -129,19 +136,29 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
         ('n,time\n1,"145\n', "line 2: this is no line of a table: unexpected end of data"),
         ("n,time,colour\n1,145,red\n", "line 1: column 'colour': not a column that is known"),
         ("n,time,runtime\n1,145,145\n", "line 1: column 'runtime': means the same as 'time'"),
-        ("n,time,img/s\n1,145,3\n", "line 1: expected one column of times or of throughput, found"),
-        ("n,nodes\n1,1\n", "line 1: expected one column of times or of throughput, found none"),
+        ("n,nodes\n1,1\n", "line 1: expected a column of times or of throughput, found none"),
+        (
+            "n,time/epoch\n1,9\n",
+            "line 1: column 'time/epoch': gives times of an epoch, and --timed",
+        ),
         ("n,time (parsec)\n1,1\n", "line 1: column 'time (parsec)': the unit text 'parsec' is not"),
         ("n,throughput (tokens/s)\n1,1\n", "line 1: column 'throughput (tokens/s)': the unit"),
-        ("n,img/s\n1,3\n1,4\n", "line 3: resnet50/ddp on 1 GPU stands twice; give one row"),
-        ("n,img/s\n1,2 650\n", "line 2: column 'img/s': expected a number such as 1520.5, found"),
+        ("n;img/s\n1;1,563\n", "line 2: column 'img/s': '1,563' may be 1563 or 1.563; write which"),
+        ("n,img/s\n1,390 402\n", "line 2: column 'img/s': '390 402' may be one number or several"),
+        ("n,img/s\n1,390 token/s\n", "line 2: column 'img/s': expected a number such as 1520.5"),
+        ("n,img/s,date\n1,3,\n", "line 2: no date; fill its cell, or remove the column"),
+        ("n,img/s,site\n1,3,\n", "line 2: no machine; fill its cell, or delete the row"),
+        ("n,img/s,day\n1,3,09/01/2026\n", "line 2: column 'day': expected a date such as 2026-09"),
         ("n,time,nodes\n2,9,1\n2,8,2\n", "line 3: resnet50/ddp on 2 GPUs stood before with anoth"),
         ("n,time,nodes\n8,9,1\n", "line 2: 8 GPUs are not on 1 node of 4 GPUs; correct one of"),
         ("n,time,global batch\n3,9,256\n", "line 2: a global batch of 256 does not go evenly on 3"),
         ("n,time\n", "line 1: the table has no rows"),
-        ("time\n1\n", "no table has a column 'gpus' (or 'n'); docs/baselines.md shows one"),
-        ("", "no table has a column 'gpus'"),
-        ("|n|time|\n|-|-|\n|1|2|\n\n|n|time|\n|-|-|\n|1|2|\n", "several tables have a column of"),
+        ("time\n1\n", "line 1: no table has a column 'gpus' (or 'n'); docs/baselines.md shows one"),
+        ("", "line 1: no table has a column 'gpus'"),
+        (
+            "|n|time|\n|-|-|\n|1|2|\n\n|n|time|\n|-|-|\n|1|2|\n",
+            "line 1: several tables have a column of",
+        ),
         ("n,time\n1,\x1b[2J\n", "line 2: text with the unprintable character \\x1b; remove it"),
     ],
 )
@@ -152,10 +169,13 @@ def test_what_cannot_be_read_is_named_by_line_and_column(text: str, message: str
 def test_what_neither_table_nor_options_say_is_asked_for() -> None:
     bare = TableDefaults(timed="job")
     text = "n,time,case,strategy,batch\n1,9,,,\n"
-    assert refusal(text, bare) == "line 2: no case; fill its cell, or give --case"
+    every = "no case and no strategy and no batch; fill their cells, or give --case and --strategy"
+    assert refusal(text, bare) == f"line 2: {every} and --batch-per-gpu"
     assert "no strategy" in refusal("n,time,case\n1,9,a\n", bare)
     assert "no batch" in refusal("n,time,case,strategy\n1,9,a,ddp\n", bare)
-    assert "say with --timed" in refusal("n,time\n1,9\n", TableDefaults())
+    span, rest = refusals("n,time\n1,9\n", TableDefaults())
+    assert "say with --timed" in span
+    assert "no case" in rest
     short = TableDefaults(case="a", strategy="ddp", batch_per_gpu=1, timed="epoch", discard_first=1)
     assert "has 1 time, and --discard-first takes 1" in refusal("n,time\n1,9\n", short)
 
@@ -173,3 +193,124 @@ def test_every_header_that_is_known_is_on_the_page() -> None:
 def test_a_header_of_any_length_is_refused_at_once() -> None:
     assert column_of(" (" * 4000) is None
     assert column_of("time " * 2000) is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        # What other cells show.
+        (("1,563", "980.5"), (1563, 980.5)),
+        (("1.563,0", "980"), (1563, 980)),
+        (("1 563,5", "980"), (1563.5, 980)),
+        (("1'563.5", "980"), (1563.5, 980)),
+        (("1,563,000", "1,563"), (1563000, 1563)),
+        # What the machine can do.
+        (("398", "1,563"), (398, 1563)),
+        (("398", "1.563"), (398, 1563)),
+        (("0,398", "1,563"), (0.398, 1.563)),
+        (("1.398", "1.563"), (1.398, 1.563)),
+        # Units in the cell.
+        (("398 img/s", "93,780 images/min"), (398, 1563)),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(
+    cells: tuple[str, str], expected: tuple[float, float]
+) -> None:
+    one, four = read(f"n;img/s\n1;{cells[0]}\n4;{cells[1]}\n")
+    assert (one.samples_per_s, four.samples_per_s) == pytest.approx(expected)
+
+
+def test_a_speedup_shows_how_the_table_writes_decimals_and_whole_numbers_have_none() -> None:
+    (german,) = read("n;img/s;Speedup\n4;1,563;3,9\n")
+    (english,) = read("n;img/s;Speedup\n4;1,563;3.9\n")
+    assert (german.samples_per_s, english.samples_per_s) == (1.563, 1563)
+    (figure,) = read("n;img/s;global batch\n4;398;1,024\n")
+    assert figure.batch_per_gpu == 256
+    both = "n;img/s;time\n1;1,563;1.5\n1;1,563;1,5\n"
+    assert len(refusals(both)) == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "cell", "samples_per_s"),
+    [
+        ("Throughput (img/s)", "1563", 1563),
+        ("Images per second", "1563", 1563),
+        ("Throughput, images/min", "93780", 1563),
+        ("img/s/GPU", "390.75", 1563),
+        ("Throughput per GPU (img/s)", "390.75", 1563),
+        ("ms/step", "500", 2048),
+        ("Step time (ms)", "500", 2048),
+        ("it/s", "2", 2048),
+        ("Iterations per sec", "2", 2048),
+    ],
+)
+def test_a_throughput_is_read_whatever_it_counts(
+    header: str, cell: str, samples_per_s: float
+) -> None:
+    (figure,) = read(f"Num GPUs;{header};Batch size (per GPU)\n4;{cell};256\n")
+    assert figure.samples_per_s == pytest.approx(samples_per_s)
+    assert figure.batch_per_gpu == 256
+    assert figure.timed is None
+
+
+@pytest.mark.parametrize(
+    "header", ["Time/epoch (s)", "Epoch time [s]", "s/epoch", "Time (s/epoch)"]
+)
+def test_a_header_that_names_an_epoch_says_what_its_times_span(header: str) -> None:
+    defaults = TableDefaults(case="c", strategy="DDP", batch_per_gpu=256)
+    (figure,) = read(f"# of GPUs,{header}\n4,84.5\n", defaults)
+    assert (figure.times_s, figure.timed, figure.strategy) == ((84.5,), "epoch", "ddp")
+
+
+def test_dates_make_nights_and_a_column_of_machines_is_chosen_from() -> None:
+    text = """| Date | Machine | GPUs | img/s | Time/epoch |
+|---|---|---|---|---|
+| 2026-09-02 | Booster | 4 | 1570 | 820 |
+| 1.9.2026 | booster | 4 | 1560 | 821 |
+| 1 Sep 2026 | Booster | 4 | 1562 | 822 |
+| 2026-09-01 | ARC4 | 4 | – | – |
+| 2026-09-02 | Booster | 8 | OOM at 256 | – |
+"""
+    defaults = TableDefaults(case="c", strategy="ddp", batch_per_gpu=256, cluster="booster")
+    found = figures_from_table(text, defaults, NODE)
+    (figure,) = found.figures
+    assert not found.problems
+    assert (figure.samples_per_s, figure.runs) == (1564, 3)
+    assert figure.nights == {"2026-09-01": 1561, "2026-09-02": 1570}
+    assert [each.split(":")[0] for each in found.left_out] == [
+        "the rows of 'ARC4' (1)",
+        "line 7",
+        "column 'Time/epoch'",
+    ]
+    other = TableDefaults(case="c", strategy="ddp", batch_per_gpu=256, cluster="JUWELS")
+    assert "choose one of 'Booster', 'booster', 'ARC4' with --cluster" in refusal(text, other)
+
+
+def test_the_first_epochs_of_each_night_are_left_out() -> None:
+    text = "n,epoch time,date\n1,49,2026-09-01\n1,45,2026-09-01\n1,50; 47,2026-09-02\n"
+    epochs = TableDefaults(case="c", strategy="ddp", batch_per_gpu=256, discard_first=1)
+    (figure,) = read(text, epochs)
+    assert (figure.times_s, figure.discard_first) == ((49, 50, 45, 47), 2)
+    assert figure.nights == {"2026-09-01": 45, "2026-09-02": 47}
+
+
+def test_all_problems_are_told_in_one_go_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, output = tmp_path / "wiki.csv", tmp_path / "wiki.json"
+    table.write_text("n,img/s,colour\nx,390,red\n2,abc,red\n4,9,red,1\n8,OOM,red\n1,390,red\n")
+    asked = ["baseline", "import", str(table), "-o", str(output), "--cluster", "ours"]
+    asked += ["--source", "our wiki", "--case", "resnet50", "--strategy", "ddp"]
+    assert main(asked) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert [line.split(":")[2] for line in err.splitlines()] == ["1", "2", "3", "4", "6"]
+    assert not output.exists()
+    table.write_text("n,img/s\n1,390\n1,392\n2,nan\n")
+    assert main([*asked, "--batch-per-gpu", "256"]) == 0
+    assert "line 4" in capsys.readouterr().out
+    (figure,) = read_baseline(output).published
+    assert (figure.samples_per_s, figure.runs) == (391, 2)
+    table.write_text("n,img/s\n" + "1,390\n" * 20)
+    assert main([*asked[:-4], "-o", str(tmp_path / "b.json")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -49,6 +49,9 @@ container = "box ./here.sif"
 
 [measure]
 cases = ["."]
+
+[judge]
+on_verdict = '''echo "$GPUSCALE_NIGHT_EXIT, it's $GPUSCALE_NIGHT_MEANING" >"$CALLS/told"'''
 """
 
 
@@ -253,6 +256,8 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(
     assert night.exit_code == 4, night.output
     seen = night.environment()
     assert (seen["IN_A_BOX"], seen["PROXY"]) == ("1", "a b")
+    (told,) = night.calls("told")
+    assert told == "4, it's measured, and judged by nothing: no baseline was named"
     (checkout / "own.toml").unlink()
     (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))
     assert run({**environment, "SLURM_JOB_ID": "4712"}, checkout).exit_code == 2

@@ -175,6 +175,41 @@ def test_a_published_throughput_is_judged_without_runs_on_one_gpu_too() -> None:
     assert met.reason.facts["why"] == Statement.of("no_measured_reference")
 
 
+def test_published_nights_that_differ_keep_one_slow_night_from_being_inconsistent() -> None:
+    def baseline(*factors: float) -> Baseline:
+        nights = {f"2026-09-0{day}": 1280 * f for day, f in enumerate(factors, start=1)}
+        return published(replace(figure(1, samples_per_s=1280), nights=nights))
+
+    slow = measured({1: [0.1 / 0.85 * f for f in SHARP]})
+    once = measured({1: [0.1 / 0.85]})
+    quiet, noisy = baseline(0.99, 1.01, 1.0, 1.0), baseline(0.85, 1.15, 0.9, 1.1)
+    assert _last(quiet, slow).verdict is _last(quiet, once).verdict is Verdict.INCONSISTENT
+    row = _last(noisy, slow)
+    assert row.verdict is Verdict.INCONCLUSIVE
+    remedy = row.reason.facts["remedy"]
+    assert isinstance(remedy, Statement)
+    assert remedy.code == "nights_differ"
+    # Three nights do not tell their spread.
+    assert _last(baseline(0.85, 1.15, 1.0), slow).verdict is Verdict.INCONSISTENT
+
+
+def test_the_nights_of_a_published_speedup_are_those_that_both_figures_have() -> None:
+    shared = {f"2026-09-0{day}": f for day, f in enumerate((0.85, 1.15, 0.9, 1.1), start=1)}
+    one, two = (
+        replace(
+            figure(n, samples_per_s=1280 * n),
+            nights={night: 1280 * n * f for night, f in shared.items()},
+        )
+        for n in (1, 2)
+    )
+    # What both share cancels in the speedup.
+    row = _last(published(one, replace(two, precision="fp16")), _now(1.7))
+    assert (row.verdict, row.changed_quantity) == (Verdict.INCONSISTENT, "E(n)")
+    apart = replace(two, nights=dict(zip(shared, (2200, 2900, 2900, 2200), strict=True)))
+    row = _last(published(one, replace(apart, precision="fp16")), _now(1.7))
+    assert row.verdict is Verdict.INCONCLUSIVE
+
+
 def test_a_published_throughput_without_its_reference_is_judged_itself() -> None:
     row = _last(published(figure(2, samples_per_s=2300)), _now(1.8))
     assert row.verdict is Verdict.CONSISTENT

@@ -604,3 +604,29 @@ def test_a_history_says_which_night_changed_what(folder: Path) -> None:
         given("history", *nights, "--case", "gpt"),
     ]
     check("history.txt", "\n".join(shown))
+
+
+def test_a_history_names_the_gpu_that_got_slower_and_tells_when_it_is_well_again(
+    folder: Path,
+) -> None:
+    for day in range(30):
+        upgraded, sick = day >= 6, 12 <= day < 15
+        night = Night(
+            job=f"{3000 + day}",
+            day=day,
+            runs=1,
+            faster=(0.97 if upgraded else 1.0) / (1 + 0.004 * max(0, day - 16)),
+            environment={"driver_version": "595.12"} if upgraded else {},
+            fault=Fault(computing=1.12, device=2, clock=0.88) if sick else WELL,
+        )
+        (folder / f"night-{day:02d}").mkdir()
+        write_night(folder / f"night-{day:02d}" / "results.jsonl", night)
+    shown = [
+        given("history", "."),
+        # The first night with the new driver, with the sick GPU, without it, and of the drift.
+        *(
+            given("compare", "--history", ".", f"night-{day:02d}/results.jsonl")
+            for day in (6, 12, 15, 29)
+        ),
+    ]
+    check("history_of_faults.txt", "\n".join(shown))

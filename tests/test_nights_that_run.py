@@ -20,10 +20,12 @@ from ci_checkout import (
     write_program,
     write_results,
 )
+from commands import is_living
 from measuring import run_pytest, write_case
 
 from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night.attempt import read_items
+from gpuscale.night.on_verdict import run_on_verdict
 from gpuscale.records import Failure, Run
 
 STEADY = """
@@ -224,6 +226,30 @@ def test_a_regression_before_a_node_failed_stands_where_the_next_attempt_in_plac
     night = night_in(checkout, **slurm)
     assert night.exit_code == 1, night.output
     assert "night: regressed, by what the first attempt measured" in record_of(night)
+
+
+@pytest.mark.parametrize(("ending", "recorded"), [("", "told"), ("; exit 3", "ended with 3")])
+def test_a_night_tells_a_sites_own_command_its_verdict_and_keeps_its_exit_code(
+    checkout: Path, ending: str, recorded: str
+) -> None:
+    results_of(checkout, "measured.1", 0.2)
+    (checkout / "measured.1.exit").write_text("0")
+    command = f'cat >"$CALLS/said"; ls "$GPUSCALE_NIGHT_FOLDER" >"$CALLS/kept"{ending}'
+    night = night_in(checkout, GPUSCALE_ON_VERDICT=command)
+    assert night.exit_code == 1, night.output
+    (said, kept) = ("\n".join(night.calls(name)) for name in ("said", "kept"))
+    assert json.loads(said) == json.loads((night.directory / "comparison.json").read_text())
+    assert json.loads(said)["exit_code"] == 1
+    assert {"night.txt", "comparison.prom", "results.jsonl"} <= set(kept.split())
+    assert record_of(night).endswith(f"on verdict: {recorded}\n")
+    assert ("GPUSCALE_ON_VERDICT: the command ended with 3" in night.output) == bool(ending)
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    command = f"sleep 600 & echo $! >{tmp_path}/child; wait"
+    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", patience_s=0.5)
+    assert problem == "did not end within 0.5 s and was killed"
+    assert not is_living(int((tmp_path / "child").read_text()))
 
 
 def test_a_night_without_a_baseline_is_measured_and_is_no_pass(checkout: Path) -> None:

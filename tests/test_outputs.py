@@ -59,7 +59,7 @@ def test_text_is_printed_unless_another_format_is() -> None:
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        (["xml"], "--format: 'xml' is not one of text, json, markdown, junit, github"),
+        (["xml"], "--format: 'xml' is not one of text, json, markdown, junit, github, openmetrics"),
         (["JSON=a"], "--format: 'JSON' is not one of"),
         (["\x1b[31m"], "--format: '\\x1b[31m' is not one of"),
         (["json="], "--format: no file after 'json='; give json or json=FILE"),

@@ -195,7 +195,11 @@ def comparison_of(verdict: Verdict) -> Comparison:
     reason = Statement.of("not_measured")
     entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)
     return Comparison(
-        baseline_name="b", baseline_machine="here", current_machine="here", entries=(entry,)
+        cluster="here",
+        baseline_name="b",
+        baseline_machine="here",
+        current_machine="here",
+        entries=(entry,),
     )
 
 

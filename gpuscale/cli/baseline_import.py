@@ -2,19 +2,25 @@
 
 import argparse
 import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from gpuscale.cli.baseline import add_output, new_baseline
-from gpuscale.errors import ExitCode
+from gpuscale.errors import DecodeError, ExitCode
+from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
+from gpuscale.reports.phrases import counted
 from gpuscale.store import write_baseline
-from gpuscale.store.files import read_with
+from gpuscale.store.files import file_error, read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
 
 _R = TypeVar("_R", bound=msgspec.Struct)
+
+_MOST_LINES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,23 +57,37 @@ def run(arguments: argparse.Namespace) -> int:
     output, name = new_baseline(arguments)
     hardware = _asked_for(Hardware, arguments)
     defaults = _asked_for(TableDefaults, arguments)
-    figures, left_out = read_with(
-        Path(arguments.table), lambda text: figures_from_table(text, defaults, hardware)
-    )
+    path = Path(arguments.table)
+    table = read_with(path, lambda text: figures_from_table(text, defaults, hardware))
+    if table.problems:
+        for problem in _told_once(table.problems):
+            error = file_error(path, problem.problem, place=problem.place, line=problem.line)
+            sys.stderr.write(f"gpuscale: {error}\n")
+        return ExitCode.USAGE
     baseline = Baseline(
         name=name,
         cluster=arguments.cluster,
         hardware=hardware,
-        published=figures,
+        published=table.figures,
         source=_asked_for(Source, arguments),
     )
     write_baseline(output, baseline)
-    count = "1 published figure" if len(figures) == 1 else f"{len(figures)} published figures"
-    sys.stdout.write(f"{output}: {count}\n")
-    if left_out:
-        names = ", ".join(f"'{header}'" for header in left_out)
-        sys.stdout.write(f"note: left out, since it follows from the figures: {names}\n")
+    made = counted(len(table.figures), "published figure")
+    sys.stdout.write(f"{output}: {made}\n")
+    sys.stdout.writelines(f"note: left out {escaped(each)}\n" for each in table.left_out)
     return ExitCode.OK
+
+
+def _told_once(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
+    """The problems by line; one that many lines have stands at its first, with the other lines."""
+    lines: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for problem in problems:
+        lines[problem.place, problem.problem].append(problem.line or 1)
+    for (place, text), (first, *others) in lines.items():
+        also = ", ".join(map(str, others[:_MOST_LINES]))
+        more = f" and {len(others) - _MOST_LINES} more" if len(others) > _MOST_LINES else ""
+        told = f"{text} (lines {also}{more} too)" if others else text
+        yield DecodeError(place, told, line=first)
 
 
 def _asked_for(record: type[_R], arguments: argparse.Namespace) -> _R:

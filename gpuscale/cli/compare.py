@@ -28,6 +28,7 @@ from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
 from gpuscale.records import Comparison
 from gpuscale.reports import FORMATS
+from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
 from gpuscale.reports.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
@@ -91,6 +92,9 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
     results = read_all_results(paths)
     nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
+    if nights and nights.later:
+        later = counted(nights.later, "night")
+        sys.stderr.write(f"gpuscale: --history: left out: {later} that began after these results\n")
     baseline = (
         baseline_of_results(nights.last, name=str(before))
         if nights

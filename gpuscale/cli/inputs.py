@@ -108,14 +108,14 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 
 
-def gpu_counts(text: str) -> frozenset[int]:
-    """The numbers that `--gpus 1,2,4` names."""
+def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:
+    """The numbers that `--gpus 1,2,4`, or another option, names."""
     try:
         counts = frozenset(int(part) for part in text.split(","))
     except ValueError:
         counts = frozenset()
     if not counts or min(counts) < 1:
-        raise UsageError(f"--gpus: '{text}' is not a list of numbers above 0, such as 1,2,4")
+        raise UsageError(f"{option}: '{text}' is not a list of numbers above 0, such as 1,2,4")
     return counts
 
 

@@ -1,14 +1,20 @@
-"""`gpuscale show`: any results or baseline file as a table."""
+"""`gpuscale show`: any results or baseline file as a table, for people or for other tools."""
 
 import argparse
 import sys
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
+from gpuscale.cli.inputs import gpu_counts
 from gpuscale.errors import ExitCode, UsageError
-from gpuscale.records import Results
+from gpuscale.projection import Projection, projections
+from gpuscale.records import Baseline, Results
+from gpuscale.reports import SHOWN_FORMATS
+from gpuscale.reports.phrases import configuration_text
+from gpuscale.reports.scaling_rows import Shown
 from gpuscale.reports.screen import columns_of
-from gpuscale.reports.tables import baseline_text, results_text
+from gpuscale.reports.tables import results_text
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
@@ -19,18 +25,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", help=text)
     text = "where the time of a step goes, phase by phase, instead of the scaling table"
     parser.add_argument("--phases", action="store_true", help=text)
+    text = "text (the default), csv, json, or latex for a paper or a proposal"
+    parser.add_argument("--format", choices=tuple(SHOWN_FORMATS), default="text", help=text)
+    text = "with the GPU-hours that a training of so many steps takes"
+    parser.add_argument("--steps", metavar="N", type=_steps, help=text)
+    text = (
+        "T, S and E on these numbers of GPUs, which were not measured, as a band that says how far "
+        "off they may be; at least 3 numbers must have been"
+    )
+    parser.add_argument("--project", metavar="N,N,…", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
-    content, columns = read_any(path), columns_of(sys.stdout)
-    if isinstance(content, Results):
-        phases, now = arguments.phases, datetime.now(UTC)
-        text = results_text(content, phases=phases, path=path, now=now, columns=columns)
-    elif arguments.phases:
-        raise UsageError(f"{path}: a baseline has no phases; give --phases a results file")
+    content = read_any(path)
+    shown = Shown(
+        content=content,
+        path=path,
+        now=datetime.now(UTC),
+        steps=arguments.steps,
+        projections=_projections(content, arguments.project),
+        columns=columns_of(sys.stdout),
+    )
+    if arguments.phases:
+        text = _phases_text(shown, arguments.format)
     else:
-        text = baseline_text(content, date.today(), columns=columns)
+        # Each format is imported only when it is asked for.
+        text = import_module(f"gpuscale.reports.scaling_{arguments.format}").render(shown)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK
+
+
+def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Projection, ...]:
+    """Those that can be made; what cannot be is told on standard error."""
+    if numbers is None:
+        return ()
+    made: list[Projection] = []
+    refused: list[str] = []
+    for each in projections(content.runs, sorted(gpu_counts(numbers, "--project"))):
+        if isinstance(each, Projection):
+            made.append(each)
+        else:
+            words = configuration_text(each.configuration)
+            refused.append(f"--project: {each.configuration.label} ({words}): {each.reason}")
+    if not made:
+        raise UsageError(refused[0] if refused else "--project: no run was measured")
+    for line in refused:
+        sys.stderr.write(f"gpuscale: {line}\n")
+    return tuple(made)
+
+
+def _phases_text(shown: Shown, format_name: str) -> str:
+    if not isinstance(shown.content, Results):
+        raise UsageError(f"{shown.path}: a baseline has no phases; give --phases a results file")
+    if format_name != "text" or shown.steps is not None or shown.projections:
+        raise UsageError("--phases is a text of its own; leave out --format, --steps, --project")
+    columns, path, now = shown.columns, shown.path, shown.now
+    return results_text(shown.content, phases=True, path=path, now=now, columns=columns)
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:20]) <= 10**15:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of steps, such as 100000")
+    return int(text)

@@ -131,6 +131,11 @@ def job_script(request: JobRequest) -> str:
     judged = "" if request.baseline is None else numbers_text(request.judged_gpus)
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
+    if profile.judge.on_verdict is not None:
+        lines += [
+            f"on_verdict={shlex.quote(profile.judge.on_verdict)}",
+            'export GPUSCALE_ON_VERDICT="${GPUSCALE_ON_VERDICT:-$on_verdict}"',
+        ]
     if job.prologue:
         lines += ["set -e", *job.prologue, "set +e"]
     lines += scheduler.preparation(demand)

@@ -155,6 +155,8 @@ class Judged(Record, frozen=True, kw_only=True):
     """`CASE/STRATEGY`; empty for all."""
     gpus: tuple[Gpus, ...] = ()
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
+    on_verdict: Line | None = None
+    """A command for the shell that is told how each night ended, judged or not."""
 
     def __post_init__(self) -> None:
         _check_shell_words(baseline=self.baseline, cases=self.cases)

@@ -121,6 +121,7 @@ def comparison_of(
     machines = dict.fromkeys(result.environment.hardware_label for result in results)
     rows = [judgement.row for judgement in assessment.judgements]
     return Comparison(
+        cluster=baseline.cluster,
         baseline_name=baseline.name,
         baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
         current_machine="; ".join(machines) or "no results",

@@ -1,22 +1,24 @@
 """Judging tonight with the nights before it: what is slow for longer than one comparison sees."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from msgspec.structs import replace as with_fields
 
 from gpuscale.errors import UsageError
-from gpuscale.history import History, nights_of
+from gpuscale.history import History, environment_at, history_of, nights_of
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Finding,
     QuantityName,
     Results,
+    Run,
     Statement,
     Verdict,
 )
+from gpuscale.scaling import PointKey
 from gpuscale.statistics.levels import REMEMBERED
 
 
@@ -25,24 +27,45 @@ class EarlierNights(NamedTuple):
 
     all: list[Results]
     last: list[Results]
-    """Of the last 15, which tonight is compared with."""
+    """Of the last 15 those that tonight is compared with: of each row, on its present level."""
+    later: int
+    """Nights that began after tonight, which are left out."""
 
 
 def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
     """The nights that began before tonight; a UsageError where there is none."""
     its = {night.allocation: night.began_at for night in nights_of(tonight)}
     first = min(its.values(), default=None)
-    before = [
-        night.allocation
-        for night in nights_of(history)
-        if night.allocation not in its and (first is None or night.began_at < first)
-    ]
+    others = [night for night in nights_of(history) if night.allocation not in its]
+    before = {n.allocation for n in others if first is None or n.began_at < first}
+    later = len(others) - len(before)
     if not before:
-        raise UsageError("--history: no night with a valid run began before these results")
-    return EarlierNights(
-        all=_of_allocations(history, {*before}),
-        last=_of_allocations(history, {*before[-REMEMBERED:]}),
-    )
+        remedy = f"; {later} began later: was a clock wrong?" if later else ""
+        problem = "no night with a valid run began before these results"
+        raise UsageError(f"--history: {problem}{remedy}")
+    earlier = _chosen(history, lambda run, result: result.allocation_of(run) in before)
+    return EarlierNights(all=earlier, last=_on_present_levels(earlier), later=later)
+
+
+def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
+    """The runs of the last nights that are on their rows' present levels.
+
+    Nights of two levels would widen the spread until it hides what tonight lost; a level that is
+    lost is told beside. A drift begins no level: its nights are all that there is.
+    """
+    history = history_of(earlier)
+    number = {night.allocation: i for i, night in enumerate(history.nights)}
+    oldest = len(history.nights) - REMEMBERED
+    begun = {
+        row.point: max((c.onset for c in row.changes if c.kind == "step"), default=0)
+        for row in history.rows
+    }
+
+    def is_recent(run: Run, result: Results) -> bool:
+        since = max(oldest, begun.get(PointKey.of(run), 0))
+        return number.get(result.allocation_of(run), -1) >= since
+
+    return _chosen(earlier, is_recent)
 
 
 def last_night(history: Sequence[Results]) -> list[Results]:
@@ -50,50 +73,53 @@ def last_night(history: Sequence[Results]) -> list[Results]:
     nights = nights_of(history)
     if not nights:
         raise UsageError("the results hold no valid run")
-    return _of_allocations(history, {nights[-1].allocation})
+    last = nights[-1].allocation
+    return _chosen(history, lambda run, result: result.allocation_of(run) == last)
 
 
-def _of_allocations(history: Sequence[Results], chosen: Set[str]) -> list[Results]:
+def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -> list[Results]:
     return [
         with_fields(result, runs=runs)
         for result in history
-        if (runs := tuple(run for run in result.runs if result.allocation_of(run) in chosen))
+        if (runs := tuple(run for run in result.runs if keeps(run, result)))
     ]
 
 
 def with_levels(comparison: Comparison, history: History) -> Comparison:
     """The comparison, in which rows that went to a slower level in those nights are regressed.
 
-    Nights that are slow already are among those that tonight is compared with, so a slow drift,
-    or a loss that nobody mended, would pass. After 15 nights the level is what is expected.
+    Nights that are slow already are those that tonight is compared with, so a slow drift, or a
+    loss that nobody mended, would pass. After 15 nights the level is what is expected.
     """
-    lost = {
-        (row.point.configuration, row.point.gpus): row.changes[-1]
+    levels = {
+        (row.point.configuration, row.point.gpus): row.lost
         for row in history.rows
-        if row.changes and row.level_nights <= REMEMBERED
-        if row.changes[-1].throughput.value < 0
+        if row.lost and row.level_nights <= REMEMBERED
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
-        change = None
+        lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            change = lost.get((entry.configuration, entry.key.gpus))
-        if change is None or entry.verdict.is_loss:
+            lost = levels.get((entry.configuration, entry.key.gpus))
+        if lost is None or entry.verdict.is_loss:
             return entry
-        is_drift = change.kind == "drift"
-        reason = Statement.of(
-            "drifted" if is_drift else "level_lost",
-            change=-change.throughput.value,
-            since=f"{history.nights[change.onset].began_at:%Y-%m-%d}",
-            otherwise=entry.reason,
-        )
+        facts: dict[str, object] = {
+            "change": -lost.throughput.value,
+            "since": f"{history.nights[lost.onset].began_at:%Y-%m-%d}",
+            "otherwise": entry.reason,
+        }
+        if lost.kind == "drift":
+            reason = Statement.of("drifted", **facts)
+        else:
+            changed = environment_at(history.nights, lost.onset)
+            reason = Statement.of("level_lost", **facts, changed=changed)
         on_1 = entry.key.gpus == 1
         return replace(
             entry,
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
-            change=change.throughput,
+            change=lost.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 

@@ -1,15 +1,24 @@
 """Judging against published figures: consistent or not, and only to the worse side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import ErrorRates, Judgement, required_runs
 from gpuscale.compare.matching import Row, Side
+from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 from gpuscale.scaling import Figures, References, log_speedup
-from gpuscale.statistics.estimates import CONFIDENCE, Difference, Sample, difference, log_sample
+from gpuscale.statistics.estimates import (
+    CONFIDENCE,
+    Difference,
+    Sample,
+    Term,
+    difference,
+    exponential,
+    log_sample,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +28,10 @@ class _Ratio:
     quantity: QuantityName
     value: float
     samples: Sequence[Sample]
+    """Of the runs now."""
     tolerance: float
+    nights: Sample | None = None
+    """Of the published nights; None where too few of them are told."""
 
     def measured(self, further_runs: int = 0) -> Difference:
         """The ratio, or what it would be after further runs that leave it where it is."""
@@ -27,7 +39,13 @@ class _Ratio:
             replace(sample, count=sample.count + further_runs, df=sample.df + further_runs)
             for sample in self.samples
         )
-        return difference(self.value, [sample.term() for sample in grown])
+        terms = [sample.term() for sample in grown]
+        if self.nights is None or self.nights.variance is None:
+            return difference(self.value, terms)
+        # One night more, beside the mean of the published; a single run tonight is as much.
+        variance = self.nights.variance * (1 + 1 / self.nights.count)
+        of_nights = Term(variance=variance, df=self.nights.df)
+        return difference(self.value, [*filter(None, terms), of_nights])
 
     def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
         """Consistent unless the interval (or the value, without one) is below the tolerance."""
@@ -78,6 +96,7 @@ def judge_published(
                 value=math.log(key.global_batch / figure.samples_per_s) - sample.mean,
                 samples=[sample],
                 tolerance=tolerances.published_margin(figure.key, THROUGHPUT, nodes=figure.nodes),
+                nights=_sample_of_nights(figure.nights),
             )
         )
     if ratios:
@@ -106,9 +125,11 @@ def _speedup_ratio(
     reference = References(after.by_point).of(key)
     if reference is None:
         return Statement.of("no_measured_reference")
-    before, now = figures[figure.key._replace(gpus=1)].batch_per_gpu, reference.batch_per_gpu
+    one = figures[figure.key._replace(gpus=1)]
+    before, now = one.batch_per_gpu, reference.batch_per_gpu
     if before != now:
         return Statement.of("other_published_reference", before=before, now=now)
+    common = [(night, value) for night, value in figure.nights.items() if night in one.nights]
     samples = [log_sample(each.all_logs) for each in (entry, after.by_point[reference])]
     speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
     return _Ratio(
@@ -116,7 +137,13 @@ def _speedup_ratio(
         value=speedup - math.log(row.published_speedup),
         samples=samples,
         tolerance=tolerances.published_margin(figure.key, SPEEDUP, nodes=figure.nodes),
+        nights=_sample_of_nights({night: value / one.nights[night] for night, value in common}),
     )
+
+
+def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
+    enough = len(values) >= MINIMUM_ALLOCATIONS
+    return log_sample([math.log(value) for value in values.values()]) if enough else None
 
 
 def _decisive(
@@ -142,12 +169,16 @@ def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgeme
     if verdict is not Verdict.CONSISTENT:
         is_missed = verdict is Verdict.INCONSISTENT
         code = "published_missed" if is_missed else "published_uncertain"
+    remedy = Statement.of("more_runs") if required.needed is None else required.advice
+    if required.needed is None and ratio.nights is not None:
+        deviation = math.sqrt(ratio.nights.variance or 0.0)
+        remedy = Statement.of("nights_differ", deviation=exponential(deviation) - 1)
     reason = Statement.of(
         code,
         quantity=ratio.quantity,
         change=change.value,
         tolerance=ratio.tolerance,
-        remedy=Statement.of("more_runs") if required.needed is None else required.advice,
+        remedy=remedy,
     )
     return Judgement(
         row=row,

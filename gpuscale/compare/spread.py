@@ -26,6 +26,9 @@ _Row = TypeVar("_Row")
 MINIMUM_ALLOCATIONS = 4
 """From so many allocations on, a baseline's own spread between them is used."""
 
+FEWEST_ALLOCATIONS = 2
+"""The same where no allocation has two runs, so that nothing else tells a spread."""
+
 DECLARED_DF = 2.0
 """Degrees of freedom that the declared deviation is worth beside that estimate.
 
@@ -37,6 +40,8 @@ deviation.
 
 _ENOUGH_TO_EXCLUDE = 6
 """Allocations of which one that lies far from the others is told from their spread."""
+_MOST_EXCLUDED = 0.25
+"""The part of them that may be: of more, they are another level and no outlying nights."""
 _FAR = 7.0
 """Deviations, by the median absolute one, beyond which an allocation is not one of them."""
 _NEAREST_FAR = 0.02
@@ -177,7 +182,8 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
     apart = {name: value - middle for name, value in values.items()}
     usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
     far = max(_NEAREST_FAR, _FAR * usual)
-    return {name: value for name, value in apart.items() if abs(value) > far}
+    found = {name: value for name, value in apart.items() if abs(value) > far}
+    return found if len(found) <= _MOST_EXCLUDED * len(values) else {}
 
 
 def _difference(logs: Sequence[float]) -> float:
@@ -187,8 +193,9 @@ def _difference(logs: Sequence[float]) -> float:
 
 def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True where the baseline's own spread between allocations is used, not the declared one."""
-    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
-    return enough and bool(current.common_allocations)
+    is_untold = any(end.moderated.variance is None for end in (*baseline.ends, *current.ends))
+    fewest = FEWEST_ALLOCATIONS if is_untold else MINIMUM_ALLOCATIONS
+    return len(baseline.common_allocations) >= fewest and bool(current.common_allocations)
 
 
 def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Statement:

@@ -29,6 +29,7 @@ from gpuscale.night.attempt import (
     read_machine_faults,
     suspects,
 )
+from gpuscale.night.on_verdict import ON_VERDICT, run_on_verdict
 from gpuscale.printable import clean, visible
 from gpuscale.store import read_results
 
@@ -44,7 +45,7 @@ FIRST_ATTEMPT, RECORD = "attempt-1", "night.txt"
 _RESULTS = "results.jsonl"
 _LEFT_BY_PYTEST = (_RESULTS, "pytest.log", "junit.xml", "fault.json")
 _EXIT = "exit"
-_FORMATS = {"json": "json", "markdown": "md", "junit": "xml"}
+_FORMATS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "prom"}
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
 _PATIENCE_S = 2.0
@@ -90,6 +91,8 @@ class Night:
         self._record(attempt, code, meaning, compare_exit)
         self._report()
         _say(f"{meaning} (exit {int(code)}); kept in {self.folder}")
+        if command := os.environ.get(ON_VERDICT):
+            self._tell(command, code, meaning)
         return code
 
     def _open(self, name: str) -> Path:
@@ -250,6 +253,14 @@ class Night:
         ]
         lines = [f"{name}: {clean(str(fact))}\n" for name, fact in facts if fact is not None]
         _write_or_say((first if retried_as else self.folder) / RECORD, "".join(lines))
+
+    def _tell(self, command: str, code: int, meaning: str) -> None:
+        """Run the site's command, which finds the whole record; how it ends changes nothing."""
+        problem = run_on_verdict(command, self.folder, code=code, meaning=meaning)
+        if problem is not None:
+            _say(f"{ON_VERDICT}: the command {problem}: {visible(command)}")
+        with suppress(OSError), (self.folder / RECORD).open("a", encoding="utf-8") as record:
+            record.write(f"on verdict: {clean(problem or 'told')}\n")
 
 
 class StopRequest:

@@ -1,7 +1,7 @@
 """Reference results of one cluster: measured runs, or published numbers with their source."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -71,6 +71,10 @@ class PublishedFigure(Record, frozen=True, kw_only=True):
     discard_first: Count = 0
     """The number of first `times_s` that the source itself leaves out."""
     samples_per_s: SamplesPerSecond | None = None
+    nights: Mapping[Day, Annotated[float, msgspec.Meta(ge=1e-9, le=1e15)]] = msgspec.field(
+        default_factory=dict
+    )
+    """The mean of each night, in the unit of the figure; empty where nights are not told."""
     precision: Name | None = None
     """As the source tells it; None where it does not."""
     data: DataKind | None = None

@@ -182,6 +182,8 @@ class Origin:
 class Comparison:
     """All rows of one comparison, and the single exit code that follows from them."""
 
+    cluster: str
+    """Whose baseline it is; of earlier results their host."""
     baseline_name: str
     baseline_machine: str
     current_machine: str

@@ -1,13 +1,24 @@
 """Results and verdicts as text and data.
 
-A report format is a module here, with `render(view: View) -> str`, and its line in `FORMATS`.
+A report format of a comparison is a module here, with `render(view: View) -> str`, and its line in
+`FORMATS`. One of `gpuscale show` is a module `scaling_…`, with `render(shown: Shown) -> str`, and
+its line in `SHOWN_FORMATS`.
 """
 
 FORMATS = {
     "text": "a terminal or a log; the default",
     "json": "scripts",
+    "csv": "spreadsheets and data frames, a line for each row",
     "markdown": "a comment on a merge request, or the page of a CI job",
     "junit": "the test reports of GitLab, Jenkins and others",
     "github": "annotations of a GitHub workflow",
+    "openmetrics": "Prometheus, through the textfile collector of node_exporter",
 }
 """Each report format of a comparison, named as its module, and what it is for."""
+SHOWN_FORMATS = {
+    "text": "a terminal or a log; the default",
+    "csv": "spreadsheets and data frames, a line for each row",
+    "json": "scripts; with machine and software",
+    "latex": "a paper, or a proposal for computing time",
+}
+"""The same of results and baselines."""

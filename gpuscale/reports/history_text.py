@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpuscale.device_paces import DeviceChange
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
 from gpuscale.records import Configuration
 from gpuscale.reports import phrases
+from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
-from gpuscale.units import format_seconds
+from gpuscale.units import format_percent, format_seconds
 
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
@@ -60,6 +62,12 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     for event in reversed(history.events):
         for line in event_lines(event, len(history.rows), labels, names, screen):
             yield from wrapped(line, screen.columns)
+    for row in history.rows:
+        if row.lost and row.lost.since != row.lost.onset:
+            label = f"{labels[row.point.configuration]} on {phrases.gpus_text(row.point.gpus)}"
+            text = f"slower and slower since {names[row.lost.since]}: {label}, in all "
+            text += phrases.change_text(row.lost.throughput)
+            yield from wrapped(text, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
     if alone:
         told = (
@@ -67,6 +75,9 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
             for night, count in sorted(alone.items())
         )
         yield from wrapped(f"stood out for one night (rows): {', '.join(told)}", screen.columns)
+    for night in sorted(alone):
+        for device in history.slower_devices(night):
+            yield from wrapped(f"    {names[night]}: {_device_text(device)}", screen.columns)
     absent = [row for row in history.rows if row.nights[-1] < len(nights) - 1]
     if absent:
         count = phrases.counted(len(absent), "row")
@@ -113,9 +124,18 @@ def event_lines(
         yield f"    {row}: throughput {phrases.change_text(change.throughput)}"
     if len(shown) > _MOST_ROWS:
         yield f"    and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}"
+    for device in event.devices:
+        yield f"    {_device_text(device)}"
     if changes[0].kind == "drift":
         yield "    slowly: no single night began it"
     elif event.environment:
         yield f"    changed that night: {'; '.join(map(change_text, event.environment))}"
-    else:
+    elif not event.devices:
         yield "    nothing that is recorded of the environment changed that night"
+
+
+def _device_text(device: DeviceChange) -> str:
+    slowdown = device.slowdown
+    word = "slower" if slowdown > 0 else "faster"
+    where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
+    return f"{where} got {size} {word} that night, most others did not"

@@ -55,8 +55,8 @@ WORDS: Mapping[str, str] = {
         "allocations; all together, {otherwise}"
     ),
     "level_lost": (
-        "the throughput on {gpus:gpus} is {change:percent} less from {since} on; tonight against "
-        "those nights alone, {otherwise}"
+        "the throughput on {gpus:gpus} is {change:percent} less from {since} on"
+        "{changed:that night}; tonight against those nights alone, {otherwise}"
     ),
     "drifted": (
         "the throughput on {gpus:gpus} fell slowly, by {change:percent} until {since}; tonight "
@@ -290,6 +290,9 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
     ),
     "changes": lambda changes: "; ".join(map(change_text, changes)),
+    "that night": lambda changes: (
+        f" (changed that night: {'; '.join(map(change_text, changes))})" if changes else ""
+    ),
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",
     "and more rows": lambda count: (

@@ -27,6 +27,7 @@ from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
+from gpuscale.reports.scaling_rows import gpu_hours
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.step_time import budget_lines, phase_lines
 from gpuscale.scaling import (
@@ -59,26 +60,28 @@ def results_text(
     path: Path | None = None,
     now: datetime | None = None,
     columns: int | None = None,
+    steps: int | None = None,
 ) -> str:
     """The scaling table of the results or else their phases, without a line break at its end.
 
     `path` is where they were read from. Of another day than `now` they say how old they are.
+    With a number of `steps` the table has the GPU-hours that they take.
     Lines keep to so many columns; None is where there is room for any line.
     """
     lines = [*fitted(_origin_of_results(results, path, now), columns)]
     if phases:
         lines += phase_lines(results.runs, columns)
     else:
-        lines += scaling_lines(results, columns) if results.runs else ["no run was recorded"]
+        lines += scaling_lines(results, columns, steps) if results.runs else ["no run was recorded"]
         lines += fitted(_failures(results), columns)
     return "\n".join(lines)
 
 
-def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
+def scaling_lines(results: Results, columns: int | None, steps: int | None = None) -> Iterator[str]:
     """The scaling table of the results, with its notes and where the lost efficiency went."""
     runs = results.runs
     points = scaling_points(runs)
-    yield from scaling_table(points, runs, columns=columns).splitlines()
+    yield from scaling_table(points, runs, columns=columns, steps=steps).splitlines()
     yield ""
     lines = [
         *table_notes(points),
@@ -92,7 +95,11 @@ def scaling_lines(results: Results, columns: int | None) -> Iterator[str]:
 
 
 def scaling_table(
-    points: Sequence[ScalingPoint], runs: Iterable[Run] = (), *, columns: int | None = None
+    points: Sequence[ScalingPoint],
+    runs: Iterable[Run] = (),
+    *,
+    columns: int | None = None,
+    steps: int | None = None,
 ) -> str:
     """A row for each point; intervals are 95%, and absent where a single run gives none.
 
@@ -102,6 +109,7 @@ def scaling_table(
     if any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += _PAIR_HEADERS
+    headers += _hours_header(steps)
     if any(point.samples_per_j is not None for point in points):
         headers.append("samples/J")
     on_cpu = all(point.configuration.device == "cpu" for point in points)
@@ -115,19 +123,35 @@ def scaling_table(
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
-    return table(headers, _rows(points, headers, "runs", made), columns, first=_FIRST)
+    return table(headers, _rows(points, headers, "runs", made, steps), columns, first=_FIRST)
 
 
 def _rows(
-    points: Sequence[ScalingPoint], headers: Sequence[str], name: str, texts: Iterable[str]
+    points: Sequence[ScalingPoint],
+    headers: Sequence[str],
+    name: str,
+    texts: Iterable[str],
+    steps: int | None,
 ) -> list[list[str]]:
     """The cells of each point under these headers; its text is under the header of that name."""
     names = phrases.set_apart([point.configuration for point in points])
     rows = []
     for point, text in zip(points, texts, strict=True):
-        cells = {**_cells(point), "case": names[point.configuration], name: text}
+        hours = phrases.with_spread(
+            gpu_hours(point.step_time_s, point.key.gpus, steps), significant
+        )
+        cells = {
+            **_cells(point),
+            "GPU-hours": hours,
+            "case": names[point.configuration],
+            name: text,
+        }
         rows.append([cells[header] for header in headers])
     return rows
+
+
+def _hours_header(steps: int | None) -> list[str]:
+    return [] if steps is None else ["GPU-hours"]
 
 
 def _cells(point: ScalingPoint) -> dict[str, str]:
@@ -230,17 +254,20 @@ def _failures(results: Results) -> Iterator[str]:
             yield f"{run.key.label}, run {run.index}: {kind}{run.failure.message}"
 
 
-def baseline_text(baseline: Baseline, today: date, *, columns: int | None = None) -> str:
+def baseline_text(
+    baseline: Baseline, today: date, *, columns: int | None = None, steps: int | None = None
+) -> str:
     """The baseline as text, without a line break at its end; after its last day it says so.
 
-    Lines keep to so many columns; None is where there is room for any line.
+    With a number of `steps` measured entries have the GPU-hours that they take. Lines keep to so
+    many columns; None is where there is room for any line.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
     blocks = (
         _origin_of_baseline(baseline),
         [_published_table(baseline.published, columns)] if baseline.published else (),
-        *(_measured_blocks(measured, columns) if measured else ()),
+        *(_measured_blocks(measured, columns, steps) if measured else ()),
         () if baseline.published or measured else ["no entry"],
         chain.from_iterable(map(_history_lines, baseline.history)),
         () if note is None else [f"note: {statement_text(note)}"],
@@ -303,12 +330,15 @@ def _published_table(published: Sequence[PublishedFigure], columns: int | None) 
     return table(headers, rows, columns, first=("published", "of"), left=headers)
 
 
-def _measured_blocks(entries: Sequence[Entry], columns: int | None) -> Iterator[list[str]]:
+def _measured_blocks(
+    entries: Sequence[Entry], columns: int | None, steps: int | None
+) -> Iterator[list[str]]:
     points = [entry.point for entry in entries]
     made = [f"{entry.point.valid_runs} ({len(entry.runs)})" for entry in entries]
     runs = "runs (allocations)"
     headers = ["case", "gpus", "batch/gpu", runs, "step time", *_PAIR_HEADERS]
-    rows = _rows(points, headers, runs, made)
+    headers += _hours_header(steps)
+    rows = _rows(points, headers, runs, made, steps)
     yield [table(headers, rows, columns, first=("step time", *_PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(point.configuration for point in points)
     yield [f"{configurations}; intervals: 95%, over runs"]

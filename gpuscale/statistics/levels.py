@@ -43,8 +43,10 @@ class LevelChange:
     """Index of the first night on the new level; of a drift, of the night on which it was seen."""
     seen: int
     """Index of the night that showed it."""
+    before: float
+    """The level that it left."""
     change: float
-    """From level to level, of the logarithm."""
+    """From level to level."""
 
 
 def night_deviation(values: Sequence[float]) -> float:
@@ -120,9 +122,10 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
         parts = (values[first:onset], values[onset : tonight + 1])
         return math.fsum(abs(v - statistics.median(part)) for part in parts for v in part)
 
-    onset = min(range(first + FEWEST_NIGHTS, tonight), key=left_over)
+    # Two nights were enough to begin a level, so a short one may end after them.
+    onset = min(range(first + 2, tonight), key=left_over)
     after = statistics.median(values[onset : tonight + 1])
-    return LevelChange(kind="step", onset=onset, seen=tonight, change=after - level)
+    return LevelChange(kind="step", onset=onset, seen=tonight, before=level, change=after - level)
 
 
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
@@ -130,7 +133,8 @@ def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChang
     earlier = weeks[:-_WEEK]
     if not earlier:
         return None
-    change = weeks[-1] - min(earlier)
+    best = min(earlier)
+    change = weeks[-1] - best
     if change <= max(_SMALLEST_DRIFT, _DRIFT_DEVIATIONS * deviation):
         return None
-    return LevelChange(kind="drift", onset=tonight, seen=tonight, change=change)
+    return LevelChange(kind="drift", onset=tonight, seen=tonight, before=best, change=change)

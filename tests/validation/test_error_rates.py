@@ -177,12 +177,28 @@ def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
     return baseline(times, allocations=names)
 
 
-def test_identical_nights_are_rarely_alarmed_where_the_baseline_tells_their_spread() -> None:
+@pytest.mark.parametrize("nights", [2, 3, 6])
+def test_identical_nights_are_rarely_alarmed_where_the_baseline_tells_their_spread(
+    nights: int,
+) -> None:
     rng = np.random.default_rng(18)
     trials = 400
     alarms = 0
     for _ in range(trials):
-        before = _nights(rng, 6, deviation=0.003)
+        before = _nights(rng, nights, deviation=0.003)
         now = measured(_night(rng, 1, deviation=0.003))
         alarms += Verdict.REGRESSED in _verdicts(compare(before, [now])).values()
     assert alarms < 10
+
+
+@pytest.mark.parametrize("nights", [2, 3])
+def test_two_nights_of_one_run_each_tell_a_loss_of_10_percent(nights: int) -> None:
+    rng = np.random.default_rng(20)
+    trials = 200
+    found = 0
+    for _ in range(trials):
+        before = _nights(rng, nights, deviation=0.003)
+        slower = dict.fromkeys(STEP_TIMES_S, 1 / 0.9)
+        now = measured(_night(rng, 1, deviation=0.003, slower=slower))
+        found += _verdicts(compare(before, [now]))[4] is Verdict.REGRESSED
+    assert found >= 0.85 * trials

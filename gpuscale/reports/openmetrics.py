@@ -1,0 +1,196 @@
+"""A comparison as metrics, for the textfile collector of Prometheus' node_exporter.
+
+The collector reads Prometheus' text format, others read OpenMetrics; the text is valid by both. So
+there are gauges only, the one type that both write alike, and no sample has a time of its own,
+which the collector refuses.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from gpuscale.records import (
+    METRICS_BY_NAME,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    Estimate,
+    Verdict,
+)
+from gpuscale.reports.view import View
+from gpuscale.scaling import ScalingPoint, scaling_points
+
+_T = TypeVar("_T")
+Labels = Mapping[str, object]
+"""By name; one whose value is None is left out."""
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
+
+
+class _Gauge(NamedTuple, Generic[_T]):
+    """A metric; the bounds of an estimate are metrics as well, such as `speedup_low_ratio`."""
+
+    name: str
+    unit: str
+    meaning: str
+    of: Callable[[_T], Estimate | float | None]
+
+
+_OF_POINTS: tuple[_Gauge[ScalingPoint], ...] = (
+    _Gauge("step_time", "seconds", "Time of a step", lambda point: point.step_time_s),
+    _Gauge(
+        "throughput",
+        "samples_per_second",
+        "Samples per second over all GPUs",
+        lambda point: point.samples_per_s,
+    ),
+    _Gauge("speedup", "ratio", "Throughput over that of 1 GPU", lambda point: point.speedup),
+    _Gauge("efficiency", "ratio", "Speedup over GPUs", lambda point: point.efficiency),
+    _Gauge(
+        "gpu_utilization",
+        "ratio",
+        "Share of time with a kernel running, mean over GPUs and runs",
+        lambda point: point.gpu_utilization,
+    ),
+    _Gauge("valid_runs", "", "Runs that gave a number", lambda point: point.valid_runs),
+    _Gauge("failed_runs", "", "Runs that gave none", lambda point: point.failed_runs),
+)
+"""Measured now, whatever it is compared with."""
+_OF_ENTRIES: tuple[_Gauge[EntryVerdict], ...] = (
+    _Gauge(
+        "baseline_speedup", "ratio", "Speedup in the baseline", lambda entry: entry.baseline.speedup
+    ),
+    _Gauge(
+        "baseline_efficiency",
+        "ratio",
+        "Efficiency in the baseline",
+        lambda entry: entry.baseline.efficiency,
+    ),
+    _Gauge(
+        "change", "ratio", "Change of what is judged, below 0 worse", lambda entry: entry.change
+    ),
+    _Gauge(
+        "minimum_detectable_loss",
+        "ratio",
+        "Smallest loss found 19 times in 20",
+        lambda entry: entry.minimum_detectable_loss,
+    ),
+)
+"""Of the comparison, beside those of `METRICS` that both sides measured."""
+
+
+def render(view: View) -> str:
+    """The comparison as gauges, without the last line break; what is unknown has no sample."""
+    return "\n".join((*_lines(view), "# EOF"))
+
+
+def _lines(view: View) -> Iterator[str]:
+    comparison = view.comparison
+    cluster = {"cluster": comparison.cluster}
+    points = scaling_points([run for result in view.results for run in result.runs])
+    for gauge in _OF_POINTS:
+        measured = [({**cluster, **_point_labels(point)}, gauge.of(point)) for point in points]
+        yield from _estimates(gauge.name, gauge.unit, gauge.meaning, measured)
+    entries = list(_labelled(cluster, comparison.entries))
+    for judged in _OF_ENTRIES:
+        of_rows = [(labels, judged.of(entry)) for labels, entry in entries]
+        yield from _estimates(judged.name, judged.unit, judged.meaning, of_rows)
+    for spec in METRICS_BY_NAME.values():
+        of_both = [
+            (labels, metric.current)
+            for labels, entry in entries
+            for metric in entry.metrics
+            if metric.metric == spec
+        ]
+        name, meaning = spec.words.replace(" ", "_"), spec.words.capitalize()
+        yield from _estimates(name, _UNITS[spec.unit], meaning, of_both)
+    verdicts = [
+        ({**labels, "verdict": verdict.value}, float(entry.verdict is verdict))
+        for labels, entry in entries
+        for verdict in Verdict
+    ]
+    yield from _family("verdict", "1 for the verdict on the row, 0 for all others", verdicts)
+    exit_code = [(cluster, float(view.exit_code))]
+    yield from _family("exit_code", "Exit code of gpuscale compare", exit_code)
+    times_s = [datetime.fromisoformat(result.created_at).timestamp() for result in view.results]
+    times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
+    newest = [(cluster, max(times_s))]
+    yield from _family("measured_timestamp_seconds", "Unix time of the last run", newest)
+    yield from _family("comparison_info", "What was compared, with what", [(_facts(view), 1.0)])
+
+
+def _facts(view: View) -> Labels:
+    """What a dashboard shows as text."""
+    environment = view.results[-1].environment
+    return {
+        "cluster": view.comparison.cluster,
+        "baseline": view.comparison.baseline_name,
+        "machine": view.comparison.current_machine,
+        "host": environment.host,
+        "job": environment.job_id,
+        "torch": environment.torch_version,
+        "driver": environment.driver_version,
+        "injections": ", ".join(view.injections) or None,
+    }
+
+
+def _labelled(
+    cluster: Labels, entries: Iterable[EntryVerdict]
+) -> Iterator[tuple[Labels, EntryVerdict]]:
+    """Each entry with labels that no other has: the second of the same is `row="2"`."""
+    seen: Counter[tuple[EntryKey, Configuration | None]] = Counter()
+    for entry in entries:
+        same = entry.key, entry.configuration
+        seen[same] += 1
+        number = seen[same] if seen[same] > 1 else None
+        configuration = _fields(entry.configuration)
+        yield {**cluster, **configuration, **entry.key._asdict(), "row": number}, entry
+
+
+def _point_labels(point: ScalingPoint) -> dict[str, object]:
+    shape = None if point.sample_shape is None else "x".join(map(str, point.sample_shape))
+    measured = {"batch_per_gpu": point.batch_per_gpu, "sample_shape": shape}
+    return {**_fields(point.configuration), **point.key._asdict(), **measured}
+
+
+def _fields(configuration: Configuration | None) -> dict[str, object]:
+    return {} if configuration is None else msgspec.structs.asdict(configuration)
+
+
+def _estimates(
+    name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
+) -> Iterator[str]:
+    """A family of the values, and those of their bounds where there are any."""
+    estimates = [
+        (labels, each if isinstance(each, Estimate) else Estimate(value=each))
+        for labels, each in found
+        if each is not None
+    ]
+    for part, end in (("value", ""), ("low", ", low end of 95%"), ("high", ", high end of 95%")):
+        full = "_".join(filter(None, (name, part.removeprefix("value"), unit)))
+        samples = [(labels, getattr(each, part)) for labels, each in estimates]
+        yield from _family(full, f"{meaning}{end}", samples)
+
+
+def _family(
+    name: str, meaning: str, samples: Iterable[tuple[Labels, float | None]]
+) -> Iterator[str]:
+    known = [(labels, value) for labels, value in samples if value is not None]
+    if known:
+        yield f"# HELP gpuscale_{name} {meaning}."
+        yield f"# TYPE gpuscale_{name} gauge"
+    for labels, value in known:
+        yield f"gpuscale_{name}{{{_text(labels)}}} {value!r}"
+
+
+def _text(labels: Labels) -> str:
+    """`case="mnist_cnn",gpus="4"`: flags as Prometheus' own are, `true` and `false`."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in labels.items()
+        if value is not None
+    }
+    return ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in words.items())

@@ -1,0 +1,167 @@
+"""The rows that `gpuscale show` gives in every format: published, measured and projected ones."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from gpuscale.projection import ProjectedPoint, Projection
+from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure, Results
+from gpuscale.scaling import Figures, ScalingPoint, published_speedup, scaling_points
+
+_HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A results or baseline file, and what is asked of it."""
+
+    content: Results | Baseline
+    path: Path
+    now: datetime
+    steps: int | None = None
+    """Of a training whose GPU-hours are told."""
+    projections: tuple[Projection, ...] = ()
+    """The configurations on numbers of GPUs on which they were not measured."""
+    columns: int | None = None
+    """Of the terminal; None is where there is room for any line."""
+
+    @property
+    def injections(self) -> tuple[str, ...]:
+        """The faults that were made on purpose."""
+        return self.content.injections if isinstance(self.content, Results) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """The numbers of one configuration on one number of GPUs; None is unknown."""
+
+    kind: Literal["published", "measured", "projected"]
+    configuration: Configuration
+    gpus: int
+    nodes: int | None
+    batch_per_gpu: int
+    samples_per_step: int
+    """Over all GPUs."""
+    runs: int | None = None
+    failed_runs: int | None = None
+    step_time_s: Estimate | None = None
+    samples_per_s: Estimate | None = None
+    speedup: Estimate | None = None
+    efficiency: Estimate | None = None
+    gpu_hours: Estimate | None = None
+    """Of the steps that were asked for."""
+    epoch_s: float | None = None
+    samples_per_j: Estimate | None = None
+    gpu_utilization: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_host_memory_bytes: int | None = None
+    timed: str | None = None
+    """The span of a published `time_s`."""
+    time_s: float | None = None
+    """A published wall clock."""
+    sample_shape: str | None = None
+
+
+ESTIMATES = frozenset(
+    ("step_time_s", "samples_per_s", "speedup", "efficiency", "gpu_hours", "samples_per_j")
+)
+"""The fields of a row that have an interval."""
+
+
+def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
+    """The rows, published ones first and projected ones last, by configuration."""
+    if isinstance(shown.content, Baseline):
+        figures = {figure.key: figure for figure in shown.content.published}
+        device = shown.content.hardware.device
+        for figure in figures.values():
+            yield _published_row(figure, figures, device, shown.steps)
+    for point in scaling_points(shown.content.runs):
+        yield _measured_row(point, shown.steps)
+    for projection in shown.projections:
+        for projected in projection.points:
+            yield _projected_row(projection.configuration, projected, shown.steps)
+
+
+def gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
+    """What a training of so many steps costs; None where either is unknown."""
+    if step_time_s is None or steps is None:
+        return None
+    return step_time_s.scaled(gpus * steps / _HOUR_S)
+
+
+def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
+    shape = point.sample_shape
+    return ScalingRow(
+        kind="measured",
+        configuration=point.configuration,
+        gpus=point.key.gpus,
+        nodes=point.nodes,
+        batch_per_gpu=point.batch_per_gpu,
+        samples_per_step=point.point_key.global_batch,
+        runs=point.valid_runs,
+        failed_runs=point.failed_runs,
+        step_time_s=point.step_time_s,
+        samples_per_s=point.samples_per_s,
+        speedup=point.speedup,
+        efficiency=point.efficiency,
+        gpu_hours=gpu_hours(point.step_time_s, point.key.gpus, steps),
+        epoch_s=point.epoch_s,
+        samples_per_j=point.samples_per_j,
+        gpu_utilization=point.gpu_utilization,
+        peak_memory_bytes=point.peak_memory_bytes,
+        peak_host_memory_bytes=point.peak_host_memory_bytes,
+        sample_shape=None if shape is None else "x".join(map(str, shape)),
+    )
+
+
+def _published_row(
+    figure: PublishedFigure, figures: Figures, device: str, steps: int | None
+) -> ScalingRow:
+    """A wall clock holds more than steps, so only a throughput tells the step time."""
+    speedup = published_speedup(figure, figures)
+    told = None if speedup is None else Estimate(value=speedup)
+    per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
+    batch = figure.gpus * figure.batch_per_gpu
+    step_time_s = None if per_s is None else per_s.inverse(batch)
+    return ScalingRow(
+        kind="published",
+        configuration=Configuration(
+            case=figure.case,
+            strategy=figure.strategy,
+            device=device,
+            precision=figure.precision,
+            data=figure.data,
+        ),
+        gpus=figure.gpus,
+        nodes=figure.nodes,
+        batch_per_gpu=figure.batch_per_gpu,
+        samples_per_step=batch,
+        runs=figure.runs,
+        step_time_s=step_time_s,
+        samples_per_s=per_s,
+        speedup=told,
+        efficiency=None if told is None else told.scaled(1 / figure.gpus),
+        gpu_hours=gpu_hours(step_time_s, figure.gpus, steps),
+        timed=figure.timed,
+        time_s=figure.mean_time_s,
+    )
+
+
+def _projected_row(
+    configuration: Configuration, point: ProjectedPoint, steps: int | None
+) -> ScalingRow:
+    return ScalingRow(
+        kind="projected",
+        configuration=configuration,
+        gpus=point.gpus,
+        nodes=point.nodes,
+        batch_per_gpu=point.batch_per_gpu,
+        samples_per_step=point.gpus * point.batch_per_gpu,
+        step_time_s=point.step_time_s,
+        samples_per_s=point.samples_per_s,
+        speedup=point.speedup,
+        efficiency=point.efficiency,
+        gpu_hours=gpu_hours(point.step_time_s, point.gpus, steps),
+    )

@@ -1,0 +1,280 @@
+"""Published figures from a table that people keep by hand, as CSV or in Markdown."""
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpuscale.errors import DecodeError
+from gpuscale.records import EntryKey, Hardware, PublishedFigure
+from gpuscale.records.as_json import converted
+from gpuscale.records.baseline import Timed
+from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
+from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
+from gpuscale.store.table.numbers import day_of, measures_of, whole_number
+from gpuscale.store.table.rows import Problems, Row, tables_in
+from gpuscale.store.table.selection import (
+    is_no_value,
+    rows_of_machine,
+    rows_with_figure,
+    signs_of_table,
+    unused_columns,
+)
+from gpuscale.strategies import STRATEGIES
+
+_NAMES = {"case": Name, "strategy": Name, "note": Line}
+_TIMES = tuple[Seconds, ...]
+_THROUGHPUTS = tuple[SamplesPerSecond, ...]
+
+
+class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of every row whose own cell does not say them; None where nothing does."""
+
+    case: str | None = None
+    strategy: str | None = None
+    batch_per_gpu: int | None = None
+    nodes: int | None = None
+    timed: Timed | None = None
+    """The span of times whose header does not say it."""
+    discard_first: int = 0
+    """The number of first times of each night that the source leaves out."""
+    cluster: str | None = None
+    """The machine whose rows are taken, where the table has a column of machines."""
+
+
+class FiguresOfTable(NamedTuple):
+    """What a table holds; of one with problems nothing should be kept."""
+
+    figures: tuple[PublishedFigure, ...]
+    left_out: tuple[str, ...]
+    """What was passed over, and why."""
+    problems: tuple[DecodeError, ...]
+
+
+class _Measured(NamedTuple):
+    """One row, checked: what it has in common with its repetitions, and what it adds."""
+
+    line: int
+    key: EntryKey
+    nodes: int
+    batch_per_gpu: int
+    values: tuple[float, ...]
+    """Times in seconds, or samples per second."""
+    day: str | None
+    runs: int
+    note: str | None
+
+
+def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -> FiguresOfTable:
+    """The figures of the one table that has a column of GPUs, and all of its problems.
+
+    Rows of the same case, strategy and number of GPUs are repetitions of each other.
+    """
+    problems = Problems()
+    tables = [table for table in tables_in(text, problems) if has_gpus(table[0])]
+    if len(tables) != 1:
+        problem = "no table has a column 'gpus' (or 'n'); docs/baselines.md shows one"
+        if tables:
+            lines = ", ".join(str(table[0].line) for table in tables)
+            problem = f"several tables have a column of GPUs (lines {lines}); keep one of them"
+        problems.add(1, problem)
+        return FiguresOfTable((), (), problems.in_order())
+    head, *rows = tables[0]
+    columns = columns_of(head, problems)
+    measure = measure_in(columns)
+    if measure is None:
+        if not problems.found:
+            problem = "expected a column of times or of throughput, found none"
+            problems.add(head.line, f"{problem}; name it 'time (s)' or 'samples/s'")
+        return FiguresOfTable((), (), problems.in_order())
+    timed = None
+    with problems.on(head.line):
+        timed = _timed(measure, defaults)
+    rows, of_others = rows_of_machine(rows, columns, defaults.cluster or "", problems)
+    rows, without = rows_with_figure(rows, columns, measure)
+    if not rows and not problems.found:
+        problems.add(head.line, "the table has no rows with a figure")
+    signs = signs_of_table(rows, columns, measure)
+    table = _Table(columns, measure, timed, signs, defaults, hardware)
+    figures = tuple(_figures(table, rows, problems))
+    others = (f"'{name}' ({count})" for name, count in of_others.items())
+    left_out = (
+        *(f"the rows of {other}" for other in others),
+        *(f"line {line}: {text}" for line, text in without.items()),
+        *(f"column '{each.header}': {why}" for each, why in unused_columns(columns, measure)),
+    )
+    return FiguresOfTable(figures, left_out, problems.in_order())
+
+
+class _Table(NamedTuple):
+    """What the rows of a table are read by."""
+
+    columns: Sequence[Column | None]
+    measure: Column
+    """Of the figures."""
+    timed: Timed | None
+    signs: Collection[str]
+    """What stands before decimals, as far as the table tells it."""
+    defaults: TableDefaults
+    hardware: Hardware
+
+
+def _timed(measure: Column, defaults: TableDefaults) -> Timed | None:
+    """The span of the times; None for throughputs."""
+    if measure.meaning not in ("time", "epoch_time"):
+        return None
+    of_header: Timed | None = "epoch" if measure.meaning == "epoch_time" else None
+    if of_header is None and defaults.timed is None:
+        problem = f"the column '{measure.header}' gives times; say with --timed what they span"
+        raise DecodeError("", problem)
+    if of_header and defaults.timed not in (None, of_header):
+        problem = f"gives times of an epoch, and --timed says {defaults.timed}; correct one of them"
+        raise DecodeError(f"column '{measure.header}'", problem)
+    return of_header or defaults.timed
+
+
+def _figures(table: _Table, rows: Sequence[Row], problems: Problems) -> Iterator[PublishedFigure]:
+    repetitions: dict[EntryKey, list[_Measured]] = {}
+    for row in rows:
+        values = _values(row, table, problems)
+        if values is not None:
+            with problems.on(row.line):
+                measured = _measured(row.line, values, table)
+                known = repetitions.setdefault(measured.key, [measured])
+                if known[0] is not measured:
+                    _refuse_unlike(known[0], measured)
+                    known.append(measured)
+    for measured_rows in repetitions.values():
+        with problems.on(measured_rows[0].line):
+            yield _joined(measured_rows, table)
+
+
+def _values(row: Row, table: _Table, problems: Problems) -> dict[str, Any] | None:
+    """The value of each cell that is filled, by the meaning of its column; None of a bad row."""
+    values: dict[str, Any] = {}
+    before = len(problems.found)
+    for column, text in zip(table.columns, row.cells, strict=True):
+        if column is None or not text or is_no_value(text):
+            continue
+        with problems.on(row.line, place=f"column '{column.header}'"):
+            if column is table.measure:
+                kind = _TIMES if column.meaning in TIMES else _THROUGHPUTS
+                values["measures"] = converted(kind, measures_of(text, column, table.signs))
+            elif column.meaning in COUNTS:
+                number = whole_number(text, table.signs)
+                values[column.meaning] = converted(COUNTS[column.meaning], number)
+            elif column.meaning in _NAMES:
+                values[column.meaning] = converted(_NAMES[column.meaning], text)
+            elif column.meaning == "date":
+                values["date"] = day_of(text)
+    return values if len(problems.found) == before else None
+
+
+def _measured(line: int, cells: Mapping[str, Any], table: _Table) -> _Measured:
+    """A row with what the options say of it."""
+    defaults, gpus = table.defaults, cells.get("gpus")
+    if gpus is None:
+        raise DecodeError("", "no number of GPUs; fill its cell, or give a number of GPUs there")
+    if "measures" not in cells:
+        raise DecodeError("", "neither a time nor a throughput; fill its cell, or delete the row")
+    share, odd = divmod(cells.get("global_batch", 0), gpus)
+    if odd:
+        problem = f"a global batch of {cells['global_batch']} does not go evenly on {gpus} GPUs"
+        raise DecodeError("", f"{problem}; give the batch per GPU")
+    batch = cells.get("batch_per_gpu", share or defaults.batch_per_gpu)
+    said = {
+        "case": cells.get("case", defaults.case),
+        "strategy": cells.get("strategy", defaults.strategy),
+        "batch_per_gpu": batch,
+    }
+    if missing := [name for name, value in said.items() if value is None]:
+        names = " and no ".join(name.partition("_")[0] for name in missing)
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        remedy = "fill its cell, or give" if len(missing) == 1 else "fill their cells, or give"
+        raise DecodeError("", f"no {names}; {remedy} {options}")
+    if "date" not in cells and any(each and each.meaning == "date" for each in table.columns):
+        raise DecodeError("", "no date; fill its cell, or remove the column")
+    lower = str(said["strategy"]).lower()
+    strategy = lower if lower in STRATEGIES else said["strategy"]
+    values = tuple(_in_records(value, table.measure, gpus, batch) for value in cells["measures"])
+    # Several epochs are of one job; several whole jobs or loops are repetitions of it.
+    repetitions = 1 if table.timed == "epoch" else len(values)
+    return _Measured(
+        line=line,
+        key=EntryKey(said["case"], strategy, gpus),
+        nodes=_nodes(cells.get("nodes", defaults.nodes), gpus, table.hardware),
+        batch_per_gpu=batch,
+        values=values,
+        day=cells.get("date"),
+        runs=cells.get("runs", repetitions),
+        note=cells.get("note"),
+    )
+
+
+def _in_records(value: float, measure: Column, gpus: int, batch_per_gpu: int) -> float:
+    """What was measured as records have it: seconds, or samples per second over all GPUs."""
+    match measure.meaning:
+        case "throughput_per_gpu":
+            return value * gpus
+        case "step_rate":
+            return value * gpus * batch_per_gpu
+        case "step_time":
+            return gpus * batch_per_gpu / value if value else value
+        case _:
+            return value
+
+
+def _nodes(nodes: int | None, gpus: int, hardware: Hardware) -> int:
+    per_node = hardware.gpus_per_node
+    if nodes is None:
+        return 1 if per_node is None else -(-gpus // per_node)
+    if nodes > gpus or (per_node is not None and gpus > nodes * per_node):
+        of = "" if per_node is None else f" of {per_node} GPUs"
+        counted = f"{nodes} node{'' if nodes == 1 else 's'}{of}"
+        raise DecodeError("", f"{gpus} GPUs are not on {counted}; correct one of the numbers")
+    return nodes
+
+
+def _refuse_unlike(earlier: _Measured, later: _Measured) -> None:
+    if (earlier.nodes, earlier.batch_per_gpu) != (later.nodes, later.batch_per_gpu):
+        problem = f"{later.key.label} stood before with another batch or number of nodes"
+        raise DecodeError("", f"{problem} (line {earlier.line}); name the cases apart")
+
+
+def _joined(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
+    """One figure of all its repetitions, without the first times that the source leaves out."""
+    first = rows[0]
+    discard = table.defaults.discard_first if table.timed else 0
+    nights: dict[str | None, list[float]] = defaultdict(list)
+    for row in rows:
+        nights[row.day] += row.values
+    for values in nights.values():
+        if len(values) <= discard:
+            times = f"{len(values)} time{'' if len(values) == 1 else 's'}"
+            problem = f"{first.key.label} has {times}, and --discard-first takes {discard}"
+            raise DecodeError("", problem)
+    counted = [value for values in nights.values() for value in values[discard:]]
+    discarded = [value for values in nights.values() for value in values[:discard]]
+    notes = dict.fromkeys(row.note for row in rows if row.note)
+    return PublishedFigure(
+        case=first.key.case,
+        strategy=first.key.strategy,
+        gpus=first.key.gpus,
+        nodes=first.nodes,
+        batch_per_gpu=first.batch_per_gpu,
+        runs=sum(row.runs for row in rows),
+        times_s=(*discarded, *counted) if table.timed else (),
+        timed=table.timed,
+        discard_first=len(discarded),
+        samples_per_s=None if table.timed else statistics.fmean(counted),
+        nights={
+            day: statistics.fmean(values[discard:])
+            for day, values in sorted(nights.items(), key=lambda item: item[0] or "")
+            if day is not None
+        },
+        note="; ".join(notes) or None,
+    )

@@ -1,0 +1,165 @@
+"""What the columns of a table mean, by their headers as people write them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gpuscale.errors import DecodeError
+from gpuscale.printable import shown
+from gpuscale.records.record import Gpus, PositiveCount
+from gpuscale.store.table.rows import Problems, Row
+
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "gpus": ("gpus", "gpu", "n", "#gpus", "ngpus", "gpu count", "devices", "ranks", "world size"),
+    "throughput": ("throughput", "total throughput", "samples/s", "images/s", "img/s"),
+    "throughput_per_gpu": ("throughput/gpu", "samples/s/gpu", "images/s/gpu", "img/s/gpu"),
+    "step_time": ("step time", "time/step", "iteration time", "time/iteration", "ms/step", "s/it"),
+    "step_rate": ("it/s", "steps/s", "iterations/s"),
+    "epoch_time": ("epoch time", "time/epoch", "s/epoch"),
+    "time": (
+        *("time", "t", "t(n)", "wall clock", "wall time", "walltime", "runtime", "run time"),
+        *("elapsed", "duration", "training time", "seconds", "minutes", "hours"),
+    ),
+    "case": ("case", "model", "workload", "benchmark", "network"),
+    "strategy": ("strategy",),
+    "batch_per_gpu": (
+        *("batch/gpu", "batch size/gpu", "local batch", "local batch size", "per gpu batch"),
+        *("batch", "batch size", "bs"),
+    ),
+    "global_batch": ("global batch", "global batch size", "total batch", "total batch size", "gbs"),
+    "nodes": ("nodes", "#nodes", "nnodes"),
+    "runs": ("runs", "#runs", "repetitions"),
+    "date": ("date", "day", "night", "measured", "measured on"),
+    "cluster": ("cluster", "machine", "system", "site"),
+    "note": ("note", "notes", "comment", "comments", "remark", "remarks"),
+    "derived": (
+        *("speedup", "speed up", "s(n)", "efficiency", "eff", "e(n)", "parallel efficiency"),
+        *("scaling", "scaling efficiency", "ideal", "ideal speedup"),
+    ),
+}
+"""By meaning, how a header may be written; case, underscores, hyphens and the unit behind it do
+not matter, `per` is `/`, and `number of`, `num`, `no.`, `n` and `# ` are `#`."""
+_MEANINGS = {name: meaning for meaning, names in HEADERS.items() for name in names}
+MEASURES = ("throughput", "throughput_per_gpu", "step_time", "step_rate", "epoch_time", "time")
+"""Of several in one table the first is taken: a throughput holds no start-up."""
+TIMES = ("step_time", "epoch_time", "time")
+COUNTS = {
+    **dict.fromkeys(("gpus", "nodes"), Gpus),
+    **dict.fromkeys(("batch_per_gpu", "global_batch", "runs"), PositiveCount),
+}
+"""The columns of whole numbers, with their bounds."""
+TEXTS = ("case", "strategy", "note", "date", "cluster")
+"""Those of no numbers."""
+SECONDS = {
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+}
+_SAMPLES = {"samples", "sample", "images", "image", "imgs", "img", "examples", "example"}
+_STEPS = {"steps", "step", "iterations", "iteration", "iters", "iter", "it", "batches", "batch"}
+_RATE = re.compile(r"([a-z]+)/([a-z]+)(/gpu|/device|/rank)?")
+_UNIT = re.compile(r"(.+?)\s*(?:[(\[]\s*(?:in )?([^()\[\]]+?)\s*[)\]]|(?<=[ ])([\w/]+))")
+_COUNT = re.compile(r"(?:#|total|(?:number|num|no|nr|nb|n)\b\.?)(?: of)? ?(gpus|nodes|runs)")
+_LONGEST_HEADER = 80
+
+
+class Column(NamedTuple):
+    """One column of a table, under a header that is known."""
+
+    header: str
+    """As it is written."""
+    meaning: str
+    factor: float = 1.0
+    """The seconds of one unit of a time, or what one unit of a rate is in a second."""
+
+
+def column_of(header: str) -> Column | None:
+    """The column under a header; None where the header is not known."""
+    name = re.sub(r"[\s_,-]+", " ", header[: _LONGEST_HEADER + 1].strip().lower())
+    if len(name) > _LONGEST_HEADER:
+        return None
+    name = re.sub(r"\s*/\s*", "/", re.sub(r"(?<=\w) \(?per (\w+)\)?", r"/\1", name))
+    if counted := _COUNT.fullmatch(name):
+        name = f"#{counted[1]}"
+    if of_unit := measure_of_unit(name):
+        return Column(header, *of_unit)
+    if name in _MEANINGS:
+        return Column(header, _MEANINGS[name], SECONDS.get(name, 1.0))
+    found = _UNIT.fullmatch(name)
+    meaning = None if found is None else _MEANINGS.get(found[1])
+    if found is None or meaning is None:
+        return None
+    return _with_unit(header, meaning, found[2] or found[3])
+
+
+def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
+    if meaning == "derived":
+        return Column(header, meaning)
+    if meaning not in MEASURES:
+        return None
+    of_unit = measure_of_unit(unit)
+    if meaning in TIMES and unit in SECONDS:
+        return Column(header, meaning, SECONDS[unit])
+    if of_unit and (of_unit[0] == meaning or (of_unit[0] in TIMES) == (meaning == "time")):
+        per_gpu = meaning == "throughput_per_gpu"
+        return Column(header, meaning if per_gpu else of_unit[0], of_unit[1])
+    known = "s, min, h or ms" if meaning in TIMES else "samples/s or images/s"
+    raise DecodeError(f"column '{header}'", f"the unit {shown(unit)} is not {known}")
+
+
+def measure_of_unit(unit: str) -> tuple[str, float] | None:
+    """What a unit such as `img/s`, `ms/step` or `s/epoch` measures, and its factor."""
+    found = _RATE.fullmatch(unit)
+    if found is None:
+        return None
+    one, other, each = found.groups()
+    if one in _SAMPLES and other in SECONDS:
+        return "throughput_per_gpu" if each else "throughput", 1 / SECONDS[other]
+    if each:
+        return None
+    if one in _STEPS and other in SECONDS:
+        return "step_rate", 1 / SECONDS[other]
+    if one in SECONDS and other in _STEPS:
+        return "step_time", SECONDS[one]
+    return ("epoch_time", SECONDS[one]) if one in SECONDS and other == "epoch" else None
+
+
+def columns_of(head: Row, problems: Problems) -> list[Column | None]:
+    """The columns under a row of headers; None where a header has no meaning of its own."""
+    columns: list[Column | None] = []
+    first: dict[str, Column] = {}
+    for header in head.cells:
+        column = None
+        with problems.on(head.line):
+            column = column_of(header)
+            if column is None:
+                problem = "not a column that is known (docs/baselines.md); rename or delete it"
+                raise DecodeError(f"column '{header}'", problem)
+            other = first.setdefault(column.meaning, column)
+            if other is not column and column.meaning != "derived":
+                problem = f"means the same as '{other.header}'; keep one of them"
+                column = None
+                raise DecodeError(f"column '{header}'", problem)
+        columns.append(column)
+    return columns
+
+
+def has_gpus(head: Row) -> bool:
+    """True where one of the headers is that of numbers of GPUs."""
+    return any(_is_gpus(header) for header in head.cells)
+
+
+def _is_gpus(header: str) -> bool:
+    try:
+        column = column_of(header)
+    except DecodeError:
+        return False
+    return column is not None and column.meaning == "gpus"
+
+
+def measure_in(columns: Sequence[Column | None]) -> Column | None:
+    """The column that the figures are of; None where no column measures anything."""
+    by_meaning = {column.meaning: column for column in columns if column is not None}
+    found = (by_meaning[meaning] for meaning in MEASURES if meaning in by_meaning)
+    return next(found, None)

@@ -1,0 +1,127 @@
+"""Numbers, times and dates as people write them in a table."""
+
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from datetime import datetime
+
+from gpuscale.errors import DecodeError
+from gpuscale.printable import shown
+from gpuscale.store.table.columns import SECONDS, TIMES, Column, measure_of_unit
+
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+"
+_PLAIN = re.compile(_NUMBER)
+_CLOCK = re.compile(r"(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2}(?:[.,]\d*)?)")
+_WITH_UNITS = re.compile(rf"(?:(?:{_NUMBER})\s*[a-z]+\s*)+")
+_PART = re.compile(rf"({_NUMBER})\s*([a-z]+)")
+_WITH_RATE = re.compile(rf"({_NUMBER})\s*([a-z]+/[a-z/]+)")
+_SEVERAL = re.compile(r";\s*|,\s+")
+_SPACES = " '\u2019\u00a0\u202f\u2009"
+# Not what stands behind the colon of a clock.
+_TOKEN = re.compile(rf"(?<![\d.,:])\d[\d.,]*(?:[{_SPACES}]\d{{3}}(?!\d)[\d.,]*)*")
+_READINGS = {
+    decimal: re.compile(
+        rf"((?!0)\d{{1,3}}(?:[{thousands}{_SPACES}]\d{{3}})+|\d+)(?:{re.escape(decimal)}(\d*))?"
+    )
+    for decimal, thousands in ((".", ","), (",", "."))
+}
+"""How a number is written by the sign that stands before its decimals."""
+SIGNS = tuple(_READINGS)
+_PARTED_BY_SPACES = re.compile(r"\d{3} ")
+_DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%B %d %Y")
+
+
+def decimal_signs(texts: Iterable[str], *, whole: bool = False) -> set[str]:
+    """The signs that numbers in these cells must have before decimals, however few tell it."""
+    found: set[str] = set()
+    for token in (token for text in texts for token in _TOKEN.findall(text)):
+        signs = _readings(token, whole=whole)
+        if len(signs) == 1 and re.search("[.,]", token):
+            found.update(signs)
+    return found
+
+
+def _readings(token: str, *, whole: bool) -> dict[str, str]:
+    """The number, as programs write it, by each sign that may stand before its decimals."""
+    found = {}
+    for sign, reading in _READINGS.items():
+        match = reading.fullmatch(token)
+        if match is not None and not (whole and match[2] is not None):
+            decimals = "" if match[2] is None else f".{match[2]}"
+            found[sign] = re.sub(r"\D", "", match[1]) + decimals
+    return found
+
+
+def _plain(text: str, signs: Collection[str], *, whole: bool = False) -> str:
+    """The text with its numbers as programs write them: `1563.5` for `1 563,5`.
+
+    `signs` are those that stand before decimals elsewhere in the table. A comma alone tells
+    nothing; a point is one before decimals where nothing speaks against it.
+    """
+
+    def number(match: re.Match[str]) -> str:
+        token = match[0]
+        readings = _readings(token, whole=whole)
+        if _PARTED_BY_SPACES.match(token):
+            problem = f"'{token}' may be one number or several; write it without spaces"
+            raise DecodeError("", f"{problem}, or several with ';' between them")
+        if len(set(readings.values())) < 2:
+            return next(iter(readings.values()), token)
+        usual = set(signs) or ({"."} if "," not in token else set())
+        if len(usual) == 1:
+            return readings[usual.pop()]
+        one, other = sorted(readings.values(), key=len)
+        raise DecodeError("", f"'{token}' may be {one} or {other}; write which it is, like this")
+
+    return _TOKEN.sub(number, text)
+
+
+def whole_number(text: str, signs: Collection[str]) -> int:
+    """The number that `1024`, `1,024` or `1 024` is."""
+    plain = _plain(text, signs, whole=True)
+    if re.fullmatch(r"\d{1,15}", plain) is None:
+        raise DecodeError("", f"expected a whole number, found {shown(text)}")
+    return int(plain)
+
+
+def measures_of(text: str, column: Column, signs: Collection[str]) -> tuple[float, ...]:
+    """The values of a cell, several between `;` or `, `: seconds, or what is in a second."""
+    measure = _seconds if column.meaning in TIMES else _rate
+    parts = (part.strip().lower() for part in _SEVERAL.split(text))
+    return tuple(measure(_plain(part, signs), column, part) for part in parts)
+
+
+def _seconds(text: str, column: Column, written: str) -> float:
+    """The time that `145` (of the column's unit), `5:42:11.9` or `2 min 25 s` says."""
+    if _PLAIN.fullmatch(text):
+        return float(text) * column.factor
+    if clock := _CLOCK.fullmatch(text):
+        seconds = float(clock[3].replace(",", "."))
+        return float(clock[1] or 0) * 3600 + float(clock[2]) * 60 + seconds
+    if _WITH_UNITS.fullmatch(text):
+        parts = _PART.findall(text)
+        if all(unit in SECONDS for _, unit in parts):
+            return sum(float(number) * SECONDS[unit] for number, unit in parts)
+    problem = f"expected a time such as 145, 2:25 or 2 min 25 s, found {shown(written)}"
+    raise DecodeError("", problem)
+
+
+def _rate(text: str, column: Column, written: str) -> float:
+    """The rate that `1520.5` (of the column's unit) or `1520.5 img/s` says."""
+    if _PLAIN.fullmatch(text):
+        return float(text) * column.factor
+    if found := _WITH_RATE.fullmatch(text):
+        measured = measure_of_unit(found[2])
+        if measured is not None and measured[0] == column.meaning:
+            return float(found[1]) * measured[1]
+    raise DecodeError("", f"expected a number such as 1520.5, found {shown(written)}")
+
+
+def day_of(text: str) -> str:
+    """The day that `2026-09-01`, `1.9.2026` or `1 Sep 2026` says, as the first of them."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(text).date().isoformat()
+    for written in _DATES:
+        with suppress(ValueError):
+            return datetime.strptime(text.replace(",", ""), written).date().isoformat()
+    raise DecodeError("", f"expected a date such as 2026-09-01, found {shown(text)}")

@@ -1,0 +1,107 @@
+"""The rows of a table in a text, as CSV or in Markdown, each with its line."""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import NamedTuple
+
+from gpuscale.errors import DecodeError
+from gpuscale.printable import text_problem
+
+_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
+_COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)
+"""Some headers of counts begin with the sign too."""
+_BAR = re.compile(r"(?<!\\)\|")
+
+
+class Row(NamedTuple):
+    """One line of a table."""
+
+    line: int
+    """Of the text, from 1."""
+    cells: tuple[str, ...]
+    """Without spaces and emphasis around them; empty where nothing stands."""
+
+
+class Problems:
+    """What is wrong with a text, so that all of it is told in one go."""
+
+    def __init__(self) -> None:
+        self.found: list[DecodeError] = []
+
+    def add(self, line: int, problem: str, *, place: str = "") -> None:
+        """Notes a problem on a line of the text."""
+        self.found.append(DecodeError(place, problem, line=line))
+
+    def in_order(self) -> tuple[DecodeError, ...]:
+        """What is wrong, by line."""
+        return tuple(sorted(self.found, key=lambda problem: problem.line or 0))
+
+    @contextmanager
+    def on(self, line: int, *, place: str = "") -> Iterator[None]:
+        """Notes what is raised as a problem on this line."""
+        try:
+            yield
+        except DecodeError as error:
+            self.add(line, error.problem, place=place or error.place)
+
+
+def tables_in(text: str, problems: Problems) -> list[list[Row]]:
+    """The tables of a text, each its headers and the rows below them, with as many cells.
+
+    Tables are those in Markdown, else the text itself as CSV, separated by commas, semicolons or
+    tabs, whichever its first line has most of.
+    """
+    lines = text.removeprefix("\ufeff").splitlines()
+    for number, line in enumerate(lines, start=1):
+        problem = text_problem(line.replace("\t", " "))
+        if problem is not None:
+            problems.add(number, problem)
+            lines[number - 1] = ""
+    tables = list(_markdown(lines)) or [_csv(lines, problems)]
+    return [list(_even(table, problems)) for table in tables if table]
+
+
+def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
+    """The rows that have as many cells as there are headers."""
+    head = table[0]
+    for row in table:
+        if len(row.cells) == len(head.cells):
+            yield row
+        else:
+            count = f"{len(row.cells)} cells under {len(head.cells)} headers"
+            problems.add(row.line, f"{count} (line {head.line}); give each header its cell")
+
+
+def _markdown(lines: Sequence[str]) -> Iterator[list[Row]]:
+    for at in range(1, len(lines)):
+        head, rule = lines[at - 1], lines[at]
+        if "|" not in head or "|" not in rule or _RULE.fullmatch(rule) is None:
+            continue
+        rows = takewhile(lambda row: "|" in row[1], enumerate(lines[at + 1 :], start=at + 2))
+        yield [Row(number, _markdown_cells(line)) for number, line in ((at, head), *rows)]
+
+
+def _markdown_cells(line: str) -> tuple[str, ...]:
+    inner = line.strip().removeprefix("|")
+    inner = inner[:-1] if inner.endswith("|") and not inner.endswith("\\|") else inner
+    return tuple(cell.replace("\\|", "|").strip(" *`") for cell in _BAR.split(inner))
+
+
+def _csv(lines: Sequence[str], problems: Problems) -> list[Row]:
+    rows: list[Row] = []
+    delimiter = ""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or _COMMENT.match(line):
+            continue
+        delimiter = delimiter or max((",", ";", "\t"), key=line.count)
+        try:
+            # A line each: a quoted line break would hide an unclosed quote.
+            (cells,) = csv.reader([line], delimiter=delimiter, strict=True)
+        except csv.Error as error:
+            problems.add(number, f"this is no line of a table: {error}")
+        else:
+            rows.append(Row(number, tuple(cell.strip() for cell in cells)))
+    return rows

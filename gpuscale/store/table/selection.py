@@ -1,0 +1,107 @@
+"""Which rows and columns of a table make figures, and how its numbers are written."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+
+from gpuscale.errors import DecodeError
+from gpuscale.store.table.columns import COUNTS, MEASURES, TEXTS, TIMES, Column
+from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
+from gpuscale.store.table.rows import Problems, Row
+
+_NO_VALUE = re.compile(r"[-–—?]+|n/?a|none|null|tbd", re.IGNORECASE)
+_FAILED = re.compile(
+    r"(?:error|oom|out of memory|fail|crash|killed|timed? ?out|nan|abort)\b.*|failed|crashed",
+    re.IGNORECASE,
+)
+_MOST_APART = 30.0
+"""Numbers of one case, each over what its GPUs should do, differ by less; misread ones by 1000."""
+
+
+def cell_of(row: Row, columns: Sequence[Column | None], meaning: str) -> str | None:
+    """The cell under the column of that meaning; None where there is no such column."""
+    for column, text in zip(columns, row.cells, strict=True):
+        if column is not None and column.meaning == meaning:
+            return text
+    return None
+
+
+def rows_of_machine(
+    rows: Sequence[Row], columns: Sequence[Column | None], cluster: str, problems: Problems
+) -> tuple[list[Row], Counter[str]]:
+    """The rows of the machine that is asked for, and how many there are of each other one."""
+    found: list[Row] = []
+    others: Counter[str] = Counter()
+    for row in rows:
+        machine = cell_of(row, columns, "cluster")
+        if machine == "":
+            problems.add(row.line, "no machine; fill its cell, or delete the row")
+        elif machine is None or machine.casefold() == cluster.casefold():
+            found.append(row)
+        else:
+            others[machine] += 1
+    if others and not found:
+        named = ", ".join(f"'{machine}'" for machine in others)
+        problem = f"no row is of '{cluster}'; choose one of {named} with --cluster"
+        problems.add(rows[0].line, problem)
+    return found, others
+
+
+def rows_with_figure(
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column
+) -> tuple[list[Row], dict[int, str]]:
+    """The rows that measured something, and what the others say instead, by line."""
+    at = columns.index(measure)
+    others = {
+        row.line: text
+        for row in rows
+        if _FAILED.fullmatch(text := row.cells[at]) or is_no_value(text)
+    }
+    return [row for row in rows if row.line not in others], others
+
+
+def is_no_value(text: str) -> bool:
+    """True of a cell that says that nothing stands there, such as `–` or `n/a`."""
+    return _NO_VALUE.fullmatch(text) is not None
+
+
+def unused_columns(
+    columns: Sequence[Column | None], measure: Column
+) -> Iterator[tuple[Column, str]]:
+    """The columns that figures are not made of, and why not."""
+    for column in columns:
+        if column is None or column is measure:
+            continue
+        if column.meaning == "derived":
+            yield column, "follows from the figures"
+        elif column.meaning in MEASURES:
+            yield column, f"'{measure.header}' says it better"
+
+
+def signs_of_table(
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column
+) -> Collection[str]:
+    """What stands before decimals: as other cells show it, else as only one is credible."""
+    found: set[str] = set()
+    for at, column in enumerate(columns):
+        if column is not None and column.meaning not in TEXTS:
+            whole = column.meaning in COUNTS
+            found |= decimal_signs((row.cells[at] for row in rows), whole=whole)
+    credible = [sign for sign in SIGNS if _is_credible(rows, columns, measure, sign)]
+    return found or (credible if len(credible) == 1 else ())
+
+
+def _is_credible(
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column, sign: str
+) -> bool:
+    """True where what a GPU does differs between the rows of a case as machines can differ."""
+    by_case: dict[object, list[float]] = defaultdict(list)
+    for row in rows:
+        with suppress(DecodeError):
+            values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
+            gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
+            share = gpus if measure.meaning in TIMES else 1 / gpus
+            case = cell_of(row, columns, "case"), cell_of(row, columns, "strategy")
+            by_case[case] += [value * share for value in values]
+    return all(max(values) <= _MOST_APART * min(values) for values in by_case.values())

@@ -1,0 +1,249 @@
+"""Each term of the arithmetic of the three levels of spread, by examples worked by hand.
+
+A mean of R runs in A allocations has the variance a²/A + r²/R, where a and r are the deviations
+between allocations and between runs (nested analysis of variance: Searle, Casella and McCulloch,
+*Variance Components*, 1992, section 3.6). A variance s² of d degrees of freedom is moderated to
+(d0·s0² + d·s²)/(d0 + d) (Smyth 2004, equation 6).
+"""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from gpuscale.compare.spread import (
+    RunSample,
+    SideSample,
+    gain_of,
+    largest_spread,
+    moderated_samples,
+    outlying_allocations,
+)
+from gpuscale.statistics.estimates import Moderated, Term, grouped_log_sample
+
+Runs = Mapping[str, tuple[float, ...]]
+PAIR: Runs = {"a": (1.0, 1.2), "b": (2.0, 2.2)}
+"""Four runs in two allocations, of variance 0.02 within them with 2 degrees of freedom."""
+LONE: Runs = {"a": (1.0,), "b": (1.1,), "c": (1.3,), "d": (1.0,)}
+"""One run in each of four allocations, of mean 1.1 and variance 0.02 with 3."""
+
+
+def sample(values: Runs, prior: Term | None = None) -> RunSample:
+    own = grouped_log_sample(values.values())
+    return RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
+
+
+def side(*ends: RunSample) -> SideSample:
+    return SideSample(ends)
+
+
+def told(variance: float) -> Term:
+    """What the others tell of a run, where it has none of its own."""
+    return Term(variance=variance, df=3.0)
+
+
+def test_the_share_of_unequal_allocations_is_more_than_that_of_equal_ones() -> None:
+    # (2/3)² + (1/3)² = 5/9
+    assert sample({"a": (1.0, 1.0), "b": (1.0,)}).allocation_share == pytest.approx(5 / 9)
+    assert sample(LONE).allocation_share == pytest.approx(1 / 4)
+    # An end with fewer allocations has the larger share of the value's.
+    assert side(sample(LONE), sample(PAIR)).allocation_share == pytest.approx(1 / 2)
+
+
+def test_a_sample_tells_its_own_spread_before_that_of_others() -> None:
+    assert sample(PAIR, told(0.5)).own_variance == pytest.approx(0.02)
+    assert sample(LONE, told(0.5)).own_variance == pytest.approx(0.5)
+    assert sample(LONE).own_variance == 0.0
+
+
+def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
+    before = sample(PAIR, told(0.07))
+    # (3·0.07 + 2·0.02)/(3 + 2) = 0.05
+    assert before.moderated.variance == pytest.approx(0.05)
+    grown = side(before, before).with_further_runs(5).ends
+    for after in grown:
+        assert (after.count, after.moderated.sample.df) == (9, 7)
+        assert after.mean == pytest.approx(1.6)
+        # Its own are now of the moderated variance: (3·0.07 + 7·0.05)/(3 + 7) = 0.056
+        assert after.moderated.variance == pytest.approx(0.056)
+
+
+def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> None:
+    quiet: Runs = {"a": (0.0, 0.02, 0.04)}
+    noisy: Runs = {"a": (0.0, 0.2, 0.4)}
+    before, now = moderated_samples({"x": quiet, "y": noisy}, {"x": quiet, "y": noisy})
+    # Three values at a distance d have the variance d².
+    assert before["x"].moderated.sample.variance == pytest.approx(0.02**2)
+    priors = {
+        (row, name): its[row].moderated.prior
+        for name, its in (("before", before), ("now", now))
+        for row in ("x", "y")
+    }
+    assert all(prior is not None for prior in priors.values())
+    variances = {key: prior.variance for key, prior in priors.items() if prior is not None}
+    # Of y the prior is its own other side, made median-unbiased: of 2 degrees of freedom, 1.3863.
+    assert variances["y", "before"] == variances["y", "now"]
+    assert variances["y", "now"] == pytest.approx(0.2**2 * 2 / (2 * math.log(2)))
+    # Of x the bound that 4 degrees of freedom put on it, which is far below the noisy ones.
+    assert variances["x", "before"] == variances["x", "now"]
+    chi_squared = 4 * (1 - 2 / 36 - 1.6448536 * math.sqrt(2 / 36)) ** 3
+    assert variances["x", "now"] == pytest.approx(4 * 0.02**2 / chi_squared, rel=1e-6)
+    # A row that only one side has is moderated by the others alone.
+    before, now = moderated_samples({"x": quiet}, {"x": quiet, "new": noisy})
+    prior = now["new"].moderated.prior
+    assert prior is not None
+    assert prior.variance == pytest.approx(0.02**2 / math.log(2))
+
+
+def test_a_speedup_is_of_the_allocations_that_measured_both_ends() -> None:
+    on_n = sample({"a": (1.0, 1.2), "b": (3.0,), "c": (5.0,)})
+    on_1 = sample({"c": (2.0, 2.4), "a": (0.5,)})
+    both = side(on_n, on_1)
+    assert both.common_allocations == ("a", "c")
+    assert both.in_allocation("a") == pytest.approx(1.1 - 0.5)
+    assert both.in_allocation("c") == pytest.approx(5.0 - 2.2)
+    assert both.value == pytest.approx((1.0 + 1.2 + 3.0 + 5.0) / 4 - (2.0 + 2.4 + 0.5) / 3)
+
+
+def test_the_variance_of_runs_is_shared_by_the_runs_of_each_end() -> None:
+    ends = side(sample(PAIR), sample({"a": (1.0, 1.2)}))
+    assert ends.variance_of_means == pytest.approx(0.02 / 4 + 0.02 / 2)
+
+
+def test_a_declared_deviation_is_that_of_a_ratio_only_within_one_allocation() -> None:
+    two, three = sample(PAIR), sample({"x": (1.0,), "y": (1.0,), "z": (1.0,)})
+    assert side(two).declared_variance(0.1, 0.3) == pytest.approx(0.1**2 / 2)
+    assert side(two, two).declared_variance(0.1, 0.3) == pytest.approx(0.1**2 / 2)
+    # Of different nodes each end has that of a time.
+    assert side(two, three).declared_variance(0.1, 0.3) == pytest.approx(0.3**2 * (1 / 2 + 1 / 3))
+
+
+def test_an_allocation_is_left_out_beyond_seven_deviations_and_two_percent() -> None:
+    # The median is 0, the median distance from it 0.01: far is 7 · 1.4826 · 0.01 = 0.1038.
+    values = {"a": 0.01, "b": -0.01, "c": 0.01, "d": -0.01, "e": 0.0}
+    values |= {"h": 0.0}
+    assert outlying_allocations({**values, "f": 0.105, "g": -0.2}) == pytest.approx(
+        {"f": 0.105, "g": -0.2}
+    )
+    # More than a quarter are another level.
+    assert outlying_allocations({**values, "f": 0.2, "g": 0.2, "i": 0.2}) == {}
+    assert outlying_allocations({**values, "f": 0.103, "g": -0.103}) == {}
+    # Where the others agree, it takes 2%; of fewer than six, none is told from their spread.
+    alike = dict.fromkeys("abcde", 1.0)
+    assert outlying_allocations({**alike, "f": 1.021}) == pytest.approx({"f": 0.021})
+    assert outlying_allocations({**alike, "f": 0.979}) == pytest.approx({"f": -0.021})
+    assert outlying_allocations({**alike, "f": 1.019}) == {}
+    assert outlying_allocations({**dict.fromkeys("abcd", 1.0), "f": 9.0}) == {}
+    sick = side(sample({**{name: (x,) for name, x in alike.items()}, "f": (1.1,)}))
+    assert sick.usual_allocations == ("a", "b", "c", "d", "e")
+
+
+def parts(baseline: SideSample, current: SideSample, **declared: float) -> list[Term]:
+    gain = gain_of(baseline, current, deviation=0.1, **declared)
+    assert gain.parts is not None
+    return list(gain.parts)
+
+
+def test_few_allocations_have_the_declared_deviation_and_the_spread_of_runs() -> None:
+    baseline, current = side(sample(PAIR)), side(sample({"c": (1.9, 2.1, 2.0)}))
+    assert gain_of(baseline, current, deviation=0.1).value == pytest.approx(1.6 - 2.0)
+    runs, between = parts(baseline, current)
+    # r²/R of both, with Welch's degrees of freedom; a² (1/2 + 1/1), as if known for sure.
+    of_runs = 0.02 / 4, 0.01 / 3
+    assert runs.variance == pytest.approx(sum(of_runs))
+    assert runs.df == pytest.approx(sum(of_runs) ** 2 / (of_runs[0] ** 2 / 2 + of_runs[1] ** 2 / 2))
+    assert between.variance == pytest.approx(0.1**2 * (1 / 2 + 1))
+    assert between.df == math.inf
+
+
+def test_the_ends_of_a_speedup_from_different_nodes_differ_by_the_deviation_of_times() -> None:
+    apart = side(sample(PAIR), sample({"x": (1.0, 1.1)}))
+    current = side(sample({"c": (1.9, 2.1)}), sample({"c": (1.0, 1.2)}))
+    _, between = parts(apart, current, deviation_apart=0.3)
+    assert between.variance == pytest.approx(0.3**2 * (1 / 2 + 1) + 0.1**2)
+
+
+def test_four_allocations_tell_their_own_spread_beside_the_declared_one() -> None:
+    baseline, current = side(sample(LONE, told(0.004))), side(sample({"e": (2.0,)}, told(0.004)))
+    gain = gain_of(baseline, current, deviation=0.1)
+    assert gain.value == pytest.approx(1.1 - 2.0)
+    (between,) = parts(baseline, current)
+    # The prior is a² + r²/1 with 2 degrees of freedom: (2·0.014 + 3·0.02)/(2 + 3) = 0.0176.
+    assert between.variance == pytest.approx(0.0176 * (1 / 4 + 1))
+    assert between.df == 5
+
+
+def test_tonights_fewer_runs_add_what_the_means_of_allocations_do_not_hold() -> None:
+    each = {name: (x - 0.1, x + 0.1) for name, (x,) in LONE.items()}
+    baseline, current = side(sample(each)), side(sample({"e": (2.0,)}, told(0.03)))
+    between, extra = sorted(parts(baseline, current), key=lambda part: part.df, reverse=True)
+    # Two runs an allocation of r² = 0.02: the prior is 0.01 + 0.02/2, their means have 0.02.
+    assert between.variance == pytest.approx((2 * 0.02 + 3 * 0.02) / 5 * (1 / 4 + 1))
+    # One run tonight, where an allocation of the baseline has two: r² (1/1 − 1/2).
+    assert (extra.variance, extra.df) == pytest.approx((0.03 * (1 - 1 / 2), 3))
+    # As many or more add nothing.
+    as_many = side(sample({"e": (1.9, 2.1)}))
+    assert len(parts(baseline, as_many)) == 1
+    # Two allocations tonight: r² (1/2 − 1/2 · 1/2), and a² (1/4 + 1/2).
+    two = side(sample({"e": (2.0,), "f": (2.0,)}, told(0.03)))
+    between, extra = sorted(parts(baseline, two), key=lambda part: part.df, reverse=True)
+    assert between.variance == pytest.approx(0.02 * (1 / 4 + 1 / 2))
+    assert extra.variance == pytest.approx(0.03 * (1 / 2 - 1 / 4))
+
+
+def test_a_spread_of_runs_keeps_three_allocations_at_the_declared_deviation() -> None:
+    three = {name: LONE[name] for name in "abc"}
+    now = sample({"e": (2.0,)}, told(0.004))
+    assert parts(side(sample(three, told(0.004))), side(now))[-1].df == math.inf
+    # Where nothing tells it, two allocations tell what they can: (2·0.01 + 1·0.005)/(2 + 1).
+    two = {name: LONE[name] for name in "ab"}
+    (between,) = parts(side(sample(two)), side(sample({"e": (2.0,)})))
+    assert between.variance == pytest.approx(0.025 / 3 * (1 / 2 + 1))
+    assert between.df == 3
+    one = side(sample({"a": (1.0,)}))
+    assert gain_of(one, side(sample({"e": (2.0,)})), deviation=0.1).parts is None
+    # Ends tonight that no allocation has both of are no value of a night.
+    both = side(sample(LONE), sample(LONE))
+    apart = side(sample({"e": (2.0,)}), sample({"f": (2.0,)}))
+    assert gain_of(both, apart, deviation=0.1).parts is None
+
+
+def test_an_allocation_that_lies_far_from_the_others_counts_neither_in_mean_nor_spread() -> None:
+    quiet = {name: (x,) for name, x in zip("abcde", (1.0, 1.01, 0.99, 1.0, 1.0), strict=True)}
+    now = side(sample({"n": (1.0,)}, told(0.0)))
+    with_sick = gain_of(side(sample({**quiet, "f": (3.0,)}, told(0.0))), now, deviation=0.1)
+    without = gain_of(side(sample(quiet, told(0.0))), now, deviation=0.1)
+    assert with_sick == without
+
+
+def spread(baseline: SideSample, current: SideSample) -> tuple[str, float]:
+    statement = largest_spread(baseline, current, gain_of(baseline, current, deviation=0.1))
+    (deviation,) = statement.facts.values()
+    assert isinstance(deviation, float)
+    return statement.code, math.log1p(deviation)
+
+
+def test_what_puts_most_on_the_variance_is_named_with_its_deviation() -> None:
+    wide: Runs = {"a": (0.0, 2.0)}
+    slim: Runs = {"c": (1.9, 2.1)}
+    # r² of two values at a distance d is d²/2; of the mean of two of them half of that.
+    assert spread(side(sample(slim)), side(sample(wide))) == pytest.approx(
+        ("runs_differ", math.sqrt(2))
+    )
+    assert spread(side(sample(wide)), side(sample(slim))) == pytest.approx(
+        ("baseline_runs_differ", math.sqrt(2))
+    )
+    # a² (1 + 1) = 0.02 is more than r²/2 = 0.01; the deviation is that of one allocation.
+    assert spread(side(sample({"a": (1.0, 1.2)})), side(sample(slim))) == pytest.approx(
+        ("nights_differ", 0.1)
+    )
+
+
+def test_estimated_nights_are_named_by_their_own_deviation_without_the_declared_one() -> None:
+    now = side(sample({"e": (2.0,)}, told(0.004)))
+    assert spread(side(sample(LONE, told(0.004))), now) == pytest.approx(
+        ("nights_differ", math.sqrt(0.02))
+    )
+    # 0.02 (1/4 + 1) = 0.025 between nights, and less than what a run of tonight deviates by.
+    wide = side(sample({"e": (1.9, 2.4)}))
+    assert spread(side(sample(LONE)), wide) == pytest.approx(("runs_differ", math.sqrt(0.125)))
