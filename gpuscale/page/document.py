@@ -9,7 +9,7 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.page.content import Section, Subject, Tone, with_short_uuids
 from gpuscale.page.machines_section import machines
 from gpuscale.page.nights_section import last_loss, nights
-from gpuscale.page.row_sections import causes, rows
+from gpuscale.page.row_sections import causes, measured_headline, rows
 from gpuscale.page.step_sections import budget, phases
 from gpuscale.page.window_section import windows
 from gpuscale.reports import phrases
@@ -32,7 +32,7 @@ def report_html(subject: Subject) -> str:
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
-    (word, first), *facts = headline(subject)
+    (word, first), *facts = measured_headline(subject) if view is None else view.headline
     if since := last_loss(subject):
         facts.insert(min(1, len(facts)), ("since", since))
     return rendered(
@@ -44,19 +44,6 @@ def report_html(subject: Subject) -> str:
         facts=facts,
         tone="" if view is None else _TONES.get(view.comparison.exit_code, "doubt"),
         sections=made,
-    )
-
-
-def headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """What stands first, each with its label; the first label is the verdict."""
-    view, environment = subject.view, subject.results[0].environment
-    if view is not None:
-        return view.headline
-    rows = len({(run.configuration, run.gpus) for run in subject.runs})
-    return (
-        ("measured", f"{phrases.counted(rows, 'row')}, judged by nothing"),
-        ("machine", f"{environment.host}: {environment.hardware_label}"),
-        ("software", phrases.software_text(environment)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gpuscale.environment_diff import listed
 from gpuscale.page.content import (
     Block,
     Cell,
@@ -9,7 +10,6 @@ from gpuscale.page.content import (
     Section,
     Subject,
     Table,
-    cells,
     tone_of,
     with_short_uuids,
 )
@@ -56,6 +56,30 @@ def rows(subject: Subject) -> Section | None:
     return _measured(subject.runs) if subject.runs else None
 
 
+def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
+    """What stands first on a page without a verdict: the speedups, where and when."""
+    first, points = subject.results[0], scaling_points(subject.runs)
+    names = phrases.set_apart([point.configuration for point in points])
+    widest = {point.configuration: point for point in points if point.speedup is not None}
+    speedups = [
+        f"{names[point.configuration]} {phrases.interval_text(point.speedup)} on {point.key.gpus}"
+        for point in widest.values()
+        if point.key.gpus > 1
+    ]
+    where, job = first.environment, first.environment.job_id
+    facts = (
+        ("speedup", f"{listed(speedups)} GPUs" if speedups else ""),
+        ("machine", f"{where.host}: {where.hardware_label}"),
+        ("when", f"{first.created_at}{f', job {job}' if job else ''}"),
+        ("software", phrases.software_text(where)),
+    )
+    rows = phrases.counted(len(points), "row")
+    return (
+        ("MEASURED", f"{rows}; no baseline was given, so nothing is judged"),
+        *(f for f in facts if f[1]),
+    )
+
+
 def _compared(view: View) -> Section:
     table = Table(
         caption="Now, and in small type the baseline; what got worse comes first",
@@ -99,25 +123,35 @@ def _measured(runs: Sequence[Run]) -> Section:
     points = scaling_points(runs)
     names = phrases.set_apart([point.configuration for point in points])
     table = Table(
-        caption="Rows as they were measured",
+        caption="As it was measured",
         headers=("case", *_MEASURED),
-        rows=[cells(names[point.configuration], *_measured_row(point)) for point in points],
+        rows=[(Cell(names[point.configuration]), *_measured_row(point)) for point in points],
     )
     return Section(title="Rows", tables=[table], notes=[*table_notes(points), *_failures(runs)])
 
 
-def _measured_row(point: ScalingPoint) -> Iterator[str]:
-    yield str(point.key.gpus)
-    yield str(point.batch_per_gpu)
-    yield f"{point.valid_runs} of {point.valid_runs + point.failed_runs}"
-    yield phrases.with_spread(point.step_time_s, format_seconds)
-    yield phrases.with_spread(point.samples_per_s, significant)
-    yield UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s)
-    yield phrases.interval_text(point.speedup)
-    yield phrases.interval_text(point.efficiency)
-    yield UNKNOWN if point.gpu_utilization is None else format_percent(point.gpu_utilization)
-    peak = point.peak_memory_bytes or point.peak_host_memory_bytes
-    yield UNKNOWN if peak is None else format_bytes(peak)
+def _measured_row(point: ScalingPoint) -> Iterator[Cell]:
+    failed = f"{point.failed_runs} without a result" if point.failed_runs else ""
+    yield Cell(str(point.key.gpus))
+    yield Cell(str(point.batch_per_gpu))
+    yield Cell(str(point.valid_runs), failed)
+    yield _estimated(point.step_time_s, format_seconds)
+    yield _estimated(point.samples_per_s, significant)
+    yield _known(point.epoch_s, format_seconds)
+    yield _estimated(point.speedup, "{:.2f}".format)
+    yield _estimated(point.efficiency, "{:.2f}".format)
+    yield _known(point.gpu_utilization, format_percent)
+    yield _known(point.peak_memory_bytes or point.peak_host_memory_bytes, format_bytes)
+
+
+def _estimated(estimate: Estimate | None, form: Callable[[float], str]) -> Cell:
+    if estimate is None:
+        return Cell(UNKNOWN)
+    return Cell(form(estimate.value), phrases.bounds_text(estimate, form))
+
+
+def _known(value: float | None, form: Callable[[float], str]) -> Cell:
+    return Cell(UNKNOWN if value is None else form(value))
 
 
 def _failures(runs: Sequence[Run]) -> Iterator[str]:

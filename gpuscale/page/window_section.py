@@ -37,7 +37,7 @@ def windows(subject: Subject) -> Section | None:
     left = len(chosen) - len(tables)
     more = f"{phrases.counted(left, 'more row')}: see the results file" if left else ""
     return Section(
-        title="What each GPU did",
+        title=f"What each {'rank' if chosen[0].configuration.device == 'cpu' else 'GPU'} did",
         intro=(
             "The slowest run of each row, the worst verdicts first: how long a step takes each "
             "rank by itself and, waiting for the others, in each window; and what its GPU "
