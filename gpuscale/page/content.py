@@ -57,6 +57,8 @@ class Figure:
 
     caption: str
     svg: str
+    is_wide: bool
+    """Too wide to stand beside another one."""
 
 
 class Item(NamedTuple):
