@@ -39,7 +39,10 @@ LAYERS = {
     "store": 3,
     "launch": 3,
     "telemetry": 3,
+    # The names and numbers that reports and figures share.
+    "reports.phrases": 3,
     "reports": 4,
+    "figures": 4,
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,
@@ -53,6 +56,7 @@ WORKER_MAY_IMPORT = 2
 COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
+    "figures": {"matplotlib"},
     "reports": {"tabulate"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
