@@ -1,14 +1,13 @@
-"""Sections in their order, and the HTML that is made of them with Jinja2 and matplotlib."""
+"""Sections in their order, and the page of some results that is made of them."""
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
-from gpuscale import __version__
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.page.content import Section, Subject, Tone, with_short_uuids
+from gpuscale.errors import ExitCode
+from gpuscale.page.content import Section, Subject, Tone
 from gpuscale.page.machines_section import machines
 from gpuscale.page.nights_section import last_loss, nights
+from gpuscale.page.pictures import curves
+from gpuscale.page.rendering import rendered
 from gpuscale.page.row_sections import causes, measured_headline, rows
 from gpuscale.page.step_sections import budget, phases
 from gpuscale.page.window_section import windows
@@ -17,6 +16,7 @@ from gpuscale.reports import phrases
 SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     causes,
     rows,
+    curves,
     budget,
     phases,
     windows,
@@ -45,27 +45,3 @@ def report_html(subject: Subject) -> str:
         tone="" if view is None else _TONES.get(view.comparison.exit_code, "doubt"),
         sections=made,
     )
-
-
-def rendered(template: str, **values: Any) -> str:
-    """A template of this package with these values; all texts in them are escaped."""
-    jinja2 = _jinja2()
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("gpuscale.page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["short"] = with_short_uuids
-    text: str = environment.get_template(template).render(version=__version__, **values)
-    return text
-
-
-def _jinja2() -> ModuleType:
-    try:
-        import jinja2
-    except ImportError:
-        problem = "a page needs Jinja2 and matplotlib, which are not installed"
-        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
-    return jinja2

@@ -1,0 +1,29 @@
+"""The figures of a page."""
+
+from gpuscale.figures import FIGURES
+from gpuscale.figures.picture import Subject as Drawn
+from gpuscale.figures.picture import svg_of
+from gpuscale.page.content import Figure, Section, Subject
+
+_WIDE_IN = 5.0
+
+
+def pictures(subject: Subject, *names: str) -> list[Figure]:
+    """Those of these figures that the subject has something to show in."""
+    drawn = Drawn(runs=subject.runs, baseline=subject.baseline, history=subject.history)
+    made = (FIGURES[name](drawn) for name in names)
+    return [
+        Figure(
+            caption=its.title,
+            svg=svg_of(its),
+            is_wide=bool(its.figure.get_figwidth() > _WIDE_IN),
+        )
+        for its in made
+        if its is not None
+    ]
+
+
+def curves(subject: Subject) -> Section | None:
+    """Time, throughput and speedup over numbers of GPUs."""
+    found = pictures(subject, "time", "throughput", "speedup")
+    return Section(title="Curves", figures=found) if found else None
