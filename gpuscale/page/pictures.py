@@ -9,8 +9,17 @@ _WIDE_IN = 5.0
 
 
 def pictures(subject: Subject, *names: str) -> list[Figure]:
-    """Those of these figures that the subject has something to show in."""
-    drawn = Drawn(runs=subject.runs, baseline=subject.baseline, history=subject.history)
+    """Those of these figures that the subject has something to show in; the worst cases first."""
+    ranked = subject.view.ranked if subject.view else ()
+    order = [*dict.fromkeys(row.entry.key.case for row in ranked)]
+    # A figure has room for the first few cases.
+    runs = sorted(
+        subject.runs,
+        key=lambda run: (
+            order.index(run.configuration.case) if run.configuration.case in order else 0
+        ),
+    )
+    drawn = Drawn(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
     return [
         Figure(

@@ -1,6 +1,7 @@
 """The rows of a page: judged beside the baseline, or as they were measured."""
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 
 from gpuscale.environment_diff import listed
 from gpuscale.page.content import (
@@ -66,11 +67,11 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
         for point in widest.values()
         if point.key.gpus > 1
     ]
-    where, job = first.environment, first.environment.job_id
+    where, began = first.environment, datetime.fromisoformat(first.created_at)
     facts = (
         ("speedup", f"{listed(speedups)} GPUs" if speedups else ""),
         ("machine", f"{where.host}: {where.hardware_label}"),
-        ("when", f"{first.created_at}{f', job {job}' if job else ''}"),
+        ("when", f"{began:%Y-%m-%d %H:%M}{f', job {where.job_id}' if where.job_id else ''}"),
         ("software", phrases.software_text(where)),
     )
     rows = phrases.counted(len(points), "row")
