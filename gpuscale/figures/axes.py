@@ -46,7 +46,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
         inside = [number for number in numbers if low <= number <= high]
         if _FEWEST_TICKS <= len(inside) <= _MOST_TICKS:
             return inside
-    between = MaxNLocator(_MOST_TICKS - 2).tick_values(low, high)
+    between = MaxNLocator(_MOST_TICKS - 2, steps=[1, 2, 5, 10]).tick_values(low, high)
     return [float(number) for number in between if low <= number <= high]
 
 

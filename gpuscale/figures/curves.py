@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuscale.figures.picture import Subject
+from gpuscale.figures.picture import Measurements
 from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure
 from gpuscale.records.baseline import Timed
 from gpuscale.reports.phrases import set_apart
@@ -41,12 +41,15 @@ class Curve:
         return any(quantity in values for values in self.points.values())
 
 
-def curves_of(subject: Subject) -> tuple[Curve, ...]:
+def curves_of(measurements: Measurements) -> tuple[Curve, ...]:
     """The curves that were measured, each followed by what the baseline has of the same.
 
     Without runs they are those of the baseline.
     """
-    baseline, measured = subject.baseline, _measured(scaling_points(subject.runs), "measured")
+    baseline, measured = (
+        measurements.baseline,
+        _measured(scaling_points(measurements.runs), "measured"),
+    )
     if baseline is None:
         return tuple(measured.values())
     before = _measured(scaling_points(baseline.runs), "baseline")

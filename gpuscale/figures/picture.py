@@ -71,7 +71,7 @@ _LOOK: dict[Any, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Measurements:
     """What figures are drawn of; each takes what it shows and leaves the rest."""
 
     runs: Sequence[Run] = ()

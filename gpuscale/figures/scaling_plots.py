@@ -1,8 +1,9 @@
 """Scaling over GPUs: the three plots of the CTE-POWER course, together and each by itself."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus
@@ -13,9 +14,9 @@ from gpuscale.figures.picture import (
     PAGE_IN,
     STYLES,
     SURFACE,
+    Measurements,
     Picture,
     Style,
-    Subject,
     add_note,
     look,
     new_figure,
@@ -30,13 +31,14 @@ MOST_CASES = 4
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
 """From so many seconds on, of so many, and its sign."""
+_IDEAL_DASHES = (0, (6, 3))
 _APART = 1.03
 """The factor by which a curve's intervals stand beside those of the next one."""
 
 
-def scaling_picture(quantities: Sequence[Quantity], subject: Subject) -> Picture | None:
+def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
     """The quantities beside each other over GPUs, a row for each case; None of nothing known."""
-    every = curves_of(subject)
+    every = curves_of(measurements)
     known = {name for curve in every for values in curve.points.values() for name in values}
     quantities = [name for name in quantities if name in known]
     if not quantities:
@@ -45,7 +47,7 @@ def scaling_picture(quantities: Sequence[Quantity], subject: Subject) -> Picture
     ways = [*dict.fromkeys(curve.way for curve in every)]
     styles = dict(zip(ways, STYLES, strict=False))
     shown = [curve for curve in every if curve.case in cases[:MOST_CASES] and curve.way in styles]
-    baseline = subject.baseline
+    baseline = measurements.baseline
     source = baseline.source.title if baseline is not None and baseline.source else None
     notes = [
         *_notes(shown, source),
@@ -61,16 +63,25 @@ def scaling_picture(quantities: Sequence[Quantity], subject: Subject) -> Picture
             row[0].set_title(case, loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
-        named = [axes.get_legend_handles_labels() for axes in grid.flat]
-        handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
         columns = 2 if len(quantities) == 1 else 4
-        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
+        figure.legend(*_legend(grid.flat), loc="outside upper left", ncols=columns)
         add_note(figure, notes)
     return Picture(
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
         description="; ".join(_sentences(shown, quantities)),
     )
+
+
+def _legend(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
+    """What the panels name, each once and the ideal last."""
+    found = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    labels = sorted(found, key=lambda label: label == "ideal")
+    return [found[label] for label in labels], labels
 
 
 def _draw(
@@ -109,12 +120,18 @@ def _draw(
         bound * factor for each in values for bound in (each.value, each.low, each.high) if bound
     ]
     if quantity == "efficiency":
-        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label="ideal")
+        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label="ideal")
         axes.set_ylim(0, max(1.1, *bounds))
         return
-    lay_amounts(axes, bounds)
-    if quantity == "speedup":
-        _draw_ideal(axes, curves)
+    if quantity != "speedup":
+        lay_amounts(axes, bounds)
+        return
+    counts = sorted({gpus for curve in curves for gpus in curve.points})
+    ends = (1, counts[-1])
+    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label="ideal")
+    lay_amounts(axes, (*bounds, *ends))
+    if len(counts) > 2:
+        label_ticks(axes.yaxis, axes.get_xticks())
 
 
 def _draw_curve(
@@ -145,17 +162,6 @@ def _draw_curve(
         elinewidth=1.0,
         capsize=2.5,
     )
-
-
-def _draw_ideal(axes: Axes, curves: Sequence[Curve]) -> None:
-    """The speedup that equals the number of GPUs, and these as the ticks of both axes."""
-    counts = sorted({gpus for curve in curves for gpus in curve.points})
-    ends = (1, counts[-1])
-    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label="ideal")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, max(high, counts[-1] * 1.1))
-    if len(counts) > 2:
-        label_ticks(axes.yaxis, axes.get_xticks())
 
 
 def _unit(smallest_s: float) -> tuple[float, str]:

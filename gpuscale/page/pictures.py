@@ -1,8 +1,7 @@
 """The figures of a page."""
 
 from gpuscale.figures import FIGURES
-from gpuscale.figures.picture import Subject as Drawn
-from gpuscale.figures.picture import svg_of
+from gpuscale.figures.picture import Measurements, svg_of
 from gpuscale.page.content import Figure, Section, Subject
 
 _WIDE_IN = 5.0
@@ -19,7 +18,7 @@ def pictures(subject: Subject, *names: str) -> list[Figure]:
             order.index(run.configuration.case) if run.configuration.case in order else 0
         ),
     )
-    drawn = Drawn(runs=runs, baseline=subject.baseline, history=subject.history)
+    drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
     return [
         Figure(
