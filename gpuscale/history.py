@@ -45,6 +45,11 @@ class RowChange:
     throughput: Estimate
     """The change from level to level: −0.03 is 3% less."""
 
+    @property
+    def is_loss(self) -> bool:
+        """True where the row became slower."""
+        return self.throughput.value < 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLevel:

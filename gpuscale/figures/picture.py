@@ -50,6 +50,8 @@ _LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
+    # A dollar in a name is a dollar.
+    "text.parse_math": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),

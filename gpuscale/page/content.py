@@ -1,5 +1,6 @@
 """What a page shows: sections of figures, tables and notes, without a word of HTML."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -56,6 +57,8 @@ class Figure:
 
     caption: str
     svg: str
+    is_wide: bool
+    """Too wide to stand beside another one."""
 
 
 class Item(NamedTuple):
@@ -91,6 +94,11 @@ class Section:
 def tone_of(verdict: Verdict) -> Tone:
     """The tone of a row's verdict."""
     return _BY_WEIGHT[weight(verdict)]
+
+
+def with_short_uuids(text: str) -> str:
+    """The text with the beginnings of UUIDs, which nvidia-smi takes too; a table has the whole."""
+    return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
 
 def cells(*texts: str) -> tuple[Cell, ...]:

@@ -29,6 +29,7 @@ def _values(of: Callable[[Environment], object]) -> Callable[[_Side], list[str]]
 
 _FACTS: Sequence[tuple[str, Callable[[_Side], Sequence[str]]]] = (
     ("machine", lambda side: [side.machine]),
+    ("GPUs", _values(lambda here: here.hardware_label)),
     ("measured", lambda side: _dates(side.measured_at)),
     ("job", lambda side: side.jobs),
     ("host", _values(lambda here: here.host)),
@@ -36,7 +37,8 @@ _FACTS: Sequence[tuple[str, Callable[[_Side], Sequence[str]]]] = (
     ("launcher", _values(lambda here: here.launcher)),
     ("variables", lambda side: _variables(side.environments)),
 )
-_DIFFER_ANYWAY = frozenset({"measured", "job"})
+_DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
+"""A baseline names its cluster and results do not: what the GPUs are is told beside it."""
 
 
 def machines(subject: Subject) -> Section:
