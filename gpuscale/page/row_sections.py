@@ -101,7 +101,7 @@ def _measured(runs: Sequence[Run]) -> Section:
 
 def _measured_row(point: ScalingPoint) -> Iterator[str]:
     yield str(point.key.gpus)
-    yield str(point.batch_per_gpu)
+    yield str(point.batch_per_gpu or UNKNOWN)
     yield f"{point.valid_runs} of {point.valid_runs + point.failed_runs}"
     yield phrases.with_spread(point.step_time_s, format_seconds)
     yield phrases.with_spread(point.samples_per_s, significant)

@@ -4,7 +4,8 @@ from gpuscale.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.step_time import budget_lines, phase_cells, phase_notes, typical_steps
+from gpuscale.reports.step_time import budget_lines, phase_cells, phase_notes
+from gpuscale.typical_step import typical_steps
 from gpuscale.units import whole_percent
 
 NAMED_LOSS = 0.1
