@@ -136,7 +136,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     factor, words = 1.0, "share of a step"
     if any(bar.end for bar in bars):
-        unit_s, unit = time_unit(max(lengths))
+        unit_s, unit = time_unit(lengths)
         factor, words = 1 / unit_s, f"step time ({unit})"
     for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
         ends = {True: 0.0, False: 0.0}

@@ -89,7 +89,8 @@ def _behind(run: Run) -> list[list[float]]:
 
 
 def _unevenness(run: Run) -> float:
-    return max(behind for its in _behind(run) for behind in its)
+    """Of the rank that is furthest behind, over all windows."""
+    return max(statistics.fmean(its) for its in _behind(run))
 
 
 def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
