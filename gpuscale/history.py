@@ -128,12 +128,16 @@ def history_of(
     A UsageError where they come from several kinds of machines, or hold no valid run of the rows.
     """
     nights = nights_of(results, cases=cases, gpus=gpus)
-    machines: dict[str, int] = {}
+    machines: dict[str, list[Night]] = {}
     for night in nights:
         name = ", ".join(night.environment.gpu_names) or night.environment.cpu_model or "CPU"
-        machines[name] = machines.get(name, 0) + 1
+        machines.setdefault(name, []).append(night)
     if len(machines) > 1:
-        found = ", ".join(f"{name} ({count} of {len(nights)})" for name, count in machines.items())
+        found = "; ".join(
+            f"{name} ({len(its)} of {len(nights)}, the first {its[0].allocation} of "
+            f"{its[0].began_at:%Y-%m-%d})"
+            for name, its in machines.items()
+        )
         raise UsageError(f"the nights are of several machines: {found}; give those of one")
     if not machines:
         raise UsageError("the results hold no valid run of what was asked for")

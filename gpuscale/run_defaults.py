@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.cases import Case, TrainingCase, refuse_no_count
 from gpuscale.command_case import CommandCase, joined
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
-from gpuscale.records.request import UNTOLD_BATCH, CommandRequest
+from gpuscale.records.request import CommandRequest
 from gpuscale.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
 
 MOST_WINDOWS = 30
@@ -104,7 +104,7 @@ def command_request(
         configuration=configuration,
         gpus=gpus,
         index=run,
-        batch_per_gpu=batch_per_gpu or UNTOLD_BATCH,
+        batch_per_gpu=batch_per_gpu,
         sample_shape=None,
         case_module=case.__module__,
         case_file=file_of_case(case),

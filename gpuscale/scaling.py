@@ -28,7 +28,8 @@ class PointKey(NamedTuple):
 
     configuration: Configuration
     gpus: int
-    batch_per_gpu: int
+    batch_per_gpu: int | None
+    """None of commands that failed before their lines told it."""
     sample_shape: tuple[int, ...] | None
 
     @classmethod
@@ -38,7 +39,8 @@ class PointKey(NamedTuple):
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all GPUs."""
+        """Samples of one step over all GPUs, of a point that has a valid run."""
+        assert self.batch_per_gpu is not None, "a valid run knows its batch"
         return self.gpus * self.batch_per_gpu
 
 
@@ -48,7 +50,7 @@ class ScalingPoint:
 
     key: EntryKey
     configuration: Configuration
-    batch_per_gpu: int
+    batch_per_gpu: int | None
     sample_shape: tuple[int, ...] | None
     nodes: int | None
     """That its valid runs were on; None also where they were not on equally many."""
@@ -112,9 +114,16 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
 
 def _by_point(runs: Sequence[Run]) -> dict[PointKey, list[Run]]:
     groups: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(PointKey.of(run), []).append(run)
+    for key, run in zip(point_keys(runs), runs, strict=True):
+        groups.setdefault(key, []).append(run)
     return groups
+
+
+def point_keys(runs: Sequence[Run]) -> list[PointKey]:
+    """The point of each run; of a command whose lines told no batch, that of its other runs."""
+    keys = [PointKey.of(run) for run in runs]
+    told = {key[:2]: key for key in keys if key.batch_per_gpu is not None}
+    return [told.get(key[:2], key) if key.batch_per_gpu is None else key for key in keys]
 
 
 def _samples(groups: Mapping[PointKey, Sequence[Run]]) -> dict[PointKey, Sample]:

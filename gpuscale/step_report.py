@@ -46,7 +46,7 @@ def report(
     either, only windows much longer than a queue are right.
 
     Args:
-        samples: Of one step over all ranks; None where `--batch` or `--global-batch` tells it.
+        samples: Of one step over all ranks; None where `--batch` or `--samples-per-step` tells it.
         rank: Of this process; by default what torchrun, Slurm or MPI says, or 0.
         synchronize: Called before each line.
     """

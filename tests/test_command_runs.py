@@ -10,6 +10,9 @@ from commands import is_living, measured, request_for, watch
 from hosts import within_limit
 from msgspec.structs import replace
 
+from gpuscale.reports.tables import scaling_table
+from gpuscale.scaling import scaling_points
+
 FOREVER = "steps(range(10**6))\n"
 
 
@@ -37,6 +40,14 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
     run = measured(tmp_path, "steps(range(10**6), samples=64)\n", gpus=2, batch=None)
     assert run.failure is None
     assert run.batch_per_gpu == 32
+    (tmp_path / "again").mkdir()
+    failed = measured(tmp_path / "again", "sys.exit(3)\n", gpus=2, batch=None)
+    assert failed.batch_per_gpu is None
+    # It is one of the runs that did tell it.
+    alike = replace(failed, configuration=run.configuration)
+    (point,) = scaling_points([alike, run])
+    assert (point.batch_per_gpu, point.valid_runs, point.failed_runs) == (32, 1, 1)
+    assert " – " in scaling_table(scaling_points([failed]))
 
 
 @pytest.mark.parametrize(
@@ -46,10 +57,17 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
         ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
         ("steps(range(3))\n", {}, "invalid", "3 lines told a step"),
         ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
+        # Lines go on, and the counter stands.
+        (
+            "steps(range(3))\nwhile True:\n    time.sleep(0.1)\n    print('retrying')\n",
+            {"timeout_s": 2},
+            "timeout",
+            "after step 2, and its last line is: retrying",
+        ),
         ("print('epoch 1 done')\n", {}, "invalid", "such as: epoch 1 done"),
         ("", {}, "invalid", "it printed nothing"),
         ("steps(range(9))\nsteps([9], loss='nan')\n" + FOREVER, {}, "invalid", "no finite number"),
-        ("steps(range(10**6))\n", {"batch": None}, "invalid", "--global-batch"),
+        ("steps(range(10**6))\n", {"batch": None}, "invalid", "--samples-per-step"),
         ("steps(range(10**6), samples=9)\n", {}, "invalid", "9 samples a step"),
         ("steps(range(9))\n", {"step_regex": r"(?P<step>GP\w*)"}, "invalid", "whole numbers"),
         # A pipe into which everything is written at the end.

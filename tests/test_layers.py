@@ -30,6 +30,7 @@ LAYERS = {
     "log_formats": 2,
     "injections": 2,
     "device_paces": 2,
+    "night_order": 2,
     "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
@@ -49,6 +50,7 @@ LAYERS = {
     "largest_batch": 4,
     "page": 5,
     "plugin": 5,
+    "exports": 5,
     "cli": 6,
 }
 # The ranks stand beside the layers: they see what is below 3, and nothing sees them.
@@ -59,6 +61,7 @@ THIRD_PARTY = {
     "launch": {"torch"},
     "figures": {"matplotlib"},
     "reports": {"tabulate"},
+    "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
     "plugin": {"pytest"},

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
+import pytest
 from builders import request
+from statements import known
 
 from gpuscale.log_formats import FORMATS
 from gpuscale.records import TimingPlan
@@ -14,8 +16,10 @@ from gpuscale.worker.output import Line
 TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
 
 
-def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windows:
-    """What lines with the moments of their arrival tell, in seconds."""
+def reader_of(
+    log_format: str | None, lines: Iterable[tuple[float, str]], *, gpus: int = 1
+) -> LogReader:
+    """The reader of lines with the moments of their arrival, in seconds."""
     command = CommandRequest(
         words=("train",),
         folder="/",
@@ -24,10 +28,15 @@ def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windo
         step_regex=None,
         tells_batch=False,
     )
-    reader = LogReader(request(command=command, timing=TIMING), shared_pipe=False)
+    asked = request(command=command, timing=TIMING, gpus=gpus)
+    reader = LogReader(asked, shared_pipe=False)
     reader.take([Line("the command", text, at_s) for at_s, text in lines])
-    assert reader.windows is not None
-    return reader.windows
+    return reader
+
+
+def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windows:
+    """What lines with the moments of their arrival tell, in seconds."""
+    return known(reader_of(log_format, lines).windows)
 
 
 def seconds_per_step(told: Windows) -> set[float]:
@@ -68,4 +77,28 @@ def test_a_counter_of_samples_is_counted_in_steps() -> None:
     bar = FORMATS["tqdm-samples"].example
     lines = [(number * 0.5, bar.replace("1024/", f"{number * 128}/")) for number in range(30)]
     told = windows("tqdm-samples", lines)
-    assert seconds_per_step(told) == {0.5 * request().batch_per_gpu / 128}
+    assert seconds_per_step(told) == {0.5 * known(request().batch_per_gpu) / 128}
+
+
+@pytest.mark.parametrize(
+    ("log_format", "line", "reported_s"),
+    [
+        ("nanogpt", "iter {step}: loss 3.1, time 500.00ms, mfu 38.10%", 0.5),
+        ("tqdm", " 10%|█   | {step}/999 [00:07<00:00, 2.00it/s]", 0.5),
+        # Of the 128 samples that each of two GPUs has in a step.
+        ("timm", "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  512.0/s  LR: 1", 0.5),
+        ("tqdm-samples", " 10%|█   | {samples}/99999 [00:07<00:00, 256.00img/s]", 0.5),
+        # The average since the start holds the warm-up.
+        ("keras", "{step}/999 ━━━━ 2s 500ms/step - loss: 2.1", None),
+        ("gpuscale", 'GPUSCALE {{"step": {step}}}', None),
+    ],
+)
+def test_what_the_lines_report_of_a_step_stands_beside_what_was_measured(
+    log_format: str, line: str, reported_s: float | None
+) -> None:
+    lines = [(n * 0.25, line.format(step=n, samples=n * 128)) for n in range(60)]
+    reader = reader_of(log_format, lines, gpus=2)
+    told = known(reader.windows)
+    outcome = reader.outcome(told, started_s=0, clock_s=0)
+    assert outcome.windows[0].time_s / outcome.steps_per_window == 0.25
+    assert outcome.reported_step_s == reported_s

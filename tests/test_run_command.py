@@ -143,7 +143,10 @@ def test_options_of_our_own_training_leave_commands_out() -> None:
         (["--gpus", "1", "--", "no-such-program"], "cannot be started"),
         (["--gpus", "1", "--log-format", "x", "--", "python"], "there is no log format 'x'"),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
-        (["--gpus", "1", "--batch", "8", "--global-batch", "8", "--", "python"], "leave out one"),
+        (
+            ["--gpus", "1", "--batch", "8", "--samples-per-step", "8", "--", "python"],
+            "leave out one",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(

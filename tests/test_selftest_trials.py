@@ -8,6 +8,7 @@ import pytest
 from builders import CNN, cpu_environment, phased_run, phases
 from changing import replace
 from measuring import write_case
+from statements import known
 
 from gpuscale.cases import TrainingCase
 from gpuscale.cli.selftest import load_case_class
@@ -60,7 +61,7 @@ class KnownMachine:
             communication_s=0.004 * self._draw.uniform(0.9, 1.1) if request.gpus > 1 else None,
             index=request.index,
             configuration=request.configuration,
-            batch_per_gpu=request.batch_per_gpu,
+            batch_per_gpu=known(request.batch_per_gpu),
             devices=[""] * request.gpus,
         )
         run = replace(

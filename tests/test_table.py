@@ -105,3 +105,14 @@ def test_slow_windows_that_the_median_bears_are_noted() -> None:
     (line,) = [line for line in results_text(made).splitlines() if "two levels" in line]
     assert "mnist_cnn/ddp on 2 GPUs, run 1: two levels, 3 of 10 windows 40% slower" in line
     assert "and 1 run more" in line
+
+
+def test_a_command_that_reports_another_step_time_is_noted() -> None:
+    def text(reported_step_s: float | None) -> str:
+        runs = [replace(run(1, 0.1, index=i), reported_step_s=reported_step_s) for i in (1, 2)]
+        return results_text(results(*runs))
+
+    (line,) = [line for line in text(0.2).splitlines() if "themselves" in line]
+    assert "mnist_cnn/ddp on 1 GPU" in line
+    assert "200 ms" in line
+    assert all("themselves" not in text(reported) for reported in (None, 0.095, 0.105))

@@ -23,6 +23,7 @@ _COMMANDS = (
     ("show", "print a results or baseline file as a table"),
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("history", "show when rows changed over the nights, and what else changed then"),
+    ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
     ("batch", "find the largest batch of a case that fits into memory"),

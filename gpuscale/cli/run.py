@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the case (default: that of the script)")
     text = "samples of a step over all GPUs, which their number does not change"
-    add("--global-batch", "--samples-per-step", metavar="N", type=int, help=text)
+    add("--samples-per-step", dest="global_batch", metavar="N", type=int, help=text)
     text = "of what the command prints (default: the one that its lines fit)"
     add("--log-format", metavar="FORMAT", help=text)
     text = "a format of your own: a regular expression with a group 'step'"
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
     batches = parse_options(vars(arguments)).batches
     if batches and arguments.global_batch:
-        raise UsageError("--batch and --global-batch say the same in two ways; leave out one")
+        raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
     case = _case(arguments, batch=batches[0] if batches else None)
     words = [word for option, value in given.items() for word in _given(option, value)]
     # Here, since it takes a while, and whoever mistypes an option should not wait for it.

@@ -22,6 +22,7 @@ from gpuscale.scaling import (
     Figures,
     PointKey,
     ScalingPoint,
+    point_keys,
     published_speedup,
     scaling_points,
 )
@@ -107,15 +108,15 @@ def _side(placed: Sequence[tuple[str, Run]]) -> Side:
     """The side that runs make, each given with its allocation."""
     valid: dict[PointKey, dict[str, list[Run]]] = {}
     failed: dict[PointKey, list[Run]] = {}
-    for allocation, run in placed:
-        key = PointKey.of(run)
+    made = [run for _, run in placed]
+    for key, (allocation, run) in zip(point_keys(made), placed, strict=True):
         if run.is_valid:
             valid.setdefault(key, {}).setdefault(allocation, []).append(run)
         else:
             failed.setdefault(key, []).append(run)
     entries = []
     by_row: dict[EntryKey, list[Entry]] = {}
-    for point in scaling_points([run for _, run in placed]):
+    for point in scaling_points(made):
         runs = valid.get(point.point_key, {})
         logs = {night: tuple(run.log_step_time for run in its) for night, its in runs.items()}
         failures = failed.get(point.point_key, ())

@@ -18,6 +18,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.cause import Remedy
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.levels import REMEMBERED
 
@@ -98,14 +99,20 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
+        entry = _beside_nights(entry)
         lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
             lost = levels.get((entry.configuration, entry.key.gpus))
-        if lost is None or entry.verdict.is_loss:
+        if lost is None:
             return entry
+        onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
+        # A drift has no first night.
+        since = None if lost.kind == "drift" else onset
+        if entry.verdict.is_loss:
+            return replace(entry, since=since)
         facts: dict[str, object] = {
             "change": -lost.throughput.value,
-            "since": f"{history.nights[lost.onset].began_at:%Y-%m-%d}",
+            "since": onset,
             "otherwise": entry.reason,
         }
         if lost.kind == "drift":
@@ -119,8 +126,23 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
+            since=since,
             change=lost.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
     return replace(comparison, entries=tuple(map(judged, comparison.entries)))
+
+
+def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
+    """The row as it is told where there are nights and no baseline that could be recorded."""
+    reason = entry.reason
+    if reason.code == "no_entry":
+        reason = Statement.of("no_earlier_night")
+    elif reason.code == "no_entry_alike":
+        reason = Statement.of("no_earlier_night_alike", **reason.facts)
+    causes = tuple(
+        with_fields(cause, remedy=None) if cause.remedy == Remedy("record_again") else cause
+        for cause in entry.causes
+    )
+    return replace(entry, reason=reason, causes=causes)

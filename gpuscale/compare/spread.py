@@ -165,7 +165,7 @@ class SideSample:
 
     def declared_variance(self, deviation: float, deviation_apart: float) -> float:
         """The variance that the declared deviation between allocations puts on the value."""
-        if len(self.ends) == 1 or self.common_allocations:
+        if self.common_allocations:
             return deviation**2 * self.allocation_share
         # Two samples from different nodes share nothing: each has the full deviation of a time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)

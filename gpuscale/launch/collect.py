@@ -99,6 +99,7 @@ def _of_command(
         windows=windows,
         warmup_steps=told.warmup_steps,
         warmup_s=told.warmup_s,
+        reported_step_s=told.reported_step_s,
         failure=failure,
     )
     return with_measured(run) if failure is None else run

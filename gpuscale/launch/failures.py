@@ -37,6 +37,8 @@ def failure_of(
     if request.command is not None and (reports := directory.failures()):
         # What watched the command has told all there is.
         return reports[0].failure
+    if request.command is not None and exit_codes:
+        return _unwatched(directory, exit_codes)
     if timed_out:
         return _timeout(request, directory)
     if exit_codes:
@@ -49,6 +51,16 @@ def failure_of(
         said = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=absent[0], detail=said)
     return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+    """The failure of a process that watched a command, and ended before it could tell of it."""
+    rank, code = next(iter(exit_codes.items()))
+    end = f"ended with exit code {code}"
+    if code < 0:
+        end = f"was killed by {signal.Signals(-code).name}"
+    message = f"the process that watches the command{_on_host(directory, rank)} {end}"
+    return _ended(directory, rank, "killed" if code < 0 else "launch", message)
 
 
 def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:

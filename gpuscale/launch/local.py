@@ -194,15 +194,7 @@ def _launch_command(request: RunRequest, directory: RunDirectory) -> Failure | N
             process.join(_END_OF_COMMAND_S)
             process.kill()
             process.join()
-    if reports := directory.failures():
-        return reports[0].failure
-    if process.exitcode == 0:
-        return None
-    code = process.exitcode or 0
-    end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    said = text_of(directory.launcher_log)
-    message = f"the process that watches the command {end}"
-    return Failure(kind="killed" if code < 0 else "launch", message=message, detail=said)
+    return failure_of(request, directory, {0: process.exitcode} if process.exitcode else {})
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ def _measured(runs: Sequence[Run]) -> Section:
 def _measured_row(point: ScalingPoint) -> Iterator[Cell]:
     failed = f"{point.failed_runs} without a result" if point.failed_runs else ""
     yield Cell(str(point.key.gpus))
-    yield Cell(str(point.batch_per_gpu))
+    yield Cell(str(point.batch_per_gpu or UNKNOWN))
     yield Cell(str(point.valid_runs), failed)
     yield _estimated(point.step_time_s, format_seconds)
     yield _estimated(point.samples_per_s, significant)

@@ -180,7 +180,7 @@ def refuse_uncut(
         )
     for request in requests:
         batch, parts = request.batch_per_gpu, request.configuration.micro_batches or 1
-        if batch % parts:
+        if batch is not None and batch % parts:
             raise UsageError(
                 f"{request.key.label}: {batch} samples on each GPU are no {parts} micro-batches of "
                 "one size; choose --micro-batches that divides them"
@@ -288,6 +288,8 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
         size=options.size,
         batch=plan.batch,
     )
+    batch_per_gpu = request.batch_per_gpu
+    assert batch_per_gpu is not None, "a case that gpuscale trains has a batch"
     data: DataKind = options.data if options.data_root is None else "real"
     workers = data_workers(environment) if options.data_workers is None else options.data_workers
     configuration = replace(
@@ -310,7 +312,7 @@ def run_request(plan: ItemPlan, environment: Environment, options: MeasureOption
     request = replace(
         request,
         configuration=configuration,
-        batch_per_gpu=request.batch_per_gpu * options.accumulate,
+        batch_per_gpu=batch_per_gpu * options.accumulate,
         data_root=None if options.data_root is None else str(options.data_root),
         download=options.download,
         injections=options.injections,

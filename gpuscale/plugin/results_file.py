@@ -124,7 +124,7 @@ def refuse_other_configurations(
             continue
         # A curve over batches may be gone on with.
         found = _changes(*differences(replace(then, batch=now.batch), now))
-        if run.gpus == request.gpus and then.batch == now.batch:
+        if run.gpus == request.gpus and then.batch == now.batch and run.batch_per_gpu:
             found += _changes(
                 ("batch_per_gpu", run.batch_per_gpu, request.batch_per_gpu),
                 ("sample_shape", run.sample_shape, request.sample_shape),

@@ -71,7 +71,9 @@ def _peak_memory_bytes(run: "Run") -> float | None:
 
 def _energy_per_sample_j(run: "Run") -> float | None:
     known = [s.values["energy_j"] for s in run.gpu_summaries if "energy_j" in s.values]
-    if not known or len(known) < len(run.gpu_summaries) or not run.steps_per_window:
+    if not known or len(known) < len(run.gpu_summaries):
+        return None
+    if run.steps_per_window is None or run.batch_per_gpu is None:
         return None
     samples = len(run.windows) * run.steps_per_window * run.batch_per_gpu * run.gpus
     return sum(known) / samples if samples else None

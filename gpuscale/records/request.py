@@ -9,8 +9,6 @@ from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run import Failure, Phases, RankReport
 from gpuscale.strategies import STRATEGIES
 
-UNTOLD_BATCH = 1
-"""A batch that nobody has told, so that each step is one sample."""
 _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""
 
@@ -56,8 +54,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Configuration
     gpus: int
     index: int
-    batch_per_gpu: int
-    """`UNTOLD_BATCH` where the lines of a command are to tell it."""
+    batch_per_gpu: int | None
+    """None where the lines of a command are to tell it."""
     sample_shape: tuple[int, ...] | None
     case_module: str
     case_file: str
@@ -195,6 +193,8 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float
     steps_per_window: int
     windows: tuple[CommandWindow, ...]
+    reported_step_s: float | None
+    """As in `Run`."""
 
 
 class NodeProbeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -193,7 +193,8 @@ class Run(Record, frozen=True, kw_only=True):
     gpus: Gpus
     index: PositiveCount = 1
     """1 for the first run of its (case, strategy, gpus)."""
-    batch_per_gpu: PositiveCount
+    batch_per_gpu: PositiveCount | None = None
+    """None of a command that failed before its lines told it."""
     sample_shape: Shape | None = None
     samples_per_epoch: PositiveCount | None = None
     """Training samples of the case, over all GPUs."""
@@ -210,6 +211,8 @@ class Run(Record, frozen=True, kw_only=True):
     warmup_steps: Count | None = None
     warmup_s: Duration | None = None
     steps_per_window: PositiveCount | None = None
+    reported_step_s: Seconds | None = None
+    """Median of the seconds per step that a command's own lines report; None where they do not."""
     windows: tuple[Window, ...] = ()
     """Of synchronised training: the ones that count."""
     unsynced_windows: tuple[Window, ...] = ()
@@ -302,6 +305,7 @@ def without_windows(run: Run) -> Run:
     return msgspec.structs.replace(
         run,
         steps_per_window=None,
+        reported_step_s=None,
         windows=(),
         unsynced_windows=(),
         gpu_summaries=tuple(msgspec.structs.replace(s, windows=()) for s in run.gpu_summaries),
@@ -311,6 +315,8 @@ def without_windows(run: Run) -> Run:
 def _problems(run: Run) -> Iterator[str]:
     if problem := measured_problem(run.measured):
         yield problem
+    if run.is_valid and run.batch_per_gpu is None:
+        yield "batch_per_gpu: a run with a step time says how many samples a step had"
     numbers = [report.rank for report in run.ranks]
     if len(set(numbers)) < len(numbers):
         yield f"ranks: each rank is expected once, found {numbers[:20]}"

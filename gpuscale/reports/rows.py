@@ -47,7 +47,8 @@ class Row:
     change: Estimate | None
     """The change that the verdict rests on."""
     moved: str
-    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`; empty where nothing was judged."""
+    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`, of a metric with its amounts; empty where
+    nothing was judged."""
     step_time: str
     """`98.1 → 115 ms`, the baseline's and now's, like the next two."""
     samples_per_s: str
@@ -86,8 +87,7 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     change = entry.change if decided is None else decided.change
     quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
-    if decided is not None:
-        quantity = decided.metric.short
+    moved = "" if change is None else f"{quantity} {phrases.change_text(change)}"
     before, now = entry.baseline, entry.current
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     return Row(
@@ -99,7 +99,7 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
         reason=reason_text(entry),
         short_reason=_short_reason(entry),
         change=change,
-        moved="" if change is None else f"{quantity} {phrases.change_text(change)}",
+        moved=moved if decided is None else _metric_text(decided),
         step_time=_then_now(before.step_time_s, now.step_time_s, format_seconds),
         samples_per_s=_then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency=UNKNOWN
@@ -123,6 +123,10 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 def _short_reason(entry: EntryVerdict) -> str:
     loss = entry.minimum_detectable_loss
+    if entry.reason.code == "level_lost":
+        return f"beside the nights before {entry.since}"
+    if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
+        return ""
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
@@ -160,8 +164,10 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
     subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
-    return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
+    if left_out:
+        subjects[_NAMED_SUBJECTS:] = [phrases.counted(left_out, "more row")]
+    *others, last = subjects
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def smallest_losses(rows: Iterable[Row]) -> str:

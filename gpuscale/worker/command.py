@@ -108,11 +108,11 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             _refuse_end(codes, reader, directory, rank)
             return
         if now_s > deadline_s:
-            raise reader.failed(
-                f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}. "
-                "Give it more with --timeout, or see below what it printed last",
-                "timeout",
+            why = reader.standstill(now_s) or (
+                f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}"
             )
+            remedy = "Give it more with --timeout, or see below what it printed last"
+            raise reader.failed(f"{why}. {remedy}", "timeout")
         _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
 
 
@@ -172,7 +172,8 @@ def _started(
         "gpus": request.gpus,
         "nodes": 1 if rank is None else len(directory.host_names()),
         "batch": request.batch_per_gpu,
-        "global_batch": request.batch_per_gpu * request.gpus,
+        # Refused among the words where nobody but the lines tells it.
+        "global_batch": (request.batch_per_gpu or 0) * request.gpus,
         "master_port": port,
     }
     words = filled(command.words, values)

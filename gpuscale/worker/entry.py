@@ -138,6 +138,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         if strategy.local_rank == 0:
             real_dataset(case, request, case.size, download=True)
         strategy.barrier()
+    assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
     accumulate = request.configuration.accumulate or 1
     batches = training_batches(
         case,

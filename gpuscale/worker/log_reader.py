@@ -1,8 +1,10 @@
 """The lines of a command as they come: whose format they have, and what they tell of the run."""
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 from gpuscale.records import Failure, FailureKind, RunRequest
@@ -11,6 +13,9 @@ from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, wi
 from gpuscale.worker.output import OF_COMMAND, Line
 
 FEWEST_WINDOWS = 10
+_FEWEST_FIGURES = 3
+_STANDSTILL = 5
+"""Times the longest time between two steps so far, after which a command hangs."""
 _SHOWN_LINES = 20
 _KEPT_LINES = 500
 """Of those that are looked at for their format."""
@@ -89,6 +94,8 @@ class LogReader:
             series = self._series[line.source] = Series(shared=is_shared)
         if mark.step is not None:
             series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
+            if mark.figure is not None:
+                series.figures.append((line.arrived_s, mark.figure))
         elif mark.validated:
             series.interrupt()
 
@@ -105,7 +112,7 @@ class LogReader:
         """Samples of one step over all GPUs; CommandError where nobody told it."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
         assert self._request.command is not None
-        if not self._request.command.tells_batch:
+        if asked is not None and not self._request.command.tells_batch:
             told = asked * gpus
             if self._samples not in (None, told):
                 raise self.failed(
@@ -116,7 +123,7 @@ class LogReader:
         if self._samples is None:
             raise self.failed(
                 "the command does not tell how many samples a step has; give --batch N (on each "
-                "GPU) or --global-batch N (over all)",
+                "GPU) or --samples-per-step N (over all)",
             )
         if self._samples % gpus:
             problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
@@ -153,7 +160,35 @@ class LogReader:
                 CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
                 for begin_s, end_s in spans
             ),
+            reported_step_s=self._reported_step_s(series, spans),
         )
+
+    def _reported_step_s(
+        self, series: Series, spans: Sequence[tuple[float, float]]
+    ) -> float | None:
+        """The median seconds per step that the lines of these windows report themselves.
+
+        None where they report nothing, or an average since the start, which holds the warm-up.
+        """
+        begin_s, end_s = spans[0][0], spans[-1][1]
+        figures = [
+            figure
+            for at_s, figure in series.figures
+            if begin_s < at_s <= end_s and math.isfinite(figure) and figure > 0
+        ]
+        assert self._format is not None
+        if len(figures) < _FEWEST_FIGURES or self._format.span == "run":
+            return None
+        figure, gpus = statistics.median(figures), self._request.gpus
+        match self._format.unit:
+            case "s/step":
+                return figure
+            case "steps/s":
+                return 1 / figure
+            case "samples/s":
+                return self.global_batch / (figure if self._format.of_all_ranks else figure * gpus)
+            case _:
+                return None
 
     def told_so_far(self) -> str:
         """What the lines have told, for a command that ended too early, and what to do."""
@@ -173,6 +208,19 @@ class LogReader:
             f"{count_of(series.stretches)} lines told a step, which makes {found} windows "
             f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
+        )
+
+    def standstill(self, now_s: float) -> str | None:
+        """What a command hangs after; None where it told no two steps, or one just now."""
+        series = self._leading()
+        moments = [] if series is None else [p.at_s for each in series.stretches for p in each]
+        longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
+        if series is None or not longest_s or now_s - moments[-1] < _STANDSTILL * longest_s:
+            return None
+        line = next((text.strip() for text in reversed(self.latest) if text.strip()), "")
+        return (
+            f"the command hangs: no step was told in the last {now_s - moments[-1]:.0f} s, after "
+            f"step {series.latest:g}, and its last line is: {line}"
         )
 
     def has_steps(self) -> bool:

@@ -46,6 +46,8 @@ class Series:
         """Takes whether several ranks may print into one pipe: they tell each step again."""
         self._loops: dict[int | None, list[list[Point]]] = {}
         self._latest: deque[float] = deque(maxlen=2 if shared else 1)
+        self.figures: list[tuple[float, float]] = []
+        """The moment and the figure of each line that reports one, in the format's unit."""
         self._place: tuple[int | None, int | None] | None = None
         """The loop and the epoch of the latest step; None where the next one begins a stretch."""
 
