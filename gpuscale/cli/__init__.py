@@ -22,6 +22,7 @@ _COMMANDS = (
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
+    ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),
     ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),

@@ -1,4 +1,4 @@
-"""Logarithmic axes whose ticks are numbers that a person would choose."""
+"""Axes whose ticks are numbers, and in units, that a person would choose."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,8 @@ _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
 """Of a power of ten: those of ticks, coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
+_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
+"""From so many seconds on, of so many, and its sign."""
 
 
 def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
@@ -36,6 +38,14 @@ def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+
+
+def time_unit(time_s: float) -> tuple[float, str]:
+    """The unit in which such a time is read: its seconds, and its sign."""
+    for least_s, unit_s, sign in _UNITS:
+        if time_s >= least_s:
+            return unit_s, sign
+    return 1e-6, "µs"
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

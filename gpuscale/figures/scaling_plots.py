@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus
+from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus, time_unit
 from gpuscale.figures.curves import Curve, Quantity, curves_of
 from gpuscale.figures.picture import (
     COLUMN_IN,
@@ -29,8 +29,6 @@ from gpuscale.units import significant
 MOST_CASES = 4
 """Cases below each other in one figure."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
-_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
-"""From so many seconds on, of so many, and its sign."""
 _IDEAL_DASHES = (0, (6, 3))
 _APART = 1.03
 """The factor by which a curve's intervals stand beside those of the next one."""
@@ -65,7 +63,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
         columns = 2 if len(quantities) == 1 else 4
         figure.legend(*_legend(grid.flat), loc="outside upper left", ncols=columns)
-        add_note(figure, notes)
+        add_note(figure, measurements, notes)
     return Picture(
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
@@ -104,7 +102,7 @@ def _draw(
     values = [its[quantity] for curve in known for its in curve.points.values() if quantity in its]
     factor = 1.0
     if quantity in ("time", "step time"):
-        unit_s, unit = _unit(min(value.value for value in values))
+        unit_s, unit = time_unit(min(value.value for value in values))
         factor = 1 / unit_s
         axes.set_ylabel(f"{words} ({unit})")
     elif quantity == "throughput":
@@ -161,13 +159,6 @@ def _draw_curve(
         linewidth=1.3 if is_measured else 0.8,
         elinewidth=1.0,
         capsize=2.5,
-    )
-
-
-def _unit(smallest_s: float) -> tuple[float, str]:
-    """The unit in which times from this one on are read: its seconds, and its sign."""
-    return next(
-        ((unit_s, sign) for least_s, unit_s, sign in _UNITS if smallest_s >= least_s), (1e-6, "µs")
     )
 
 
