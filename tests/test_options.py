@@ -224,7 +224,7 @@ def test_a_case_without_the_strategy_is_skipped_and_one_without_the_size_fails(
     write_case(tmp_path, "from gpuscale import Size", sized, name="test_sized.py")
     session = run_pytest(tmp_path, *ON_CPU, "--strategy", "dp", "--runs", "1", "-rs")
     assert session.exit_code == 1, session.output
-    assert "tiny has ddp only (--strategy)" in session.output
+    assert "skipped: tiny has ddp only: leave out --strategy" in session.output
     assert "case has no size 'smoke'; it has big" in session.output
     assert "nothing was measured" in session.output
     assert not (tmp_path / ".gpuscale").exists()

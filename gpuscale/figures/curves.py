@@ -77,11 +77,7 @@ def _measured(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configurat
             device=configuration.device,
             scaling=configuration.scaling,
             points={point.key.gpus: _values(point) for point in its},
-            batches={
-                point.key.gpus: point.batch_per_gpu
-                for point in its
-                if point.batch_per_gpu is not None
-            },
+            batches={p.key.gpus: p.batch_per_gpu for p in its if p.batch_per_gpu is not None},
         )
         for configuration, name in names.items()
         if (its := [each for each in points if each.configuration == configuration])

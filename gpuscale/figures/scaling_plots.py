@@ -175,7 +175,7 @@ def _gpus_text(curves: Sequence[Curve]) -> str:
         for curve in its
         for gpus, batch in curve.batches.items()
     }
-    if len(batches) > 1:
+    if len(batches) != 1:
         return f"{word}\n{mode} scaling"
     of = "each" if mode == "weak" else "in all"
     return f"{word}\n{mode} scaling, {batches.pop()} samples {of}"

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
-from gpuscale.reports.cause_words import evidence, next_step, whole_line
-from gpuscale.reports.rows import Row, subject_of
+from gpuscale.reports.cause_words import next_step, whole_line
+from gpuscale.reports.rows import Row, facts_of, subject_of
 
 
 class ShownCause(NamedTuple):
@@ -53,7 +53,7 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
                 step = "as above" if said == subject else f"as for {said}"
             elif step:
                 said_by[step] = subject
-            causes.append(ShownCause(whole_line(cause), evidence(cause), step))
+            causes.append(ShownCause(whole_line(cause), facts_of(shown.entry, cause), step))
         if len({row.reason for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
             subject += f" (numbers of {shown.gpus if one_name else shown.label})"

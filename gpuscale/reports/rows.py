@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import (
+    Cause,
     CauseKind,
     Configuration,
     EntryKey,
@@ -20,7 +21,7 @@ from gpuscale.records import (
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.reason_words import reason_text
+from gpuscale.reports.reason_words import metric_reason, reason_text
 from gpuscale.units import format_percent, format_seconds, significant
 
 SMALLEST_LOSS = "smallest loss this could find"
@@ -65,7 +66,7 @@ class Row:
         yield from (f"  {metric}" for metric in self.lost_metrics)
         for number, cause in enumerate(self.entry.causes, start=1):
             yield f"  {number}. {whole_line(cause)}"
-            yield from (f"     · {fact}" for fact in evidence(cause))
+            yield from (f"     · {fact}" for fact in facts_of(self.entry, cause))
             if step := next_step(cause):
                 yield f"     next: {step}"
 
@@ -136,6 +137,18 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')}"
     return "" if loss is None else f"{SMALLEST_LOSS}: {format_percent(loss)}"
+
+
+def facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
+    """The evidence for one of the row's causes, and where its own metric leaves it open, that."""
+    doubts = (
+        f"judged by itself, {metric_reason(each)}"
+        for each in entry.metrics
+        if each.metric.in_points
+        and each.verdict is Verdict.INCONCLUSIVE
+        and cause.code == "communication"
+    )
+    return (*evidence(cause), *doubts)
 
 
 def _metric_text(metric: MetricVerdict) -> str:

@@ -88,7 +88,10 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     yield budget_text(budget)
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency + lost)
-        yield f"S {speedup:.2f} over the same micro-batches on one GPU"
+        yield (
+            f"S {speedup:.2f} against one GPU with the same micro-batches, that is without their "
+            "cost; bubble and imbalance are in it"
+        )
     for part in ("skew", "imbalance"):
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
             yield from (f"{part}: {text}" for text in _stragglers(budget, runs))
