@@ -17,10 +17,10 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     causes,
     rows,
     curves,
+    nights,
     budget,
     phases,
     windows,
-    nights,
     machines,
 )
 """What a page has below its verdict, in this order; None where a subject has nothing of it."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpuscale.compare.hardware import hardware_label
 from gpuscale.environment_diff import FIELDS, listed
-from gpuscale.page.content import Cell, Section, Subject, Table, cells
+from gpuscale.page.content import Cell, Section, Subject, Table, cells, without_unknown
 from gpuscale.records import Baseline, Environment, Results
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.units import format_bytes
@@ -115,4 +115,5 @@ def _devices(environments: Sequence[Environment]) -> list[Table]:
     words = frozenset(headers[:4])
     if not rows:
         return []
-    return [Table(caption="GPUs that were used", headers=headers, rows=list(rows), words=words)]
+    table = Table(caption="GPUs that were used", headers=headers, rows=list(rows), words=words)
+    return [without_unknown(table)]

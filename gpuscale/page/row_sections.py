@@ -13,6 +13,7 @@ from gpuscale.page.content import (
     Table,
     tone_of,
     with_short_uuids,
+    without_unknown,
 )
 from gpuscale.records import Estimate, Run, Verdict
 from gpuscale.reports import phrases
@@ -128,7 +129,8 @@ def _measured(runs: Sequence[Run]) -> Section:
         headers=("case", *_MEASURED),
         rows=[(Cell(names[point.configuration]), *_measured_row(point)) for point in points],
     )
-    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *_failures(runs)])
+    notes = [*table_notes(points), *_failures(runs)]
+    return Section(title="Rows", tables=[without_unknown(table)], notes=notes)
 
 
 def _measured_row(point: ScalingPoint) -> Iterator[Cell]:

@@ -9,7 +9,7 @@ from gpuscale.reports import phrases
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_seconds, significant, whole_percent
 
-_MOST_LINES = 64
+_MOST_LINES = 32
 """Ranks that are shown; a page of a hundred rows is to stay small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
 """How much longer than the run's median a window must last, or a rank's own step."""
