@@ -64,6 +64,8 @@ class LostLevel:
     """Index of the night of the first change."""
     onset: int
     """Of that of the last one."""
+    is_new: bool
+    """The last night showed it; before that it was not known."""
     throughput: Estimate
     """The present level against the lost one; without an interval where weeks told the change."""
 
@@ -243,6 +245,7 @@ def _lost_level(
         kind=changes[last].kind if first == last else "drift",
         since=changes[first].onset,
         onset=changes[last].onset,
+        is_new=found[last].seen == len(values) - 1,
         throughput=_throughput_change(values, found, first, last),
     )
 

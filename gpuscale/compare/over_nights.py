@@ -109,7 +109,8 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            return replace(entry, since=since)
+            # Beside nights on the lost level already, it is tonight's own.
+            return replace(entry, since=since) if lost.is_new else entry
         facts: dict[str, object] = {
             "change": -lost.throughput.value,
             "since": onset,
