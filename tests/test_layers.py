@@ -64,7 +64,7 @@ THIRD_PARTY = {
     "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
-    "plugin": {"pytest"},
+    "plugin": {"pytest", "pytest_benchmark"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
 # Imports that only type checkers see, and those of a case that is asked for a sample.

@@ -176,6 +176,7 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
 
     One sick night would widen their spread until it hides a loss that all the others show.
     """
+    # Not `statistics.levels.outlying`: that knows the order, and parts with 3 to 9 times as many.
     if len(values) < _ENOUGH_TO_EXCLUDE:
         return {}
     middle = statistics.median(values.values())

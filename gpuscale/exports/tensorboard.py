@@ -79,10 +79,9 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
     """The synchronised windows; a step's phases are those of the slowest rank."""
     steps = run.steps_per_window or 1
     for number, window in enumerate(run.windows):
-        values = {
-            "step_time_s": window.time_s / steps,
-            "samples_per_s": run.gpus * run.batch_per_gpu * steps / window.time_s,
-        }
+        values = {"step_time_s": window.time_s / steps}
+        if run.batch_per_gpu is not None:
+            values["samples_per_s"] = run.gpus * run.batch_per_gpu * steps / window.time_s
         for report, busy_s in zip(run.ranks, window.busy_s, strict=False):
             values[f"busy_s/rank_{report.rank}"] = busy_s / steps
         if window.phases is not None:

@@ -15,8 +15,11 @@ except ImportError:
     problem = "pictures need matplotlib; install it with: pip install 'gpuscale[plots]'"
     raise UsageError(problem) from None
 
-from gpuscale.figures.picture import Measurements, Picture, file_of, svg_of
+from gpuscale.figures.bars import budget_picture, phases_picture
+from gpuscale.figures.history_plot import history_picture
+from gpuscale.figures.picture import KINDS, Measurements, Picture, content_of, svg_of
 from gpuscale.figures.scaling_plots import scaling_picture
+from gpuscale.figures.window_map import windows_picture
 
 FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "scaling": partial(scaling_picture, ("time", "throughput", "speedup")),
@@ -25,4 +28,8 @@ FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
     "throughput": partial(scaling_picture, ("throughput",)),
     "speedup": partial(scaling_picture, ("speedup",)),
     "efficiency": partial(scaling_picture, ("efficiency",)),
+    "budget": budget_picture,
+    "phases": phases_picture,
+    "windows": windows_picture,
+    "history": history_picture,
 }

@@ -1,8 +1,10 @@
-"""Logarithmic axes whose ticks are numbers that a person would choose."""
+"""Axes whose ticks are numbers, and in units, that a person would choose."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -11,6 +13,8 @@ _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
 """Of a power of ten: those of ticks, coarse to fine."""
 _FEWEST_TICKS = 3
 _MOST_TICKS = 6
+_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
+"""From so many seconds on, of so many, and its sign."""
 
 
 def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
@@ -35,7 +39,26 @@ def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
     """Puts ticks at these numbers, as plain numbers, and nowhere else."""
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
+    """What the panels label, each label once and in this order."""
+    found = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    return [found[label] for label in dict.fromkeys(order) if label in found]
+
+
+def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
+    """The unit in which such times are read: its seconds, and its sign."""
+    middle_s = statistics.geometric_mean(times_s)
+    for least_s, unit_s, sign in _UNITS:
+        if middle_s >= least_s:
+            return unit_s, sign
+    return 1e-6, "µs"
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

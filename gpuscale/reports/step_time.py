@@ -28,42 +28,48 @@ NAMED_DATA_WAIT = 0.1
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """The efficiency budget, stragglers, devices that differ and waits for data, after a blank.
-
-    Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
-    all where none of it was measured.
-    """
-    names = phrases.set_apart([run.configuration for run in runs])
-    lines: list[tuple[str, str]] = []
-
-    def add(configuration: Configuration, gpus: int, text: str) -> None:
-        lines.append((f"{names[configuration]} {phrases.gpus_text(gpus)}", text))
-
-    budgets = [budget for budget in efficiency_budgets(runs) if budget.parts]
-    for budget in budgets:
-        for text in _of_budget(budget, runs):
-            add(budget.configuration, budget.key.gpus, text)
-    for point, step_times_s in device_spreads(runs).items():
-        (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
-        add(
-            point.configuration,
-            point.gpus,
-            f"T(1) over {len(step_times_s)} devices: {format_seconds(most_s)} on {slowest}, "
-            f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
-        )
-    for point, share in data_waits(runs).items():
-        if point.configuration.is_loaded and share > NAMED_DATA_WAIT:
-            add(
-                point.configuration,
-                point.gpus,
-                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
-                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
-            )
+    """What `budget_findings` and `budget_legend` say, after a blank; nothing of nothing."""
+    lines = list(budget_findings(runs))
     if not lines:
         return
     width = max(len(label) for label, _ in lines)
     yield ""
     yield from (f"{label:<{width}}  {text}" for label, text in lines)
+    yield from budget_legend(efficiency_budgets(runs))
+
+
+def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """The efficiency budget, stragglers, devices that differ and waits for data, by row.
+
+    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − data 0.01 − …`.
+    """
+    names = phrases.set_apart([run.configuration for run in runs])
+
+    def label(configuration: Configuration, gpus: int) -> str:
+        return f"{names[configuration]} {phrases.gpus_text(gpus)}"
+
+    for budget in efficiency_budgets(runs):
+        if budget.parts:
+            for text in _of_budget(budget, runs):
+                yield label(budget.configuration, budget.key.gpus), text
+    for point, step_times_s in device_spreads(runs).items():
+        (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
+        yield (
+            label(point.configuration, point.gpus),
+            f"T(1) over {len(step_times_s)} devices: {format_seconds(most_s)} on {slowest}, "
+            f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
+        )
+    for point, share in data_waits(runs).items():
+        if point.configuration.is_loaded and share > NAMED_DATA_WAIT:
+            yield (
+                label(point.configuration, point.gpus),
+                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
+                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
+            )
+
+
+def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
+    """What the parts of these budgets are."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -82,7 +88,10 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     yield budget_text(budget)
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency + lost)
-        yield f"S {speedup:.2f} over the same micro-batches on one GPU"
+        yield (
+            f"S {speedup:.2f} against one GPU with the same micro-batches, that is without their "
+            "cost; bubble and imbalance are in it"
+        )
     for part in ("skew", "imbalance"):
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
             yield from (f"{part}: {text}" for text in _stragglers(budget, runs))

@@ -35,6 +35,8 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
+_SHARED = ("scaling", "batch/gpu")
+"""Columns that the line below the table stands for, where all rows have the same."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
@@ -112,6 +114,8 @@ def scaling_table(
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
+    shared = {name for name in _SHARED if len({point_cells(point)[name] for point in points}) == 1}
+    headers = [name for name in headers if name not in shared]
     return table(headers, point_rows(points, headers, "runs", made, steps), columns, first=_FIRST)
 
 
@@ -170,8 +174,12 @@ def point_cells(point: ScalingPoint) -> dict[str, str]:
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     several = any(point.valid_runs > 1 for point in points)
-    intervals = "intervals: 95%, over runs" if several else "a single run gives no interval"
-    yield f"{phrases.configurations_text(point.configuration for point in points)}; {intervals}"
+    parts = [
+        phrases.configurations_text(point.configuration for point in points),
+        *_shared_texts(points),
+        "intervals: 95%, over runs" if several else "a single run gives no interval",
+    ]
+    yield "; ".join(filter(None, parts))
     times_s = (point.step_time_s for point in points)
     spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
     if wide := next((spread for spread in spreads if "×" in spread), None):
@@ -186,6 +194,15 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
+
+
+def _shared_texts(points: Sequence[ScalingPoint]) -> Iterator[str]:
+    """`weak scaling` and `batch 128 on each GPU`, where all rows have the same."""
+    texts = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
+    for name, text in texts.items():
+        found = {point_cells(point)[name] for point in points}
+        if len(found) == 1 and UNKNOWN not in found:
+            yield text.format(*found)
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
