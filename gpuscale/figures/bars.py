@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from gpuscale.budget import efficiency_budgets
 from gpuscale.figures.axes import time_unit
 from gpuscale.figures.picture import (
+    INK,
     PAGE_IN,
     SURFACE,
     Measurements,
@@ -164,6 +165,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
         axes.annotate(
             bar.end, (length * factor, place), (3, 0), textcoords="offset points", va="center"
         )
+    axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
