@@ -1,8 +1,10 @@
 """Axes whose ticks are numbers, and in units, that a person would choose."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -37,13 +39,24 @@ def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
     """Puts ticks at these numbers, as plain numbers, and nowhere else."""
     axis.set_major_locator(FixedLocator([*numbers]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def time_unit(time_s: float) -> tuple[float, str]:
-    """The unit in which such a time is read: its seconds, and its sign."""
+def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
+    """What the panels label, each label once and in this order."""
+    found = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    return [found[label] for label in dict.fromkeys(order) if label in found]
+
+
+def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
+    """The unit in which such times are read: its seconds, and its sign."""
+    middle_s = statistics.geometric_mean(times_s)
     for least_s, unit_s, sign in _UNITS:
-        if time_s >= least_s:
+        if middle_s >= least_s:
             return unit_s, sign
     return 1e-6, "µs"
 

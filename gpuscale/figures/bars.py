@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from gpuscale.budget import efficiency_budgets
 from gpuscale.figures.axes import time_unit
 from gpuscale.figures.picture import (
+    INK,
     PAGE_IN,
     SURFACE,
     Measurements,
@@ -136,7 +137,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     factor, words = 1.0, "share of a step"
     if any(bar.end for bar in bars):
-        unit_s, unit = time_unit(max(lengths))
+        unit_s, unit = time_unit(lengths)
         factor, words = 1 / unit_s, f"step time ({unit})"
     for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
         ends = {True: 0.0, False: 0.0}
@@ -164,6 +165,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
         axes.annotate(
             bar.end, (length * factor, place), (3, 0), textcoords="offset points", va="center"
         )
+    axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)

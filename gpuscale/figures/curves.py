@@ -1,7 +1,7 @@
 """Scaling curves: what a configuration does over numbers of GPUs, measured or published."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuscale.figures.picture import Measurements
@@ -37,8 +37,9 @@ class Curve:
         return self.way if self.origin == "measured" else f"{self.way}, {self.origin}"
 
     def has(self, quantity: Quantity) -> bool:
-        """True where it is known on some number of GPUs."""
-        return any(quantity in values for values in self.points.values())
+        """True where it is known; one GPU alone tells no speedup."""
+        least = 2 if quantity in ("speedup", "efficiency") else 1
+        return any(quantity in its for gpus, its in self.points.items() if gpus >= least)
 
 
 def curves_of(measurements: Measurements) -> tuple[Curve, ...]:
@@ -60,19 +61,21 @@ def curves_of(measurements: Measurements) -> tuple[Curve, ...]:
     for configuration, curve in measured.items():
         found.append(curve)
         if configuration in before:
-            found.append(before[configuration])
+            found.append(replace(before[configuration], way=curve.way))
         if configuration.label in published:
             # Two configurations of one label have the same publication.
-            found.append(published.pop(configuration.label))
+            found.append(replace(published.pop(configuration.label), way=curve.way))
     return tuple(found)
 
 
 def _measured(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, Curve]:
     names = set_apart([point.configuration for point in points])
+    modes = {configuration.scaling for configuration in names}
     return {
         configuration: Curve(
             case=configuration.case,
-            way=name.removeprefix(f"{configuration.case}/"),
+            way=name.removeprefix(f"{configuration.case}/")
+            + (f", {configuration.scaling} scaling" if len(modes) > 1 else ""),
             origin=origin,
             device=configuration.device,
             scaling=configuration.scaling,

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.ticker import FuncFormatter
 
 from gpuscale.environment_diff import change_text
+from gpuscale.figures.axes import legend_of
 from gpuscale.figures.picture import (
     INK,
     PAGE_IN,
@@ -30,6 +31,7 @@ from gpuscale.statistics.estimates import exponential
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
 """Changes of the environment that are told below the picture, the latest."""
+_LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
 
 
@@ -57,22 +59,16 @@ def history_picture(measurements: Measurements) -> Picture | None:
             _draw(axes, row, history.nights, [night for night, _ in changed])
             axes.set_title(label, loc="left")
         bottom = grid[-1][0]
-        locator = AutoDateLocator(maxticks=8)
-        bottom.xaxis.set_major_locator(locator)
-        bottom.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-        handles = {
-            name: handle
-            for axes in grid.flat
-            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles, loc="outside upper left", ncols=4)
+        bottom.xaxis.set_major_locator(AutoDateLocator(maxticks=7))
+        bottom.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
+        figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=5)
         notes = [
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
             for night, changes in changed[-MOST_ENVIRONMENTS:]
         ]
         left_out = notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "change of the environment")
         left = notes_of_left_out(len(ordered) - len(shown), "row")
-        what = "throughput of each night against the row's first level (UTC)"
+        what = "throughput of each night against the row's first level; dates in UTC"
         add_note(figure, measurements, [what, *notes, *left_out, *left])
     return Picture(
         figure=figure,
@@ -131,7 +127,9 @@ def _draw(
             fontweight="bold",
         )
         axes.axvline(days[change.onset], color=INK, linewidth=1.0, label="level changed")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent_text(share)))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: percent_text(share) if share else "0 %")
+    )
     axes.margins(y=0.25)
 
 

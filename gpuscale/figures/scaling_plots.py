@@ -1,12 +1,11 @@
 """Scaling over GPUs: the three plots of the CTE-POWER course, together and each by itself."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus, time_unit
+from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus, legend_of, time_unit
 from gpuscale.figures.curves import Curve, Quantity, curves_of
 from gpuscale.figures.picture import (
     COLUMN_IN,
@@ -29,6 +28,7 @@ from gpuscale.units import significant
 MOST_CASES = 4
 """Cases below each other in one figure."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
+_IDEAL = "ideal"
 _IDEAL_DASHES = (0, (6, 3))
 _APART = 1.03
 """The factor by which a curve's intervals stand beside those of the next one."""
@@ -37,8 +37,7 @@ _APART = 1.03
 def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
     """The quantities beside each other over GPUs, a row for each case; None of nothing known."""
     every = curves_of(measurements)
-    known = {name for curve in every for values in curve.points.values() for name in values}
-    quantities = [name for name in quantities if name in known]
+    quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
     if not quantities:
         return None
     cases = [*dict.fromkeys(curve.case for curve in every)]
@@ -62,24 +61,14 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
         columns = 2 if len(quantities) == 1 else 4
-        figure.legend(*_legend(grid.flat), loc="outside upper left", ncols=columns)
+        order = [*(curve.name for curve in shown), _IDEAL]
+        figure.legend(handles=legend_of(grid.flat, order), loc="outside upper left", ncols=columns)
         add_note(figure, measurements, notes)
     return Picture(
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
         description="; ".join(_sentences(shown, quantities)),
     )
-
-
-def _legend(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
-    """What the panels name, each once and the ideal last."""
-    found = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    labels = sorted(found, key=lambda label: label == "ideal")
-    return [found[label] for label in labels], labels
 
 
 def _draw(
@@ -102,7 +91,7 @@ def _draw(
     values = [its[quantity] for curve in known for its in curve.points.values() if quantity in its]
     factor = 1.0
     if quantity in ("time", "step time"):
-        unit_s, unit = time_unit(min(value.value for value in values))
+        unit_s, unit = time_unit(value.value for value in values)
         factor = 1 / unit_s
         axes.set_ylabel(f"{words} ({unit})")
     elif quantity == "throughput":
@@ -118,7 +107,7 @@ def _draw(
         bound * factor for each in values for bound in (each.value, each.low, each.high) if bound
     ]
     if quantity == "efficiency":
-        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label="ideal")
+        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
         axes.set_ylim(0, max(1.1, *bounds))
         return
     if quantity != "speedup":
@@ -126,7 +115,7 @@ def _draw(
         return
     counts = sorted({gpus for curve in curves for gpus in curve.points})
     ends = (1, counts[-1])
-    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label="ideal")
+    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
     lay_amounts(axes, (*bounds, *ends))
     if len(counts) > 2:
         label_ticks(axes.yaxis, axes.get_xticks())

@@ -25,7 +25,7 @@ from gpuscale.units import format_percent
 
 MOST_RUNS = 6
 _COLUMNS = 2
-_SLOWEST_SHOWN = 0.2
+_SLOWEST_SHOWN = 0.1
 """Behind the run's median, from which on the colour is the darkest."""
 _COLORS = "YlOrBr"
 
@@ -54,8 +54,10 @@ def windows_picture(measurements: Measurements) -> Picture | None:
             ax=grid.ravel().tolist(),
             format=PercentFormatter(1.0, decimals=0, symbol=" %"),
             label="longer than the\nrun's median",
+            ticks=[0.0, _SLOWEST_SHOWN / 2, _SLOWEST_SHOWN],
             extend="max",
-            shrink=0.8 if rows > 1 else 1.0,
+            shrink=1 / rows,
+            fraction=0.04,
         )
         note = "of each row the most uneven run: the time that each rank was busy in each window"
         add_note(figure, measurements, [note, *notes_of_left_out(len(chosen) - len(shown), "row")])
@@ -89,7 +91,8 @@ def _behind(run: Run) -> list[list[float]]:
 
 
 def _unevenness(run: Run) -> float:
-    return max(behind for its in _behind(run) for behind in its)
+    """Of the rank that is furthest behind, over all windows."""
+    return max(statistics.fmean(its) for its in _behind(run))
 
 
 def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
