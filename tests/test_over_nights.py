@@ -9,9 +9,14 @@ from pathlib import Path
 
 from builders import environment, results, results_text, run
 from changing import replace
+from comparison_records import comparison, entry, view
 from statements import known
 
-from gpuscale.records import Environment, GpuDevice, Results
+from gpuscale.compare.over_nights import with_levels
+from gpuscale.history import History
+from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
+from gpuscale.records.cause import Cause, Remedy
+from gpuscale.reports import text
 from gpuscale.store import read_results
 
 BEGAN_AT_S = 1.79e9
@@ -166,3 +171,14 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
         assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
         assert "the first 4 of 2026-" in shown.stderr
+
+
+def test_nights_advise_no_baseline_that_is_not_used() -> None:
+    cause = Cause(kind="x", code="no_phases_before", remedy=Remedy("record_again"))
+    rows = [
+        entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
+        entry(Verdict.MISSING, gpus=2, reason=Statement.of("no_entry_alike", differences=["x"])),
+        entry(Verdict.REGRESSED, causes=[cause]),
+    ]
+    nights = History(machine="x", nights=(), rows=(), events=())
+    assert "baseline record" not in text.render(view(with_levels(comparison(*rows), nights)))

@@ -93,23 +93,26 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     loss that nobody mended, would pass. After 15 nights the level is what is expected.
     """
     levels = {
-        (row.point.configuration, row.point.gpus): row.lost
+        (row.point.configuration, row.point.gpus): row
         for row in history.rows
         if row.lost and row.level_nights <= REMEMBERED
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _beside_nights(entry)
-        lost = None
+        row = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            lost = levels.get((entry.configuration, entry.key.gpus))
-        if lost is None:
+            row = levels.get((entry.configuration, entry.key.gpus))
+        if row is None or row.lost is None:
             return entry
+        lost = row.lost
         onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            return replace(entry, since=since)
+            # It is a loss beside the nights on the present level, so a further one, unless that
+            # level has a single night before this one, which nothing told from the others then.
+            return replace(entry, since=since) if row.level_nights <= 2 else entry
         facts: dict[str, object] = {
             "change": -lost.throughput.value,
             "since": onset,

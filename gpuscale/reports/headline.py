@@ -86,11 +86,11 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     for row in chosen:
         groups.setdefault(row.entry.finding or row.entry.changed_quantity, []).append(row)
     for group in groups.values():
-        count = f"{counted(len(group), 'row')}: " if len(groups) > 1 else ""
-        yield f"{count}{_loss(group)}"
-    scaled = [row for row in rows if row.entry.key.gpus > 1]
+        count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
+        yield f"{_loss(group)}{count}"
+    scaled = [row.entry.verdict for row in rows if row.entry.key.gpus > 1]
     if groups.keys() == {Finding.SINGLE_GPU_SLOWDOWN}:
-        if scaled and all(row in chosen or row.entry.verdict.is_pass for row in scaled):
+        if scaled and all(its.is_loss or its.is_pass for its in scaled):
             yield "scaling is unchanged"
     elif groups.keys() == {Finding.SCALING_LOSS}:
         alone = [row for row in rows if row.entry.key.gpus == 1]
