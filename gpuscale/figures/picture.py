@@ -161,6 +161,12 @@ def _element(picture: Picture, *, background: str) -> str:
     # Ids of groups are the same in every figure, and nothing refers to them.
     used = {*re.findall(r'(?:href="|url\()#([^")]+)', text)}
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
+    # A hundredth of a point is less than anybody sees, and a tenth of the element.
+    text = re.sub(
+        r' (?:d|x|y|transform)="[^"]+"',
+        lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]),
+        text,
+    )
     # Inside of a page such a rule would be the page's.
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, flags=re.DOTALL)
     text = text.replace(f"'{_FONT}'", "sans-serif")

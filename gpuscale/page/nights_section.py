@@ -1,6 +1,7 @@
 """The history of the machine on a page: when rows changed, and what else changed then."""
 
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
+from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.history_text import event_lines, night_names, standing
 from gpuscale.reports.screen import Screen
@@ -59,6 +60,7 @@ def nights(subject: Subject) -> Section | None:
         title="History",
         intro=intro,
         blocks=blocks,
+        figures=pictures(subject, "history"),
         tables=[table],
         notes=() if blocks else ["no change of level"],
     )

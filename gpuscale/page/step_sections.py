@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpuscale.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
+from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.step_time import budget_findings, budget_legend, phase_cells, phase_notes
@@ -34,7 +35,8 @@ def budget(subject: Subject) -> Section | None:
         f"{label}: {text}" for label, text in budget_findings(subject.runs) if " = 1 " not in text
     ]
     notes = [*budget_legend(found), *_few(found_lines)]
-    return Section(title="Where the efficiency went", tables=[table], notes=notes)
+    title, drawn = "Where the efficiency went", pictures(subject, "budget")
+    return Section(title=title, figures=drawn, tables=[table], notes=notes)
 
 
 def _few(lines: Sequence[str]) -> list[str]:
@@ -74,4 +76,5 @@ def phases(subject: Subject) -> Section | None:
         headers=[*texts],
         rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
-    return Section(title="Phases", tables=[table], notes=_few([*phase_notes(steps)]))
+    drawn, notes = pictures(subject, "phases"), _few([*phase_notes(steps)])
+    return Section(title="Phases", figures=drawn, tables=[table], notes=notes)

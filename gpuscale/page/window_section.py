@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone
+from gpuscale.page.pictures import pictures
 from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
 from gpuscale.reports import phrases
 from gpuscale.scaling import PointKey
@@ -43,6 +44,7 @@ def windows(subject: Subject) -> Section | None:
             "rank by itself and, waiting for the others, in each window; and what its GPU "
             "reported meanwhile. Shaded: more than 2 %, 5 % and 10 % above the run's median."
         ),
+        figures=pictures(subject, "windows"),
         tables=tables,
         notes=[more] if more else (),
     )
