@@ -192,7 +192,7 @@ def _first_cause(rows: Sequence[Row]) -> str:
     if not shared or not _is_established(shared[0]):
         return ""
     causes = [row.entry.causes[0] for row in shared]
-    shares = sorted(cause.share for cause in causes if cause.share is not None)
+    shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
     ends = dict.fromkeys(whole_percent(share) for share in (*shares[:1], *shares[-1:]))
     of_loss = f" ({' to '.join(ends)} of the loss)" if ends else ""
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
