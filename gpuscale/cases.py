@@ -30,6 +30,14 @@ class Case:
 
     strategies: ClassVar[tuple[str, ...]]
 
+    def __init__(self, *marked: object) -> None:
+        if marked:
+            # Of a mark with a class alone pytest takes the class for what is marked.
+            name = type(self).__name__
+            raise CaseError(
+                f"{name} takes no arguments; of a mark write @pytest.mark.gpuscale(case={name})"
+            )
+
     @classmethod
     def name(cls) -> str:
         """The case's name in every table and file: the class name in snake case."""
@@ -161,7 +169,8 @@ class TrainingCase(Case):
 def refuse_unusable(case: type[TrainingCase]) -> None:
     """Raise a CaseError, which names class and part, for what would fail only once ranks run."""
     name = case.__name__
-    if isinstance(case.strategies, str) or not set(case.strategies) <= set(OF_CASES):
+    chosen = case.strategies
+    if not isinstance(chosen, tuple | list) or not chosen or not set(chosen) <= set(OF_CASES):
         known = ", ".join(OF_CASES)
         raise CaseError(
             f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
@@ -169,6 +178,10 @@ def refuse_unusable(case: type[TrainingCase]) -> None:
         )
     if case.scaling not in (modes := get_args(ScalingMode)):
         raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
+    refuse_no_count(f"{name}.classes", case.classes)
+    refuse_no_count(f"{name}.training_samples", case.training_samples)
+    if case.raw_image_shape is not None:
+        _refuse_no_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
     for strategy, options in case.strategy_options.items():
         _refuse_other_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
     _refuse_other_sizes(case)
@@ -185,12 +198,14 @@ def _refuse_other_sizes(case: type[TrainingCase]) -> None:
         where = f"{case.__name__}.sizes[{each!r}]" if each else case.__name__
         refuse_no_count(f"{where}.batch", getattr(size, "batch", None))
         shape = getattr(size, "sample_shape", None)
-        if not isinstance(shape, tuple) or not shape:
-            raise CaseError(
-                f"{where}.sample_shape is {shape!r}; it is a tuple such as (3, 224, 224)"
-            )
-        for length in shape:
-            refuse_no_count(f"{where}.sample_shape", length)
+        _refuse_no_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
+
+
+def _refuse_no_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:
+    if not isinstance(shape, tuple) or not shape:
+        raise CaseError(f"{what} is {shape!r}; it is a tuple such as {such_as}")
+    for length in shape:
+        refuse_no_count(what, length)
 
 
 def _refuse_other_options(where: str, strategy: str, options: Mapping[str, object]) -> None:

@@ -1,7 +1,10 @@
 """Text that is safe to print: what strings of a file may hold, and how a bad value is shown."""
 
+import codecs
+import io
 import json
 import re
+from typing import TextIO
 
 LINE_LIMIT = 10_000
 """Characters in a string of one line."""
@@ -14,6 +17,30 @@ _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udff
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
 UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
 """As character classes of a regular expression; text of several lines has breaks and tabs."""
+# Without quotes and backslashes, since what is spelt out may be JSON.
+_IN_ASCII = {
+    **dict.fromkeys("−–—━─│║╸╺\u2011", "-"),
+    **dict.fromkeys("█▌▓", "#"),
+    **dict.fromkeys("\u2018\u2019\u201c\u201d", "'"),
+    **dict.fromkeys("°✅\ufe0f\u200b", ""),
+    **dict.fromkeys("\u00a0\u202f\u2009", " "),
+    **dict.fromkeys("·•", "*"),
+    "×": "x",
+    "±": "+-",
+    "→": "->",
+    "…": "...",
+    "µ": "u",
+    "░": ".",
+    "≤": "<=",
+    "≥": ">=",
+    "≈": "~",
+    "≠": "!=",
+    "⚠": "!",
+    "❌": "x",
+}
+_SPREAD = re.compile(r"±([\d.]+) %")
+SPELT_OUT = "gpuscale-spelt-out"
+"""The error handler of streams that `spell_out` has changed."""
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
 
 
@@ -64,6 +91,33 @@ def shown(value: object, limit: int = 40) -> str:
     if isinstance(value, int) and abs(value) >= 10**limit:
         return "a number of too many digits"
     return f"{value}"
+
+
+def spell_out(*streams: TextIO | None) -> None:
+    r"""Let streams write in ASCII what their encoding lacks: `-9.1 %`, and `\u0416` for `Ж`."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=SPELT_OUT)
+
+
+def _spelt_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    if spread := _SPREAD.match(error.object, error.start):
+        # As wide as it was, since tables are full of it.
+        return f"+-{spread[1]}%", spread.end()
+    sign = error.object[error.start]
+    if sign not in _IN_ASCII:
+        # Costs a millisecond that hardly anybody needs.
+        from unicodedata import normalize
+
+        letters = normalize("NFKD", sign).encode("ascii", "ignore").decode()
+        escape = f"\\u{ord(sign):04x}" if sign <= "\uffff" else f"\\U{ord(sign):08x}"
+        return (letters if letters.isalnum() else escape), error.start + 1
+    return _IN_ASCII[sign], error.start + 1
+
+
+codecs.register_error(SPELT_OUT, _spelt_out)
 
 
 def _escape(match: re.Match[str]) -> str:

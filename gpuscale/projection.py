@@ -6,9 +6,9 @@ other adds up the parts of the efficiency budget: exposed communication takes as
 all-reduce, a (n - 1)/n + b (n - 1) seconds; skew, data and the rest keep their share of the ideal
 step. The first is too slow where communication levels off, the second too fast where it grows.
 
-The band has two parts: by how much the two laws differ, and the error of the same method where
-its end is known, fitted on the smaller numbers that were measured and laid beside the next one.
-Nothing here is ever judged.
+The band has three parts: by how much the two laws differ; the error of the same method where its
+end is known, fitted on the smaller numbers that were measured and laid beside the next one; and
+the interval of the largest number that was measured. Nothing here is ever judged.
 """
 
 import math
@@ -22,7 +22,7 @@ from gpuscale.budget import efficiency_budgets
 from gpuscale.records import Configuration, Estimate, Run
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.scaling import ScalingPoint, scaling_points
-from gpuscale.statistics.estimates import Term, difference_of_levels, exponential
+from gpuscale.statistics.estimates import CONFIDENCE, Term, difference_of_levels, exponential
 
 FEWEST_NUMBERS = 3
 _FITTED = 3
@@ -32,6 +32,7 @@ _USUAL_ERROR = 0.024
 puts 9 of 10 within 15%, where they were within 14%."""
 _USUAL_DF = 1
 _SINGULAR = 1e-9
+_ONE_SIDED = (1 + CONFIDENCE) / 2
 
 
 class LeftOut(NamedTuple):
@@ -94,6 +95,8 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
     found: list[Projection | NotProjected] = []
     for configuration, points in curves.items():
         try:
+            if configuration.ranks_per_gpu is not None:
+                raise _RefusedError("its ranks share a GPU; measure with a GPU for each")
             curve = _curve(points, communication)
             found.append(_projection(configuration, curve, points, gpus))
         except _RefusedError as refused:
@@ -134,12 +137,14 @@ def _curve(
 ) -> _Curve:
     gpus = [point.key.gpus for point in points]
     if len(set(gpus)) < len(gpus):
-        raise _RefusedError("it was measured with several batches; project files of one each")
-    if len(gpus) < FEWEST_NUMBERS or gpus[0] != 1:
-        measured = f"a step time on {', '.join(map(str, gpus))}" if gpus else "no step time at all"
         raise _RefusedError(
-            f"it has {measured}; a projection needs {FEWEST_NUMBERS} numbers of GPUs, 1 among "
-            "them: measure with --gpus 1,2,4"
+            "it was measured with several batches or sample shapes; project files of one each"
+        )
+    if len(gpus) < FEWEST_NUMBERS or gpus[0] != 1:
+        known = f"measured on {', '.join(map(str, gpus))} only" if gpus else "no run gave a time"
+        raise _RefusedError(
+            f"{known}; a projection needs {FEWEST_NUMBERS} numbers of GPUs, 1 among them: measure "
+            "with --gpus 1,2,4"
         )
     if len({point.batch_per_gpu for point in points}) == 1:
         scaling: ScalingMode = "weak"
@@ -202,33 +207,47 @@ def _point(
     one, last = points[0], points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
     assert one.batch_per_gpu is not None, "a point with a step time has a batch"
-    laws = _laws(curve, gpus)
-    errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
-    df = _USUAL_DF + len(errors)
-    squares = math.fsum(error**2 for error in errors)
-    error = (_USUAL_DF * _USUAL_ERROR**2 + squares) / df * _doublings(gpus, curve.logs) ** 2
-    between = ((laws[0] - laws[1]) / 2) ** 2
-    levels = [Term(variance=error, df=df), Term(variance=between, df=math.inf)]
-    # No better than ideal, unless that was measured.
-    least = min(0.0, *curve.logs.values())
-    value = max(least, statistics.fmean(laws))
-    low, high = difference_of_levels(value, levels).interval() or (value, value)
-    over_ideal = Estimate(
-        value=exponential(value), low=exponential(max(least, low)), high=exponential(high)
-    )
+    over_ideal = _band(curve, left_out, _half_width(last.efficiency), gpus)
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
     efficiency = over_ideal.inverse(1)
-    several = last.nodes is not None and last.nodes > 1
+    across = last.nodes is not None and last.nodes > 1
     return ProjectedPoint(
         gpus=gpus,
-        nodes=-(-gpus * last.nodes // last.key.gpus) if several and last.nodes else None,
+        nodes=math.ceil(gpus * last.nodes / last.key.gpus) if across and last.nodes else None,
         batch_per_gpu=batch,
         step_time_s=step_time_s,
         samples_per_s=step_time_s.inverse(gpus * batch),
         speedup=efficiency.scaled(gpus),
         efficiency=efficiency,
     )
+
+
+def _band(curve: _Curve, left_out: Sequence[LeftOut], noise: float, gpus: int) -> Estimate:
+    """The step time over the ideal one, no better than ideal unless that was measured."""
+    laws = _laws(curve, gpus)
+    errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
+    df = _USUAL_DF + len(errors)
+    a_doubling = (_USUAL_DF * _USUAL_ERROR**2 + math.fsum(e**2 for e in errors)) / df
+    levels = (
+        Term(variance=a_doubling * _doublings(gpus, curve.logs) ** 2, df=df),
+        Term(variance=((laws[0] - laws[1]) / 2) ** 2, df=math.inf),
+    )
+    half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
+    least = min(0.0, *curve.logs.values())
+    value = max(least, statistics.fmean(laws))
+    return Estimate(
+        value=exponential(value),
+        low=exponential(max(least, value - half)),
+        high=exponential(value + half),
+    )
+
+
+def _half_width(estimate: Estimate | None) -> float:
+    """Half of the interval of the logarithm; 0 where a single run gave none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return 0.0
+    return math.log(estimate.high / estimate.low) / 2
 
 
 def _doublings(gpus: int, measured: Sequence[int] | Mapping[int, float]) -> float:

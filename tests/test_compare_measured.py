@@ -268,8 +268,8 @@ def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     nights = [0.1 * f for f in (1.001, 0.999, 1.12, 1.0, 0.998, 1.002)]
     comparison = compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.107)])
     assert _row(comparison, 1).verdict is Verdict.REGRESSED
-    facts = facts_of(comparison.notes, "outlying_allocation")
-    assert (facts["name"], facts["change"]) == (NIGHTS[2], pytest.approx(0.12, abs=2e-3))
+    facts = facts_of(comparison.notes, "outlying_allocations")
+    assert (facts["names"], facts["change"]) == ((NIGHTS[2],), pytest.approx(0.12, abs=2e-3))
     assert _row(
         compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.1)]), 1
     ).verdict.is_pass

@@ -8,7 +8,7 @@ import pytest
 from builders import CNN, environment, gpu_summary, phases, run, with_values
 from cause_records import row_of
 from changing import replace
-from comparison_records import entry, peak_memory
+from comparison_records import PEAK_MEMORY, entry, peak_memory
 
 from gpuscale import diagnose
 from gpuscale.budget import PARTS, EfficiencyBudget
@@ -22,8 +22,8 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     EnvironmentChange,
-    Estimate,
     GpuSummary,
+    MetricSpec,
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
@@ -146,13 +146,13 @@ def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
-    [(Estimate(value=0.0), "other_metrics"), (Estimate(value=-0.01), "within_noise")],
+    ("finding", "code"), [(PEAK_MEMORY, "other_metrics"), (None, "within_noise")]
 )
 def test_without_lost_time_the_metrics_that_were_lost_are_looked_at_else_the_noise(
-    change: Estimate, code: str
+    finding: MetricSpec | None, code: str
 ) -> None:
-    said = entry(Verdict.REGRESSED, gpus=2, change=change, metrics=[peak_memory(Verdict.REGRESSED)])
+    lost = [peak_memory(Verdict.REGRESSED)]
+    said = entry(Verdict.REGRESSED, gpus=2, finding=finding, metrics=lost)
     (cause,) = not_established(row(step(), said=said), ())
     assert cause.code == code
     assert cause.remedy is not None

@@ -146,6 +146,29 @@ def test_what_fails_shows_where_and_the_next_item_runs(failing: Session) -> None
     assert processes_of(failing.folder) == []
 
 
+def test_a_bug_of_a_case_is_shown_once_from_its_own_line_on_and_ends_the_session(
+    tmp_path: Path,
+) -> None:
+    path = write_case(tmp_path, FAILING["unbuildable"])
+    line = path.read_text().splitlines().index("        return 1 / 0") + 1
+    runs = ("--gpus", "1,2", "--runs", "9", "--device", "cpu")
+    session = run_pytest(tmp_path, *runs, environment=["PYTHONIOENCODING=ascii"])
+    assert session.exit_code == 1, session.output
+    _, shown = session.output.split("= FAILURES =")
+    first, *below = shown.splitlines()[2:]
+    assert first == f"test_tiny.py:{line}: rank 0 raised ZeroDivisionError: division by zero"
+    assert [text.strip() for text in below[1:3]] == [
+        f'File "{path}", line {line}, in model',
+        "return 1 / 0",
+    ]
+    assert shown.count("return 1 / 0") == 1
+    assert "17 more runs would fail as this one did" in session.output
+    assert len(session.results.runs) == 1
+    assert shown.index("short test summary") < shown.index(" scaling -") < shown.index("results: ")
+    # What is not known of it is a dash.
+    assert re.search(r"^unbuildable/ddp +1 +0 \(1 failed\) +- ", shown, re.MULTILINE)
+
+
 def test_a_rank_that_hangs_ends_at_the_timeout_with_the_place_where_each_rank_was(
     tmp_path: Path,
 ) -> None:

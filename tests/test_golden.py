@@ -314,9 +314,14 @@ def test_a_comparison_is_said_as_before(name: str, folder: Path) -> None:
 
 
 def _shortened(text: str) -> str:
-    """The formats without what the text above them says already, numbers to nine digits."""
+    """The formats without what the text above them says already."""
     said = text[text.index("\n") : text.index("exit code", text.index("(exit code") + 10)].strip()
     text = re.sub(r"<system-out>(.*?)\n</system-out>", partial(_system_out, said), text, flags=re.S)
+    return _compact(text)
+
+
+def _compact(text: str) -> str:
+    """JSON with its smallest objects in a line each, numbers to nine digits."""
     text = re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
     return re.sub(
         r"(?<=: )-?\d+\.\d+(e-\d+)?(?=,| \}|\n)", lambda found: f"{_rounded(float(found[0]))}", text
@@ -368,6 +373,21 @@ def test_results_are_shown_as_before(name: str, folder: Path) -> None:
         given("show", "night.jsonl", "--phases", columns=80),
     ]
     check(f"show/{name}.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize("name", ["two_nodes", "failures", "injected"])
+def test_results_are_given_to_other_tools_as_before(name: str, folder: Path) -> None:
+    write_night(folder / "night.jsonl", NIGHTS[name])
+    shown = [given("show", "night.jsonl", "--format", each) for each in ("csv", "latex", "json")]
+    check(f"show/{name}_formats.txt", _compact("\n".join(shown)))
+
+
+@pytest.mark.parametrize("name", ["healthy", "two_nodes", "noisy", "batches"])
+def test_results_are_projected_as_before(name: str, folder: Path) -> None:
+    write_night(folder / "night.jsonl", NIGHTS[name])
+    further = ("show", "night.jsonl", "--project", "8,16,64", "--steps", "100000")
+    shown = [given(*further), given(*further, columns=80), given(*further, "--format", "latex")]
+    check(f"show/{name}_projected.txt", "\n".join(shown))
 
 
 @pytest.mark.parametrize("name", ["healthy", "failures", "injected", "noisy"])
@@ -429,7 +449,9 @@ def test_a_baseline_is_shown_as_before(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["arc4", "cte-power", "juwels-booster"])
 def test_a_published_baseline_is_shown_as_before(name: str, folder: Path) -> None:
     shutil.copy(ROOT / "baselines" / f"{name}.json", folder)
-    check(f"baseline/{name}.txt", given("show", f"{name}.json"))
+    formats = ("text", "csv", "latex")
+    shown = [given("show", f"{name}.json", "--format", each) for each in formats]
+    check(f"baseline/{name}.txt", "\n".join(shown))
 
 
 def test_baselines_differ_in_the_words_as_before(folder: Path) -> None:

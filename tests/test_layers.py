@@ -23,12 +23,14 @@ LAYERS = {
     "scaling": 2,
     "budget": 2,
     "projection": 2,
+    "typical_step": 2,
     "environment_diff": 2,
     "cases": 2,
     "command_case": 2,
     "log_formats": 2,
     "injections": 2,
     "device_paces": 2,
+    "night_order": 2,
     "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
@@ -39,12 +41,16 @@ LAYERS = {
     "store": 3,
     "launch": 3,
     "telemetry": 3,
+    # The names and numbers that reports and figures share.
+    "reports.phrases": 3,
     "reports": 4,
+    "figures": 4,
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,
     "page": 5,
     "plugin": 5,
+    "exports": 5,
     "cli": 6,
 }
 # The ranks stand beside the layers: they see what is below 3, and nothing sees them.
@@ -53,10 +59,12 @@ WORKER_MAY_IMPORT = 2
 COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
+    "figures": {"matplotlib"},
     "reports": {"tabulate"},
+    "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
-    "plugin": {"pytest"},
+    "plugin": {"pytest", "pytest_benchmark"},
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
 # Imports that only type checkers see, and those of a case that is asked for a sample.
@@ -112,6 +120,7 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
                 "scaling": {"statistics"},
                 "budget": {"scaling", "statistics"},
                 "projection": {"budget", "scaling", "statistics"},
+                "typical_step": {"budget", "scaling", "statistics"},
                 "history": {"scaling", "statistics", "environment_diff", "device_paces"},
                 "device_paces": {"scaling"},
                 "run_defaults": {"cases", "command_case"},

@@ -4,6 +4,8 @@ Its pytest is a stand-in, as in test_ci.py, but where a case says otherwise.
 """
 
 import json
+import shutil
+import time
 from pathlib import Path
 
 import builders as make
@@ -21,7 +23,7 @@ from ci_checkout import (
     write_results,
 )
 from commands import is_living
-from measuring import run_pytest, write_case
+from measuring import TIMEOUT_S, run_pytest, write_case
 
 from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night.attempt import read_items
@@ -117,9 +119,6 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert "--resume" in second
     assert "night: ok\n" in record_of(night)
     assert "attempts: 2, see attempt-1\n" in record_of(night)
-    assert "no regression" in (night.directory / "report.html").read_text()
-    index = (night.directory.parent / "index.html").read_text()
-    assert f'href="{night.directory.name}/report.html"' in index
     evidence = json.loads((night.directory / "attempt-1/evidence.json").read_text())
     assert evidence["hosts"] == ["node1"]
     assert evidence["gpu_uuids_used"] == ["GPU-0", "GPU-1"]
@@ -129,18 +128,22 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert kept == (checkout / "measured.1").read_text()
 
 
-def test_a_night_without_what_pages_are_made_with_says_so_and_is_as_good(
+def test_a_night_leaves_its_page_and_an_index_and_is_as_good_without_what_makes_them(
     checkout: Path,
 ) -> None:
-    (checkout / "broken").mkdir()
-    (checkout / "broken/jinja2.py").write_text("raise ImportError\n")
-    path = f"{checkout / 'broken'}:{REPOSITORY}"
-    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"), PYTHONPATH=path)
+    night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"))
     assert night.exit_code == 0, night.output
     assert "pip install 'gpuscale[plots]'" in night.output
     assert "the night has no report.html" in night.output
-    assert not (night.directory / "report.html").exists()
     assert "night: ok\n" in record_of(night)
+    shutil.rmtree(night.directory)
+    night = night_in(
+        checkout, MEASURED=str(checkout / "verdict-0.jsonl"), PYTHONPATH=str(REPOSITORY)
+    )
+    assert night.exit_code == 0, night.output
+    assert 'class="verdict pass"' in (night.directory / "report.html").read_text()
+    index = (night.directory.parent / "index.html").read_text()
+    assert f'href="{night.directory.name}/report.html"' in index
 
 
 def test_infrastructure_that_fails_twice_is_no_regression_and_not_tried_a_third_time(
@@ -247,9 +250,12 @@ def test_a_night_tells_a_sites_own_command_its_verdict_and_keeps_its_exit_code(
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
     command = f"sleep 600 & echo $! >{tmp_path}/child; wait"
-    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", patience_s=0.5)
-    assert problem == "did not end within 0.5 s and was killed"
-    assert not is_living(int((tmp_path / "child").read_text()))
+    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", patience_s=2)
+    assert problem == "did not end within 2 s and was killed"
+    child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + TIMEOUT_S
+    while is_living(child):
+        assert time.monotonic() < deadline, "the command's child goes on"
+        time.sleep(0.01)
 
 
 def test_a_night_without_a_baseline_is_measured_and_is_no_pass(checkout: Path) -> None:

@@ -72,6 +72,11 @@ def test_both_formats_read_every_row_with_labels_of_its_own() -> None:
     assert value(samples, "gpuscale_comparison_info", driver='5\\90 "beta"\nx') == 1
 
 
+def test_faults_on_purpose_never_go_into_the_series_of_the_cluster() -> None:
+    samples = read(f"{openmetrics.render(view(of_each_verdict(), 'data=5ms'))}\n")
+    assert all(("injections", "data=5ms") in labels for _, labels in samples)
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_row_has_one_verdict_and_the_whole_its_exit_code(verdict: Verdict) -> None:
     shown = comparison(entry(verdict, case='a"b\\c\n{d}'))

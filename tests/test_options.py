@@ -178,6 +178,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ("mode", 'scaling = "stong"'),
         ("batch", 'batch = "8"'),
         ("shape", "sample_shape = (16, None)"),
+        ("classes", "classes = 0"),
+        ("image", "raw_image_shape = 256"),
+        ("empty", "strategies = ()"),
         ("option", 'strategy_options = {"ddp": {"bucket_mb": 1}}'),
         ("hook", 'strategy_options = {"ddp": {"comm_hook": "zip"}}'),
         ("refused", 'strategy_options = {"dp": {"static_graph": True}}'),
@@ -185,6 +188,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ("signature", "def loss(self, output): ..."),
     ):
         write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
+    for name, marked in (("keyword", "case=Tiny, gpus=3"), ("positional", "Tiny")):
+        path = write_case(folder, "Case = Tiny", name=f"test_{name}.py")
+        path.write_text(path.read_text().replace("case=Case", marked))
     forgetful = "class Forgetful(TrainingCase):\n    sample_shape, batch = (16,), 8\n"
     write_case(folder, forgetful, "Case = Forgetful", name="test_forgetful.py")
     return run_pytest(folder, *ON_CPU)
@@ -200,6 +206,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "Case.scaling is 'stong'; it is one of weak, strong",
         "Case.batch is '8'; it takes whole numbers of at least 1",
         "Case.sample_shape is None; it takes whole numbers of at least 1",
+        "Case.classes is 0; it takes whole numbers of at least 1",
+        "Case.raw_image_shape is 256; it is a tuple such as (256, 256, 3)",
+        "Case.strategies is (); it takes a tuple of dp, ddp",
+        "test_keyword.py::test_case: the gpuscale mark has no 'gpus'; it takes case=YourCase alone",
+        "Tiny takes no arguments; of a mark write @pytest.mark.gpuscale(case=Tiny)",
         "Case.strategy_options['ddp']: there is no option 'bucket_mb'; it has bucket_cap_mb",
         "Case.strategy_options['ddp']['comm_hook'] is 'zip'; it is one of fp16_compress",
         "Case.strategy_options['dp']: there is no option 'static_graph'; dp has no options",
@@ -224,7 +235,7 @@ def test_a_case_without_the_strategy_is_skipped_and_one_without_the_size_fails(
     write_case(tmp_path, "from gpuscale import Size", sized, name="test_sized.py")
     session = run_pytest(tmp_path, *ON_CPU, "--strategy", "dp", "--runs", "1", "-rs")
     assert session.exit_code == 1, session.output
-    assert "tiny has ddp only (--strategy)" in session.output
+    assert "skipped: tiny has ddp only: leave out --strategy" in session.output
     assert "case has no size 'smoke'; it has big" in session.output
     assert "nothing was measured" in session.output
     assert not (tmp_path / ".gpuscale").exists()

@@ -11,6 +11,7 @@ from measuring import REPOSITORY
 
 from gpuscale.cli.compare import Output, outputs_of, spare_inputs
 from gpuscale.errors import FileError, UsageError
+from gpuscale.reports import FORMATS
 from gpuscale.store import write_report
 
 ARC4 = REPOSITORY / "baselines" / "arc4.json"
@@ -59,7 +60,7 @@ def test_text_is_printed_unless_another_format_is() -> None:
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        (["xml"], "--format: 'xml' is not one of text, json, markdown, junit, github, openmetrics"),
+        (["xml"], f"--format: 'xml' is not one of {', '.join(FORMATS)}"),
         (["JSON=a"], "--format: 'JSON' is not one of"),
         (["\x1b[31m"], "--format: '\\x1b[31m' is not one of"),
         (["json="], "--format: no file after 'json='; give json or json=FILE"),

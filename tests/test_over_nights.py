@@ -4,11 +4,20 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from builders import environment, results, results_text, run
 from changing import replace
+from comparison_records import comparison, entry, view
+from statements import known
+
+from gpuscale.compare.over_nights import with_levels
+from gpuscale.history import History
+from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
+from gpuscale.records.cause import Cause, Remedy
+from gpuscale.reports import text
+from gpuscale.store import read_results
 
 BEGAN_AT_S = 1.79e9
 DAY_S = 86400.0
@@ -40,14 +49,31 @@ def write_nights(
     return paths
 
 
-def compare(*arguments: object) -> "subprocess.CompletedProcess[str]":
+def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "gpuscale", "compare", *map(str, arguments)],
+        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def compare(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return gpuscale("compare", *arguments)
+
+
+def changed(path: Path, change: Callable[[Results], Results]) -> None:
+    path.write_text(results_text(change(read_results(path))))
+
+
+def moved(results: Results, days: float) -> Results:
+    """The results as a clock that was off by so many days would have dated them."""
+    at = datetime.fromisoformat(results.created_at) + timedelta(days=days)
+    runs = [
+        replace(run, started_at_s=known(run.started_at_s) + DAY_S * days) for run in results.runs
+    ]
+    return replace(results, created_at=at.isoformat(), runs=tuple(runs))
 
 
 def test_one_run_a_night_serves_from_the_second_earlier_night_on(tmp_path: Path) -> None:
@@ -70,6 +96,14 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
     assert "less from 2026-" in late.stdout
 
 
+def test_the_night_after_a_sick_one_is_mended_is_no_loss(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 24, lambda night: 1.1 if 20 <= night < 23 else 1.0)
+    lost, mended = (compare("--history", tmp_path, nights[at]) for at in (22, 23))
+    assert lost.returncode == 1
+    assert mended.returncode in {0, 3}
+    assert "1 night that began after" in lost.stderr
+
+
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:
     (first,) = write_nights(tmp_path, 1, lambda night: 1.0)
     for arguments, said in (
@@ -81,3 +115,78 @@ def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Pa
         assert (answer.returncode, answer.stdout) == (2, "")
         assert said in answer.stderr
         assert answer.stderr.count("\n") == 1
+
+
+def test_nights_whose_clock_was_wrong_are_named_and_counted(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 12, lambda night: 1.0, runs=2)
+    # Of one date: each is shown with its time.
+    changed(nights[3], lambda its: moved(its, -0.5))
+    # A clock that went back by years for a night, and by an hour within another one.
+    changed(nights[6], lambda its: moved(its, -8000))
+    changed(
+        nights[8],
+        lambda its: replace(its, runs=(*its.runs[:2], *moved(its, -1 / 24).runs[2:])),
+    )
+    shown = gpuscale("history", tmp_path)
+    assert shown.returncode == 0
+    assert "12 nights" in shown.stdout
+    lines = shown.stderr.splitlines()
+    assert len(lines) == 2
+    assert "night-008" in lines[0]
+    assert "went back by 36" in lines[0]
+    assert "night-006" in lines[1]
+    assert "was a clock wrong?" in lines[1]
+    # Tonight's clock was wrong: no night is before it, and that is why.
+    alone = compare("--history", tmp_path, nights[6])
+    assert alone.returncode == 2
+    assert "11 began later: was a clock wrong?" in alone.stderr.splitlines()[-1]
+
+
+def test_a_job_number_that_comes_twice_is_named(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 6, lambda night: 1.0)
+    changed(nights[5], lambda its: replace(its, environment=environment(job_id="1")))
+    shown = gpuscale("history", tmp_path)
+    assert (shown.returncode, shown.stderr.count("\n")) == (0, 1)
+    assert "both count as one night" in shown.stderr
+
+
+def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 8, lambda night: 1.0)
+    # One ended before its last row, one while it wrote it.
+    changed(nights[2], lambda its: replace(its, runs=its.runs[:1]))
+    nights[5].write_text(nights[5].read_text()[:-40])
+    (tmp_path / "night-099").mkdir()
+    shown = gpuscale("history", tmp_path)
+    assert shown.returncode == 0
+    assert "7 nights" in shown.stdout
+    assert "note: no valid run of some rows (how many): 2026-09-23 (1)" in shown.stdout
+    assert shown.stderr.count("\n") == 1
+    assert "night-005" in shown.stderr
+    assert "cut short" in shown.stderr
+    empty = gpuscale("history", tmp_path / "night-099")
+    assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
+
+
+def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 6, lambda night: 1.0)
+
+    def of_another(its: Environment) -> Environment:
+        return replace(its, gpus=(GpuDevice(index=0, name="NVIDIA A100-SXM4-40GB"),))
+
+    changed(nights[4], lambda its: replace(its, environment=of_another(its.environment)))
+    for arguments in (("history", tmp_path), ("compare", "--history", tmp_path, nights[5])):
+        shown = gpuscale(*arguments)
+        assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
+        assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
+        assert "the first 4 of 2026-" in shown.stderr
+
+
+def test_nights_advise_no_baseline_that_is_not_used() -> None:
+    cause = Cause(kind="x", code="no_phases_before", remedy=Remedy("record_again"))
+    rows = [
+        entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
+        entry(Verdict.MISSING, gpus=2, reason=Statement.of("no_entry_alike", differences=["x"])),
+        entry(Verdict.REGRESSED, causes=[cause]),
+    ]
+    nights = History(machine="x", nights=(), rows=(), events=())
+    assert "baseline record" not in text.render(view(with_levels(comparison(*rows), nights)))

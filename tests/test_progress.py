@@ -132,8 +132,16 @@ def test_a_narrow_terminal_sees_how_far_a_run_is_and_keeps_no_trace_of_it(
     screen.feed(output)
     # The id and the verdict, and nothing that a redraw has scrolled up.
     shown = "".join(screen.text).replace(" ", "")
-    words = r"(PASSED[\d.]+.{1,2}/step|XFAIL(?:\(.*?\))?)"
+    words = r"(PASSED[\d.]+.{1,2}/step(?:,\d+\w+left)?|XFAIL(?:\(.*?\))?)"
     assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
+
+
+def test_a_session_says_how_long_it_still_takes_while_it_runs_and_after_each_item(
+    session: tuple[Path, str],
+) -> None:
+    output = session[1]
+    assert re.search(r"window \d+/10, \d+ s left", output)
+    assert re.search(r"PASSED [^ ]+ [^ ]+/step, \d+ s left", output)
 
 
 def test_an_interrupted_session_says_how_to_go_on(session: tuple[Path, str]) -> None:

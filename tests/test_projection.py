@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from builders import BATCH, CNN, phased_run, phases, run
@@ -10,6 +11,8 @@ from changing import replace
 from gpuscale.projection import NotProjected, Projection, projections
 from gpuscale.records import Run
 from gpuscale.records.configuration import ScalingMode
+from gpuscale.scaling import scaling_points
+from gpuscale.store import read_baseline
 
 WHOLE_BATCH = 4096
 NUMBERS = ((1, 2, 4), (1, 2, 4, 8), (1, 4, 8, 16), (1, 2, 4, 8, 16))
@@ -116,6 +119,17 @@ def test_a_band_is_the_wider_the_more_the_method_erred_and_the_further_ahead() -
     assert width(1.15, 16) < width(1.15, 32) < width(1.15, 64)
 
 
+def test_a_band_is_never_narrower_than_the_interval_of_the_largest_number() -> None:
+    noisy = {1: [0.1, 0.1], 2: [0.105, 0.105], 4: [0.1, 0.12]}
+    runs = [replace(run(n, t), index=i) for n, its in noisy.items() for i, t in enumerate(its, 1)]
+    measured = scaling_points(runs)[-1].efficiency
+    (point,) = projected(runs, 8).points
+    assert measured is not None
+    assert measured.low is not None
+    assert point.efficiency.low is not None
+    assert point.efficiency.low / point.efficiency.value < measured.low / measured.value
+
+
 def test_exposed_communication_and_skew_are_projected_apart_where_they_were_measured() -> None:
     own = phases(forward_s=0.06, backward_s=0.04)
 
@@ -162,9 +176,9 @@ def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_n
 @pytest.mark.parametrize(
     ("runs", "gpus", "reason"),
     [
-        (curve({1: 1.0, 2: 1.1}), 8, "a step time on 1, 2; a projection needs 3 numbers"),
+        (curve({1: 1.0, 2: 1.1}), 8, "measured on 1, 2 only; a projection needs 3 numbers"),
         (curve({2: 1.0, 4: 1.1, 8: 1.2}), 16, "1 among them: measure with --gpus 1,2,4"),
-        ([run(1, None)], 8, "no step time at all"),
+        ([run(1, None)], 8, "no run gave a time"),
         (curve({1: 1.0, 2: 1.1, 4: 1.2}), 4, "ask for other numbers of GPUs"),
         (curve({1: 1.0, 2: 1.1, 4: 1.2}, "strong"), 48, "cannot be divided among 48 GPUs"),
         (
@@ -173,9 +187,25 @@ def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_n
             "the same neither per GPU nor over all",
         ),
         ([*curve({1: 1.0, 2: 1.1, 4: 1.2}), run(4, 0.1, batch_per_gpu=64)], 8, "several batches"),
+        (
+            [run(n, 0.1, configuration=replace(CNN, ranks_per_gpu=2)) for n in (1, 2, 4)],
+            8,
+            "its ranks share a GPU",
+        ),
     ],
 )
 def test_what_cannot_be_projected_says_what_would_help(
     runs: Sequence[Run], gpus: int, reason: str
 ) -> None:
     assert reason in refusal(runs, gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "errors"),
+    [("cte-power", [0.05]), ("juwels-booster", [-0.08, 0.01, 0.05, -0.19])],
+)
+def test_published_curves_err_as_the_page_says(name: str, errors: list[float]) -> None:
+    published = read_baseline(Path(__file__).parent.parent / "baselines" / f"{name}.json").published
+    times_s = {figure.gpus: figure.mean_time_s or 0.0 for figure in published}
+    found = projected(curve({n: t * n / times_s[1] for n, t in times_s.items()}), 256)
+    assert [each.error for each in found.left_out] == pytest.approx(errors, abs=0.006)

@@ -108,6 +108,7 @@ def test_a_speedup_is_of_the_allocations_that_measured_both_ends() -> None:
 def test_the_variance_of_runs_is_shared_by_the_runs_of_each_end() -> None:
     ends = side(sample(PAIR), sample({"a": (1.0, 1.2)}))
     assert ends.variance_of_means == pytest.approx(0.02 / 4 + 0.02 / 2)
+    assert side(sample(LONE)).variance_of_means == 0.0
 
 
 def test_a_declared_deviation_is_that_of_a_ratio_only_within_one_allocation() -> None:
@@ -184,6 +185,11 @@ def test_tonights_fewer_runs_add_what_the_means_of_allocations_do_not_hold() -> 
     # As many or more add nothing.
     as_many = side(sample({"e": (1.9, 2.1)}))
     assert len(parts(baseline, as_many)) == 1
+    # Of a speedup, more runs on n GPUs make up for nothing that is missing on 1 GPU.
+    both = side(sample(each), sample(each))
+    more = side(sample({"e": (1.9, 2.0, 2.1)}), sample({"e": (2.0,)}, told(0.03)))
+    extra = min(parts(both, more), key=lambda part: part.df)
+    assert extra.variance == pytest.approx(0.03 * (1 - 1 / 2))
     # Two allocations tonight: r² (1/2 − 1/2 · 1/2), and a² (1/4 + 1/2).
     two = side(sample({"e": (2.0,), "f": (2.0,)}, told(0.03)))
     between, extra = sorted(parts(baseline, two), key=lambda part: part.df, reverse=True)
@@ -246,4 +252,10 @@ def test_estimated_nights_are_named_by_their_own_deviation_without_the_declared_
     )
     # 0.02 (1/4 + 1) = 0.025 between nights, and less than what a run of tonight deviates by.
     wide = side(sample({"e": (1.9, 2.4)}))
+    assert spread(side(sample(dict.fromkeys("abcd", (1.0,)))), wide)[0] == "runs_differ"
     assert spread(side(sample(LONE)), wide) == pytest.approx(("runs_differ", math.sqrt(0.125)))
+
+
+def test_single_runs_of_single_nights_have_no_spread_to_name() -> None:
+    alone = side(sample({"a": (1.0,)}))
+    assert spread(alone, alone) == ("runs_differ", 0.0)

@@ -5,7 +5,6 @@ It is imported only when it is named: `gpuscale --help` is typed often.
 """
 
 import argparse
-import io
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 
 from gpuscale import __version__
 from gpuscale.errors import ExitCode, GpuscaleError
+from gpuscale.printable import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
@@ -22,7 +22,9 @@ _COMMANDS = (
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
+    ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),
+    ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
     ("batch", "find the largest batch of a case that fits into memory"),
@@ -38,10 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams: nobody would see the verdict.
         return ExitCode.USAGE
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal without arrows gets question marks instead of a traceback.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    spell_out(sys.stdout, sys.stderr)
     try:
         # Here already modules are imported, which may be broken.
         parsed = _parser().parse_args(arguments)

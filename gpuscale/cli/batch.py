@@ -75,7 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         with redrawn(sys.stderr if can_redraw(sys.stderr) else None, drawn):
             return launcher.run(_request(arguments, case, launcher, batch))
 
-    each_has = f", {arguments.memory_limit} each" if arguments.memory_limit else ""
+    limit = arguments.memory_limit
+    # Peaks are of resident memory and count the start, so they may lie above the limit.
+    each_has = f", {limit} of address space each beyond its start; peaks: with it" if limit else ""
     _say(arguments, f"{first.key.label}: {configuration_text(first.configuration)}{each_has}")
     try:
         for each in tries(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
 from gpuscale.night import FIRST_ATTEMPT
+from gpuscale.night_order import doubts
 from gpuscale.printable import visible
 from gpuscale.records import Results
 from gpuscale.reports.phrases import age_text
@@ -39,10 +40,12 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     """The results in files and below folders; each run once, though a night's bundle repeats it.
 
     A file of a folder that is damaged or was measured with faults on purpose is named on standard
-    error and left out. A FileError where nothing is left, or a file that was named is damaged.
+    error and left out; one whose clock must have been wrong is named. A FileError where nothing is
+    left, or a file that was named is damaged.
     """
     seen: set[tuple[object, ...]] = set()
-    found = []
+    found: list[Results] = []
+    read: list[tuple[str, Results]] = []
     for path, is_named in _files(paths):
         try:
             results = read_results(path)
@@ -61,9 +64,12 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
             (run.key, run.configuration, run.index, run.started_at_s): run for run in results.runs
         }
         found.append(replace(results, runs=tuple(runs[each] for each in runs if each not in seen)))
+        read.append((visible(str(path)), found[-1]))
         seen.update(runs)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
+    for doubt in doubts(read):
+        sys.stderr.write(f"gpuscale: {doubt}\n")
     return found
 
 

@@ -10,7 +10,7 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS, outlying_allocations
 from gpuscale.environment_diff import changes
-from gpuscale.records import Baseline, Comparison, EntryVerdict, Results, Statement
+from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Statement
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unchecked_training_note, unit_error_note
@@ -128,20 +128,20 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
 
 
 def _outlying_allocations(judged: Sequence[Entry]) -> Iterable[Statement]:
-    found: dict[str, list[tuple[float, Entry]]] = {}
+    """All of them together, by the row that differed most."""
+    found = []
     for entry in judged:
         means = {name: statistics.fmean(logs) for name, logs in entry.logs.items()}
-        for name, apart in outlying_allocations(means).items():
-            found.setdefault(name, []).append((apart, entry))
-    for name, its in found.items():
-        apart, entry = max(its, key=lambda each: abs(each[0]))
-        change = exponential(apart) - 1
+        apart = outlying_allocations(means)
+        found += [(abs(its), its, name, entry.point.key) for name, its in apart.items()]
+    if found:
+        _, apart_most, _, key = max(found)
         yield Statement.of(
-            "outlying_allocation",
-            name=name,
-            row=entry.point.key,
-            change=change,
-            others=len(its) - 1,
+            "outlying_allocations",
+            names=tuple(dict.fromkeys(name for _, _, name, _ in found)),
+            row=key,
+            change=exponential(apart_most) - 1,
+            others=len({row for _, _, _, row in found}) - 1,
         )
 
 
@@ -192,15 +192,15 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
+    """Of rows that were judged all the same; the others say it themselves."""
+    alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
     for row in rows:
-        if row.after is not None and row.after.failed:
-            yield Statement.of(
-                "failed_runs",
-                row=row.key,
-                failed=len(row.after.failed),
-                made=row.after.point.valid_runs + len(row.after.failed),
-                failure=row.after.first_failure,
-            )
+        if row.after is not None and row.after.failed and row.after.point.valid_runs:
+            failed, valid = len(row.after.failed), row.after.point.valid_runs
+            facts = failed, failed + valid, row.after.first_failure
+            alike.setdefault(facts, []).append(row.key)
+    for (failed, made, failure), keys in alike.items():
+        yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
 
 
 def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:

@@ -34,7 +34,8 @@ def _origin(
             hosts.update(dict.fromkeys(rank.host for run in runs for rank in run.ranks))
             starts = [run.started_at_s for run in runs if run.started_at_s is not None]
             began[name] = min([began.get(name, float("inf")), *starts])
-    ordered = sorted(names, key=began.__getitem__)
+    # Where no run is valid, the side is known by its files alone.
+    ordered = sorted(names, key=began.__getitem__) or [*environments]
     known = [its for name in ordered if (its := environments.get(name)) is not None]
     zone = None if moment is None else datetime.fromisoformat(moment).tzinfo
     times = [

@@ -18,6 +18,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.cause import Remedy
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.levels import REMEMBERED
 
@@ -92,20 +93,28 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     loss that nobody mended, would pass. After 15 nights the level is what is expected.
     """
     levels = {
-        (row.point.configuration, row.point.gpus): row.lost
+        (row.point.configuration, row.point.gpus): row
         for row in history.rows
         if row.lost and row.level_nights <= REMEMBERED
     }
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
-        lost = None
+        entry = _beside_nights(entry)
+        row = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            lost = levels.get((entry.configuration, entry.key.gpus))
-        if lost is None or entry.verdict.is_loss:
+            row = levels.get((entry.configuration, entry.key.gpus))
+        if row is None or row.lost is None:
             return entry
+        lost = row.lost
+        onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
+        # A drift has no first night.
+        since = None if lost.kind == "drift" else onset
+        if entry.verdict.is_loss:
+            # Beside nights on the lost level already, it is tonight's own.
+            return replace(entry, since=since) if lost.is_new else entry
         facts: dict[str, object] = {
             "change": -lost.throughput.value,
-            "since": f"{history.nights[lost.onset].began_at:%Y-%m-%d}",
+            "since": onset,
             "otherwise": entry.reason,
         }
         if lost.kind == "drift":
@@ -119,8 +128,23 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             verdict=Verdict.REGRESSED,
             finding=Finding.SLOWER_TRAINING,
             reason=reason,
+            since=since,
             change=lost.throughput,
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
     return replace(comparison, entries=tuple(map(judged, comparison.entries)))
+
+
+def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
+    """The row as it is told where there are nights and no baseline that could be recorded."""
+    reason = entry.reason
+    if reason.code == "no_entry":
+        reason = Statement.of("no_earlier_night")
+    elif reason.code == "no_entry_alike":
+        reason = Statement.of("no_earlier_night_alike", **reason.facts)
+    causes = tuple(
+        with_fields(cause, remedy=None) if cause.remedy == Remedy("record_again") else cause
+        for cause in entry.causes
+    )
+    return replace(entry, reason=reason, causes=causes)

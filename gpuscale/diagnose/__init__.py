@@ -4,7 +4,7 @@ A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and
 `report.cause_words`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -19,6 +19,7 @@ from gpuscale.records import (
     Cause,
     Comparison,
     EntryVerdict,
+    MetricSpec,
     QuantityName,
     Results,
     Statement,
@@ -39,7 +40,12 @@ OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
 
 def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     """The causes of the parts that stand out, with the time that they lost; the most first."""
-    changes = [row.point.changes[part] for part in OF_PARTS if part in row.point.changes]
+    finding = row.entry.finding
+    parts: Collection[Part] = OF_PARTS
+    if isinstance(finding, MetricSpec):
+        # No time explains more memory or energy; more exposed communication is told by its own.
+        parts = [Part.COMMUNICATION] if finding.in_points else []
+    changes = [row.point.changes[part] for part in parts if part in row.point.changes]
     standing_out = [change for change in changes if change.stands_out]
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
         yield structs.replace(

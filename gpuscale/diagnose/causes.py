@@ -8,7 +8,7 @@ from gpuscale.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.evidence import Row
 from gpuscale.environment_diff import changes, host_changes
-from gpuscale.records import EnvironmentChange
+from gpuscale.records import EnvironmentChange, MetricSpec
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.strategies import STRATEGIES
 
@@ -98,7 +98,7 @@ def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
         return
     entry, point = row.entry, row.point
     lost = [LostMetric(each.metric.name) for each in entry.metrics if each.verdict.is_loss]
-    if lost and (entry.change is None or entry.change.value >= 0):
+    if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before:
         yield _open("no_phases_before", Remedy("record_again"))

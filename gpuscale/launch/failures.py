@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory
 
 _OUTPUT_TAIL_CHARS = 4000
@@ -80,7 +81,7 @@ def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
 def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
     """The first cause: a rank killed by a signal, the rank that raised first, one that aborted."""
     reports = directory.failures()
-    own = [report.failure for report in reports if not report.lost_peer]
+    own = [report for report in reports if not report.lost_peer]
     # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
     # NCCL's watchdog aborts a rank whose peer has failed, and one that has raised by itself can
     # abort on its way out.
@@ -93,7 +94,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
     if reports and not own and (silent := _silent(request, directory)):
         return _vanished(directory, silent)
     if reports:
-        return _raised(request, directory, own[0] if own else reports[0].failure)
+        return _raised(request, directory, own[0] if own else reports[0])
     rank, code = next(iter(exit_codes.items()))
     end = f"ended with exit code {code} and left no message"
     if code < 0:
@@ -114,11 +115,13 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
 
-def _raised(request: RunRequest, directory: RunDirectory, failure: Failure) -> Failure:
+def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -> Failure:
+    failure = report.failure
     if not failure.detail:
         # It is told for the user, and tells all.
         return failure
-    said = f"rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
+    line = "" if report.line is None else f"{report.line}: "
+    said = f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
     if _OUT_OF_MEMORY.search(failure.message):
         # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
         said = (

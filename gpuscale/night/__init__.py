@@ -49,6 +49,8 @@ _FORMATS = {"json": "json", "markdown": "md", "junit": "xml", "openmetrics": "pr
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Sent by schedulers before they kill: Slurm SIGTERM, Grid Engine SIGUSR1 and SIGUSR2."""
 _PATIENCE_S = 2.0
+_MOST_CHARACTERS = 1024 * 1024
+"""Of a record that is read again."""
 
 
 class Night:
@@ -353,7 +355,9 @@ def next_job(nights: Path, job: str) -> str | None:
 def facts_of(folder: Path) -> dict[str, str]:
     """What has been recorded of a night or an attempt; empty where nothing was."""
     try:
-        text = (folder / RECORD).read_text(encoding="utf-8", errors="replace")
+        # Bounded: there is no end to a device that somebody put in its place.
+        with (folder / RECORD).open(encoding="utf-8", errors="replace") as record:
+            text = record.read(_MOST_CHARACTERS)
     except OSError:
         return {}
     return {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}

@@ -1,11 +1,13 @@
 """What a page shows: sections of figures, tables and notes, without a word of HTML."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from gpuscale.history import History
 from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.rows import weight
 from gpuscale.reports.view import View
 
@@ -56,6 +58,8 @@ class Figure:
 
     caption: str
     svg: str
+    is_wide: bool
+    """Too wide to stand beside another one."""
 
 
 class Item(NamedTuple):
@@ -91,6 +95,25 @@ class Section:
 def tone_of(verdict: Verdict) -> Tone:
     """The tone of a row's verdict."""
     return _BY_WEIGHT[weight(verdict)]
+
+
+def without_unknown(table: Table) -> Table:
+    """The table without the columns in which nothing is known."""
+    kept = [
+        place
+        for place, column in enumerate(zip(*table.rows, strict=True))
+        if any(cell.text != UNKNOWN for cell in column)
+    ]
+    return replace(
+        table,
+        headers=[table.headers[place] for place in kept],
+        rows=[[row[place] for place in kept] for row in table.rows],
+    )
+
+
+def with_short_uuids(text: str) -> str:
+    """The text with the beginnings of UUIDs, which nvidia-smi takes too; a table has the whole."""
+    return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
 
 def cells(*texts: str) -> tuple[Cell, ...]:

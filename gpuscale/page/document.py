@@ -1,15 +1,14 @@
-"""Sections in their order, and the HTML that is made of them with Jinja2 and matplotlib."""
+"""Sections in their order, and the page of some results that is made of them."""
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
-from gpuscale import __version__
-from gpuscale.errors import ExitCode, UsageError
+from gpuscale.errors import ExitCode
 from gpuscale.page.content import Section, Subject, Tone
 from gpuscale.page.machines_section import machines
-from gpuscale.page.nights_section import nights
-from gpuscale.page.row_sections import causes, rows
+from gpuscale.page.nights_section import last_loss, nights
+from gpuscale.page.pictures import curves
+from gpuscale.page.rendering import rendered
+from gpuscale.page.row_sections import causes, measured_headline, rows
 from gpuscale.page.step_sections import budget, phases
 from gpuscale.page.window_section import windows
 from gpuscale.reports import phrases
@@ -17,10 +16,11 @@ from gpuscale.reports import phrases
 SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     causes,
     rows,
+    curves,
+    nights,
     budget,
     phases,
     windows,
-    nights,
     machines,
 )
 """What a page has below its verdict, in this order; None where a subject has nothing of it."""
@@ -32,7 +32,9 @@ def report_html(subject: Subject) -> str:
     view = subject.view
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
-    (word, first), *facts = headline(subject)
+    (word, first), *facts = measured_headline(subject) if view is None else view.headline
+    if since := last_loss(subject):
+        facts.insert(min(1, len(facts)), ("since", since))
     return rendered(
         "report.html",
         title=f"{word}: {subject.results[0].environment.host or 'unknown host'}",
@@ -43,39 +45,3 @@ def report_html(subject: Subject) -> str:
         tone="" if view is None else _TONES.get(view.comparison.exit_code, "doubt"),
         sections=made,
     )
-
-
-def headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """What stands first, each with its label; the first label is the verdict."""
-    view, environment = subject.view, subject.results[0].environment
-    if view is not None:
-        return view.headline
-    rows = len({(run.configuration, run.gpus) for run in subject.runs})
-    return (
-        ("measured", f"{phrases.counted(rows, 'row')}, judged by nothing"),
-        ("machine", f"{environment.host}: {environment.hardware_label}"),
-        ("software", phrases.software_text(environment)),
-    )
-
-
-def rendered(template: str, **values: Any) -> str:
-    """A template of this package with these values; all texts in them are escaped."""
-    jinja2 = _jinja2()
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("gpuscale.page"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text: str = environment.get_template(template).render(version=__version__, **values)
-    return text
-
-
-def _jinja2() -> ModuleType:
-    try:
-        import jinja2
-    except ImportError:
-        problem = "a page needs Jinja2 and matplotlib, which are not installed"
-        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
-    return jinja2

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpuscale.compare.hardware import hardware_label
 from gpuscale.environment_diff import FIELDS, listed
-from gpuscale.page.content import Cell, Section, Subject, Table, cells
+from gpuscale.page.content import Cell, Section, Subject, Table, cells, without_unknown
 from gpuscale.records import Baseline, Environment, Results
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.units import format_bytes
@@ -29,6 +29,7 @@ def _values(of: Callable[[Environment], object]) -> Callable[[_Side], list[str]]
 
 _FACTS: Sequence[tuple[str, Callable[[_Side], Sequence[str]]]] = (
     ("machine", lambda side: [side.machine]),
+    ("GPUs", _values(lambda here: here.hardware_label)),
     ("measured", lambda side: _dates(side.measured_at)),
     ("job", lambda side: side.jobs),
     ("host", _values(lambda here: here.host)),
@@ -36,7 +37,8 @@ _FACTS: Sequence[tuple[str, Callable[[_Side], Sequence[str]]]] = (
     ("launcher", _values(lambda here: here.launcher)),
     ("variables", lambda side: _variables(side.environments)),
 )
-_DIFFER_ANYWAY = frozenset({"measured", "job"})
+_DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
+"""A baseline names its cluster and results do not: what the GPUs are is told beside it."""
 
 
 def machines(subject: Subject) -> Section:
@@ -113,4 +115,5 @@ def _devices(environments: Sequence[Environment]) -> list[Table]:
     words = frozenset(headers[:4])
     if not rows:
         return []
-    return [Table(caption="GPUs that were used", headers=headers, rows=list(rows), words=words)]
+    table = Table(caption="GPUs that were used", headers=headers, rows=list(rows), words=words)
+    return [without_unknown(table)]

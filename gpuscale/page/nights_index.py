@@ -8,7 +8,7 @@ from urllib.parse import quote
 from gpuscale.night import FIRST_ATTEMPT, RECORD, facts_of
 from gpuscale.night.attempt import NightExit
 from gpuscale.page.content import Tone
-from gpuscale.page.document import rendered
+from gpuscale.page.rendering import rendered
 from gpuscale.store import write_report
 
 INDEX = "index.html"

@@ -1,10 +1,26 @@
 """The history of the machine on a page: when rows changed, and what else changed then."""
 
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
+from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.history_text import event_lines, night_names, standing
 from gpuscale.reports.screen import Screen
 from gpuscale.units import format_seconds
+
+
+def last_loss(subject: Subject) -> str:
+    """The last night from which rows were slower and have been since; empty without one."""
+    history = subject.history
+    if history is None:
+        return ""
+    lost = {row.changes[-1] for row in history.rows if row.changes and row.changes[-1].is_loss}
+    events = [event for event in history.events if lost & {*event.changes}]
+    if not events:
+        return ""
+    event, names = events[-1], night_names(history.nights)
+    labels = phrases.set_apart([row.point.configuration for row in history.rows])
+    first, *_, changed = event_lines(event, len(history.rows), labels, names, Screen())
+    return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
 
 
 def nights(subject: Subject) -> Section | None:
@@ -33,15 +49,18 @@ def nights(subject: Subject) -> Section | None:
     blocks = []
     for event in reversed(history.events):
         first, *rest = event_lines(event, len(history.rows), labels, names, Screen())
-        is_loss = event.changes[0].throughput.value < 0
+        is_loss = event.changes[0].is_loss
         items = [Item(line.strip()) for line in rest]
-        blocks.append(Block(title=first, items=items, tone="loss" if is_loss else "pass"))
+        blocks.append(
+            Block(title=first.replace("  ", ": "), items=items, tone="loss" if is_loss else "pass")
+        )
     count = phrases.counted(len(history.nights), "night")
     intro = f"{count} of {history.machine}, {names[0]} to {names[-1]}."
     return Section(
         title="History",
         intro=intro,
         blocks=blocks,
+        figures=pictures(subject, "history"),
         tables=[table],
         notes=() if blocks else ["no change of level"],
     )

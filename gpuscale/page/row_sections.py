@@ -1,8 +1,20 @@
 """The rows of a page: judged beside the baseline, or as they were measured."""
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 
-from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table, cells, tone_of
+from gpuscale.environment_diff import listed
+from gpuscale.page.content import (
+    Block,
+    Cell,
+    Item,
+    Section,
+    Subject,
+    Table,
+    tone_of,
+    with_short_uuids,
+    without_unknown,
+)
 from gpuscale.records import Estimate, Run, Verdict
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
@@ -29,10 +41,7 @@ def causes(subject: Subject) -> Section | None:
             text=found.reason,
             items=[
                 *map(Item, found.lost_metrics),
-                *(
-                    Item(cause.line, cause.facts, cause.next_step and f"next: {cause.next_step}")
-                    for cause in found.causes
-                ),
+                *(Item(cause.line, cause.facts, cause.next_step) for cause in found.causes),
             ],
             tone=tone_of(found.rows[0].entry.verdict),
         )
@@ -47,6 +56,30 @@ def rows(subject: Subject) -> Section | None:
     if subject.view is not None and subject.view.rows:
         return _compared(subject.view)
     return _measured(subject.runs) if subject.runs else None
+
+
+def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
+    """What stands first on a page without a verdict: the speedups, where and when."""
+    first, points = subject.results[0], scaling_points(subject.runs)
+    names = phrases.set_apart([point.configuration for point in points])
+    widest = {point.configuration: point for point in points if point.speedup is not None}
+    speedups = [
+        f"{names[point.configuration]} {phrases.interval_text(point.speedup)} on {point.key.gpus}"
+        for point in widest.values()
+        if point.key.gpus > 1
+    ]
+    where, began = first.environment, datetime.fromisoformat(first.created_at)
+    facts = (
+        ("speedup", f"{listed(speedups)} GPUs" if speedups else ""),
+        ("machine", f"{where.host}: {where.hardware_label}"),
+        ("when", f"{began:%Y-%m-%d %H:%M}{f', job {where.job_id}' if where.job_id else ''}"),
+        ("software", phrases.software_text(where)),
+    )
+    rows = phrases.counted(len(points), "row")
+    return (
+        ("MEASURED", f"{rows}; no baseline was given, so nothing is judged"),
+        *(f for f in facts if f[1]),
+    )
 
 
 def _compared(view: View) -> Section:
@@ -79,7 +112,7 @@ def _compared_row(row: Row) -> Sequence[Cell]:
         _then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency,
         Cell(change or UNKNOWN, interval and f"[{interval}"),
-        Cell(row.short_reason),
+        Cell(with_short_uuids(row.short_reason)),
     )
 
 
@@ -92,25 +125,36 @@ def _measured(runs: Sequence[Run]) -> Section:
     points = scaling_points(runs)
     names = phrases.set_apart([point.configuration for point in points])
     table = Table(
-        caption="Rows as they were measured",
+        caption="As it was measured",
         headers=("case", *_MEASURED),
-        rows=[cells(names[point.configuration], *_measured_row(point)) for point in points],
+        rows=[(Cell(names[point.configuration]), *_measured_row(point)) for point in points],
     )
-    return Section(title="Rows", tables=[table], notes=[*table_notes(points), *_failures(runs)])
+    notes = [*table_notes(points), *_failures(runs)]
+    return Section(title="Rows", tables=[without_unknown(table)], notes=notes)
 
 
-def _measured_row(point: ScalingPoint) -> Iterator[str]:
-    yield str(point.key.gpus)
-    yield str(point.batch_per_gpu or UNKNOWN)
-    yield f"{point.valid_runs} of {point.valid_runs + point.failed_runs}"
-    yield phrases.with_spread(point.step_time_s, format_seconds)
-    yield phrases.with_spread(point.samples_per_s, significant)
-    yield UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s)
-    yield phrases.interval_text(point.speedup)
-    yield phrases.interval_text(point.efficiency)
-    yield UNKNOWN if point.gpu_utilization is None else format_percent(point.gpu_utilization)
-    peak = point.peak_memory_bytes or point.peak_host_memory_bytes
-    yield UNKNOWN if peak is None else format_bytes(peak)
+def _measured_row(point: ScalingPoint) -> Iterator[Cell]:
+    failed = f"{point.failed_runs} without a result" if point.failed_runs else ""
+    yield Cell(str(point.key.gpus))
+    yield Cell(str(point.batch_per_gpu or UNKNOWN))
+    yield Cell(str(point.valid_runs), failed)
+    yield _estimated(point.step_time_s, format_seconds)
+    yield _estimated(point.samples_per_s, significant)
+    yield _known(point.epoch_s, format_seconds)
+    yield _estimated(point.speedup, "{:.2f}".format)
+    yield _estimated(point.efficiency, "{:.2f}".format)
+    yield _known(point.gpu_utilization, format_percent)
+    yield _known(point.peak_memory_bytes or point.peak_host_memory_bytes, format_bytes)
+
+
+def _estimated(estimate: Estimate | None, form: Callable[[float], str]) -> Cell:
+    if estimate is None:
+        return Cell(UNKNOWN)
+    return Cell(form(estimate.value), phrases.bounds_text(estimate, form))
+
+
+def _known(value: float | None, form: Callable[[float], str]) -> Cell:
+    return Cell(UNKNOWN if value is None else form(value))
 
 
 def _failures(runs: Sequence[Run]) -> Iterator[str]:

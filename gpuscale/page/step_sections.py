@@ -1,14 +1,18 @@
 """Where the time of a step goes: the efficiency budget and the phases."""
 
+from collections.abc import Sequence
+
 from gpuscale.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
+from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.step_time import budget_lines, phase_cells, phase_notes, typical_steps
-from gpuscale.units import whole_percent
+from gpuscale.reports.step_time import budget_findings, budget_legend, phase_cells, phase_notes
+from gpuscale.typical_step import typical_steps
 
 NAMED_LOSS = 0.1
 """The part of a step from which it is shaded."""
+_MOST_LINES = 8
 
 
 def budget(subject: Subject) -> Section | None:
@@ -26,9 +30,27 @@ def budget(subject: Subject) -> Section | None:
             for each in found
         ],
     )
-    # The lines that follow the budgets themselves.
-    notes = [line for line in budget_lines(subject.runs) if line and " = 1 " not in line]
-    return Section(title="Where the efficiency went", tables=[table], notes=notes)
+    # The table has the budgets themselves.
+    found_lines = [
+        f"{label}: {text}" for label, text in budget_findings(subject.runs) if " = 1 " not in text
+    ]
+    notes = [*budget_legend(found), *_few(found_lines)]
+    title, drawn = "Where the efficiency went", pictures(subject, "budget")
+    return Section(title=title, figures=drawn, tables=[table], notes=notes)
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return [
+        *lines[:_MOST_LINES],
+        *([f"and {more} more: gpuscale show has all"] if more > 0 else []),
+    ]
+
+
+def _with_share_below(text: str) -> Cell:
+    """`7.21 ms 17.6 %` in two lines; what has no share stays in one."""
+    *time, share, sign = text.split(" ") if " " in text else ("", text, "")
+    return Cell(" ".join(time), f"{share} {sign}") if sign == "%" and time else Cell(text)
 
 
 def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
@@ -36,8 +58,10 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
     shares = [Cell(f"{budget.efficiency:.2f}")]
     for name in (*parts, "rest"):
         share = known.get(name)
+        # Without the sign of what is less than half a point.
+        text = UNKNOWN if share is None else f"{round(share, 2) + 0.0:.2f}".replace("-", "−")
         tone: Tone = "slower" if share is not None and share >= NAMED_LOSS else ""
-        shares.append(Cell(UNKNOWN if share is None else whole_percent(share), tone=tone))
+        shares.append(Cell(text, tone=tone))
     return shares
 
 
@@ -50,6 +74,7 @@ def phases(subject: Subject) -> Section | None:
     table = Table(
         caption="An average step of each row, phase by phase",
         headers=[*texts],
-        rows=[cells(*row) for row in zip(*texts.values(), strict=True)],
+        rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
-    return Section(title="Phases", tables=[table], notes=list(phase_notes(steps)))
+    drawn, notes = pictures(subject, "phases"), _few([*phase_notes(steps)])
+    return Section(title="Phases", figures=drawn, tables=[table], notes=notes)

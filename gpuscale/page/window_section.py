@@ -1,23 +1,24 @@
 """What each rank and its GPU did in each window."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone
+from gpuscale.page.pictures import pictures
 from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
 from gpuscale.reports import phrases
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_seconds, significant, whole_percent
 
-_MOST_LINES = 64
+_MOST_LINES = 32
 """Ranks that are shown; a page of a hundred rows is to stay small."""
 _TONES: tuple[tuple[float, Tone], ...] = ((0.10, "slowest"), (0.05, "slower"), (0.02, "slow"))
-"""How much longer than the run's median a window must last."""
-_TELEMETRY = (
-    ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz"),
-    ("power_mean_w", "power", "{:.0f} W"),
-    ("utilization_mean", "busy", "{:.0%}"),
-    ("temperature_max_c", "hottest", "{:.0f} °C"),
+"""How much longer than the run's median a window must last, or a rank's own step."""
+_TELEMETRY: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("sm_clock_mean_mhz", "SM clock", "{:.0f} MHz".format),
+    ("power_mean_w", "power", "{:.0f} W".format),
+    ("utilization_mean", "busy", whole_percent),
+    ("temperature_max_c", "hottest", "{:.0f} °C".format),
 )
 
 
@@ -37,12 +38,13 @@ def windows(subject: Subject) -> Section | None:
     left = len(chosen) - len(tables)
     more = f"{phrases.counted(left, 'more row')}: see the results file" if left else ""
     return Section(
-        title="What each GPU did",
+        title=f"What each {'rank' if chosen[0].configuration.device == 'cpu' else 'GPU'} did",
         intro=(
-            "The slowest run of each row, the worst verdicts first: the time of a step in each "
-            "window as each rank saw it, and what its GPU reported meanwhile. Shaded: more than "
-            "2 %, 5 % and 10 % above the run's median."
+            "The slowest run of each row, the worst verdicts first: how long a step takes each "
+            "rank by itself and, waiting for the others, in each window; and what its GPU "
+            "reported meanwhile. Shaded: more than 2 %, 5 % and 10 % above the run's median."
         ),
+        figures=pictures(subject, "windows"),
         tables=tables,
         notes=[more] if more else (),
     )
@@ -69,6 +71,8 @@ def _table(run: Run, name: str) -> Table:
     summaries = {summary.uuid: summary for summary in run.gpu_summaries}
     shown = [each for each in _TELEMETRY if any(each[0] in s.values for s in summaries.values())]
     held = any(summary.clock_event_reasons for summary in summaries.values())
+    paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
+    pace_s = statistics.median_low(paces_s) if paces_s else None
     rows = []
     for position, rank in enumerate(sorted(run.ranks, key=lambda rank: rank.rank)):
         its = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
@@ -80,6 +84,7 @@ def _table(run: Run, name: str) -> Table:
         rows.append(
             (
                 Cell(f"rank {rank.rank}", _place(rank)),
+                *([] if pace_s is None else [_pace(rank, pace_s, factor)]),
                 *own,
                 *map(Cell, texts),
                 *([Cell(_held(its))] if held else ()),
@@ -92,6 +97,7 @@ def _table(run: Run, name: str) -> Table:
         ),
         headers=(
             "rank",
+            *([] if pace_s is None else ["own pace"]),
             *(str(number) for number in range(1, len(run.windows) + 1)),
             *(label for _, label, _ in shown),
             *(["held back by"] if held else ()),
@@ -99,6 +105,12 @@ def _table(run: Run, name: str) -> Table:
         rows=rows,
         words=frozenset({"held back by"}),
     )
+
+
+def _pace(rank: RankReport, median_s: float, factor: float) -> Cell:
+    if rank.pace_s is None:
+        return Cell(phrases.UNKNOWN)
+    return Cell(significant(rank.pace_s * factor), tone=_tone(rank.pace_s / median_s))
 
 
 def _tone(ratio: float) -> Tone:
@@ -110,7 +122,7 @@ def _place(rank: RankReport) -> str:
     return f"{rank.host}, {devices}"
 
 
-def _counter(summaries: Sequence[GpuSummary], field: str, form: str) -> str:
+def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float], str]) -> str:
     """The lowest and the highest over the windows, or where they tell nothing that of the run."""
     values = [
         window.values[field]
@@ -118,9 +130,7 @@ def _counter(summaries: Sequence[GpuSummary], field: str, form: str) -> str:
         for window in each.windows
         if field in window.values
     ] or [each.values[field] for each in summaries if field in each.values]
-    texts = (
-        dict.fromkeys(form.format(value) for value in (min(values), max(values))) if values else {}
-    )
+    texts = dict.fromkeys(form(value) for value in (min(values), max(values))) if values else {}
     return " – ".join(texts) or phrases.UNKNOWN
 
 
@@ -128,6 +138,6 @@ def _held(summaries: Sequence[GpuSummary]) -> str:
     def reasons() -> Iterator[str]:
         for each in summaries:
             for reason, share in (each.clock_event_reasons or {}).items():
-                yield f"{reason.replace('_', ' ')} {whole_percent(share)} of the time"
+                yield f"{reason.replace('_', ' ')} {whole_percent(share)}"
 
     return ", ".join(reasons())

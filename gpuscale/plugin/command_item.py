@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,13 @@ class CommandItem:
             parent, path=module_path, nodeid=self._case.name()
         )
         return module
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(self) -> Generator[None, Any, list[list[str]]]:
+        """The header without a settings file, since a session of a command has none."""
+        parts = yield
+        lines = [[part] if isinstance(part, str) else part for part in parts]
+        return [[line for line in its if not line.startswith("configfile:")] for its in lines]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Generator[None, None, None]:

@@ -14,8 +14,9 @@ from gpuscale.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
 from gpuscale.command_case import CommandCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
+from gpuscale.plugin.benchmark_table import CLOCK, WindowClock
 from gpuscale.plugin.options import OPTIONS, MeasureOptions
-from gpuscale.records import EntryKey, Environment, RunRequest, Window
+from gpuscale.records import EntryKey, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
 from gpuscale.run_defaults import (
     command_request,
@@ -29,29 +30,6 @@ from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
 
 # Earlier ones wait for the last of a batch of transfers only.
 _FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
-
-
-class WindowClock:
-    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
-
-    _now_s = 0.0
-
-    def __call__(self) -> float:
-        """The time on this clock, in seconds."""
-        return self._now_s
-
-    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
-        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
-        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
-
-        def advance() -> None:
-            # pedantic makes one more call for the target's result, which no window stands for.
-            self._now_s += next(step_times_s, 0.0)
-
-        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
-
-
-CLOCK = pytest.StashKey[WindowClock]()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +75,11 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
     ]
     items = [pytest.param(plan, id=plan.label) for plan in plans]
     if not plans:
-        reason = f"{case.name()} has {', '.join(case.strategies)} only (--strategy)"
-        items = [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")]
+        reason = (
+            f"{case.name()} has {', '.join(case.strategies)} only: leave out --strategy, or add to "
+            f"{case.__name__}.strategies"
+        )
+        items = [pytest.param(reason, id="none")]
     metafunc.parametrize("scaling", items, indirect=True)
 
 
@@ -333,6 +314,11 @@ def _case_of(test: pytest.Item) -> type[Case]:
         problem = (
             f"{test.nodeid} uses 'scaling' but names no case; "
             "add @pytest.mark.gpuscale(case=YourCase)"
+        )
+    elif unknown := ", ".join(repr(name) for name in mark.kwargs if name != "case"):
+        problem = (
+            f"{test.nodeid}: the gpuscale mark has no {unknown}; it takes case=YourCase alone, "
+            "and numbers of GPUs are given by --gpus"
         )
     elif not (inspect.isclass(case) and issubclass(case, TrainingCase | CommandCase)):
         problem = (

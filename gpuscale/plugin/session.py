@@ -1,8 +1,9 @@
 """One pytest invocation that measures: from items to runs, results file, table and exit code."""
 
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TextIO
@@ -15,8 +16,9 @@ from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.plugin import results_file, stopping, terminal
+from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
+from gpuscale.plugin.broken_cases import broken_by
 from gpuscale.plugin.items import (
-    CLOCK,
     ItemPlan,
     parametrize,
     plan_of,
@@ -29,6 +31,8 @@ from gpuscale.plugin.items import (
     skip_reason,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
+from gpuscale.plugin.time_left import left_text, seconds_left
+from gpuscale.printable import spell_out
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.telemetry.host_load import HostLoadMeter
@@ -40,6 +44,7 @@ _IS_MEASURED = pytest.StashKey[bool]()
 
 def start_session(config: pytest.Config) -> None:
     """Check the options and the machine, and register what measures."""
+    spell_out(sys.stdout, sys.stderr)
     if config.getoption("numprocesses", default=None) or hasattr(config, "workerinput"):
         raise pytest.UsageError(
             "gpuscale measures one item at a time; leave out pytest-xdist's -n (or give -n 0)"
@@ -54,9 +59,7 @@ def start_session(config: pytest.Config) -> None:
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.
         config.option.verbose = 1
-    if config.option.benchmark_columns is None:
-        # All ten columns are 200 characters wide.
-        config.option.benchmark_columns = ["min", "median", "max", "iqr", "rounds", "iterations"]
+    keep_tables_narrow(config)
     config.pluginmanager.register(session, "gpuscale-session")
 
 
@@ -139,13 +142,18 @@ class _MeasuringSession:
         """The function that the `scaling` fixture hands to a test."""
         item: pytest.Item = request.node
         plan = plan_of(item)
-        if plan is None:
+        if plan is not None:
+            left_out = self._left_out(plan)
+        elif isinstance(request.param, str):
+            left_out = request.param, "cannot be measured"
+        else:
             raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
-        if (left_out := self._left_out(plan)) is not None:
+        if left_out is not None:
             reason, why = left_out
             self._skips[reason] += 1
             item.user_properties.append((LEFT_OUT, why))
             pytest.skip(reason)
+        assert plan is not None
         return partial(self._measure, item, plan, request.getfixturevalue("benchmark"))
 
     @pytest.hookimpl(wrapper=True)
@@ -166,19 +174,40 @@ class _MeasuringSession:
 
     def _left_out(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
         """The reason why an item makes no run, in words and for a night; None where it must."""
+        if (left_out := self._left_out_anyway(plan)) is not None:
+            return left_out
+        request, rule = self._request(plan), self._judge or self._stopping
+        if rule and not isinstance(request, str):
+            reason = rule.reason_to_leave_out(request, self._recorder.measured)
+            return None if reason is None else (reason, "needless")
+        return None
+
+    def _left_out_anyway(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
+        """As `_left_out`, but for what the runs so far make needless."""
         environment, resumed = self._recorder.environment, self._recorder.resumed
         if reason := skip_reason(plan, environment, self._options):
             there = environment.node_count * environment.gpus_per_node
             lacks = environment.device == "cuda" and plan.gpus > there
             return reason, "GPUs missing" if lacks else "cannot be measured"
-        request, rule = self._request(plan), self._judge or self._stopping
-        if isinstance(request, str):
-            return None
-        if resumed is not None and results_file.is_recorded(request, resumed.results.runs):
-            return f"measured before, in {resumed.path.name}", "needless"
-        if rule and (reason := rule.reason_to_leave_out(request, self._recorder.measured)):
-            return reason, "needless"
+        if (broken := broken_by(plan.key, self._recorder.new_runs)) is not None:
+            reason = f"would fail as {broken.key.label}, run {broken.index}, did"
+            return reason, "cannot be measured"
+        if resumed is not None:
+            request = self._request(plan)
+            if not isinstance(request, str) and results_file.is_recorded(
+                request, resumed.results.runs
+            ):
+                return f"measured before, in {resumed.path.name}", "needless"
         return None
+
+    def _seconds_left(self, items: Sequence[pytest.Item]) -> float | None:
+        """Of the runs that these items make at most; None before the first has ended."""
+        plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        keys = [plan.key for plan in plans if self._left_out_anyway(plan) is None]
+        return seconds_left(keys, self._recorder.new_runs)
+
+    def _left_text(self, seconds: float | None) -> str:
+        return left_text(seconds, at_most=(self._judge or self._stopping) is not None)
 
     def _measure(self, item: pytest.Item, plan: ItemPlan, benchmark: Any) -> Run:
         if item.stash.get(_IS_MEASURED, False):
@@ -189,14 +218,16 @@ class _MeasuringSession:
         request = self._request(plan)
         if isinstance(request, str):
             pytest.fail(request, pytrace=False)
-        run = self._run(request)
+        items = item.session.items[item.session.items.index(item) :]
+        run = self._run(request, self._seconds_left(items))
         if run.failure is not None:
             if run.failure.kind == "unsteady":
                 # Nothing is broken, and there is no number either: neither passed nor failed.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             self._failed_runs.add(item.nodeid)
+            self._stop_where_all_is_broken(items)
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
-            pytest.fail(f"{plan.key.label}: {run.failure.message}{detail}", pytrace=False)
+            pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
         assert run.steps_per_window is not None
         benchmark.extra_info.update(
             device=run.configuration.device,
@@ -209,14 +240,25 @@ class _MeasuringSession:
         benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
         benchmark.skipped = False
         item.stash[CLOCK].show(benchmark, run.windows, run.steps_per_window)
-        self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step"
+        left = self._left_text(self._seconds_left(items[1:]))
+        self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step{left}"
         return run
 
-    def _run(self, request: RunRequest) -> Run:
+    def _stop_where_all_is_broken(self, items: Sequence[pytest.Item]) -> None:
+        """End the session after the first of its last items, if the others would fail as well."""
+        runs, plans = self._recorder.new_runs, [plan_of(item) for item in items[1:]]
+        if plans and all(plan and broken_by(plan.key, runs) for plan in plans):
+            items[0].session.shouldfail = f"{len(plans)} more runs would fail as this one did"
+
+    def _run(self, request: RunRequest, left_s: float | None) -> Run:
         launcher, recorder = self._launcher, self._recorder
         try:
             with (
-                terminal.progress_line(self._terminal, launcher),
+                terminal.progress_line(
+                    self._terminal,
+                    launcher,
+                    lambda since_s: self._left_text(None if left_s is None else left_s - since_s),
+                ),
                 sampling_beside(request, recorder.environment, launcher.samples) as sampling,
             ):
                 meter = HostLoadMeter(
@@ -254,10 +296,17 @@ class _MeasuringSession:
             return "passed", ".", (self._words[report.nodeid], {"green": True})
         return None
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._config.option.collectonly:
-            return
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
+        """What a session is made for comes last, where a screen ends."""
+        others = yield
+        if not self._config.option.collectonly:
+            self._summarize(terminalreporter)
+        return others
+
+    def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
         results = self._recorder.measured
         terminalreporter.section("scaling", sep="-", bold=True)
         lines = terminal.summary_lines(
@@ -269,13 +318,13 @@ class _MeasuringSession:
         )
         for line in lines:
             terminalreporter.write_line(line)
+        for reason, count in self._skips.items():
+            terminalreporter.write_line(f"{count} skipped: {reason}")
         if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
             colour, code = terminalreporter.hasmarkup, self._exit_code
             for line in terminal.verdict_lines(self._judge, results, colour, code):
                 terminalreporter.write_line(line)
-        for reason, count in self._skips.items():
-            terminalreporter.write_line(f"{count} skipped: {reason}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -4,7 +4,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import date
@@ -17,6 +18,7 @@ from gpuscale.diagnose import diagnose
 from gpuscale.launch import Launcher
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
+from gpuscale.printable import SPELT_OUT
 from gpuscale.records import Environment, Results, Run
 from gpuscale.reports import text
 from gpuscale.reports.phrases import counted, injection_warning, load_text, spread_text
@@ -31,22 +33,34 @@ def own_stream() -> TextIO | None:
     """A stream to the terminal that standard output is before pytest captures it; else None."""
     with suppress(OSError, ValueError):
         if can_redraw(sys.stdout):
-            return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="replace")
+            own = os.dup(sys.stdout.fileno())
+            return os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=SPELT_OUT)
     return None
 
 
-def progress_line(stream: TextIO | None, launcher: Launcher) -> AbstractContextManager[None]:
-    """Draws how far a run is behind the item's id, and erases it when the run has ended."""
+def progress_line(
+    stream: TextIO | None, launcher: Launcher, left: Callable[[float], str]
+) -> AbstractContextManager[None]:
+    """Draws how far a run is behind the item's id, and erases it when the run has ended.
+
+    `left` says what is left of the session so many seconds after the run began.
+    """
     columns = 0 if stream is None else columns_of(stream) or 0
     # pytest shows the id as seen from the folder it was started in, which is at most shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
     # But for the last column; none where the id fills its line.
     room = columns - used - 1 if used else 0
+    began_s = time.monotonic()
 
     def drawn() -> str | None:
         stage = launcher.progress()
-        return None if stage is None else progress_text(*stage, room)
+        if stage is None:
+            return None
+        behind = left(time.monotonic() - began_s)
+        if text := progress_text(*stage, room - len(behind)):
+            return text + behind
+        return progress_text(*stage, room)
 
     return redrawn(stream, drawn, behind=True)
 

@@ -106,6 +106,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure
     lost_peer: bool
     """It failed in talking to another rank, which most likely ended before."""
+    line: str | None = None
+    """The line of the user's code that raised, `test_mine.py:12`; None where none did."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """The words of a cause: one function for each piece that reports show of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpuscale.environment_diff import change_text
+from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
 from gpuscale.records.cause import (
     Beside,
@@ -61,15 +61,12 @@ def evidence(cause: Cause) -> tuple[str, ...]:
     if cause.code in _SAID_BY_ONE and len(cause.evidence) == 1:
         return ()
     phases = ", ".join(
-        f"{phase.name} {_duration(phase.before_s)} → {_duration(phase.after_s)}"
+        f"{phase.name} {_spent(phase.before_s)} → {_spent(phase.after_s)}"
         for phase in _of_type(PhaseChange, cause)
     )
-    symptoms: dict[str, list[str]] = {}
-    for each in _of_type(DeviceSymptom, cause):
-        symptoms.setdefault(device_text(each.uuid, each.host), []).append(_symptom(each))
     return (
         *([phases] if phases else []),
-        *(f"{device}: {'; '.join(found)}" for device, found in symptoms.items()),
+        *_device_facts(_of_type(DeviceSymptom, cause)),
         *map(change_text, _of_type(EnvironmentChange, cause)),
     )
 
@@ -88,8 +85,8 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     if cause.code in NOT_ESTABLISHED:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     lost_s = sorted(each.lost_s or 0.0 for each in (cause, *alike))
-    ends = (f"{'+' if end >= 0 else ''}{_duration(end)}" for end in (lost_s[0], lost_s[-1]))
-    return WORDS[cause.code](cause, " to ".join(dict.fromkeys(ends)), _took(cause))
+    added = _ends([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
+    return WORDS[cause.code](cause, added, _took(cause))
 
 
 def _duration(seconds: float) -> str:
@@ -99,17 +96,22 @@ def _duration(seconds: float) -> str:
     return f"{sign}{significant(size * factor, 2)} {unit}"
 
 
+def _spent(seconds: float) -> str:
+    """A time that cannot be negative: what noise puts below zero is none."""
+    return "about 0 ms" if seconds < 0 else _duration(seconds)
+
+
 def _took(cause: Cause) -> str:
     """`35 ms a step on ranks 1 and 2 of 4 (baseline: 21 ms)`."""
     where = ""
     if cause.shared_by is not None:
         ranks, of = cause.shared_by.ranks, cause.shared_by.of
         where = " on all ranks" if len(ranks) == of else f" on {_ranks(ranks)} of {of}"
-    return f"{_duration(cause.after_s or 0.0)} a step{where} {_baseline(cause)}"
+    return f"{_spent(cause.after_s or 0.0)} a step{where} {_baseline(cause)}"
 
 
 def _baseline(cause: Cause) -> str:
-    return f"(baseline: {_duration(cause.before_s or 0.0)})"
+    return f"(baseline: {_spent(cause.before_s or 0.0)})"
 
 
 def _seen_in(cause: Cause) -> str:
@@ -145,7 +147,7 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
         how, slow = f" with {'their' if several else 'its'} batches", "late with data"
     runs = f" (in {_seen_in(cause)})" if cause.ranks else "; it is another rank from run to run"
     return f"{name} {slow} {added}", (
-        f"{who} {'lag' if several else 'lags'} {_duration(cause.after_s or 0.0)} a step behind the "
+        f"{who} {'lag' if several else 'lags'} {_spent(cause.after_s or 0.0)} a step behind the "
         f"median rank{how} {_baseline(cause)}, and the others wait{runs}"
     )
 
@@ -178,7 +180,7 @@ def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
 
 def _other_metrics(cause: Cause, *_: str) -> tuple[str, str]:
     lost = " and ".join(METRICS_BY_NAME[each.name].words for each in _of_type(LostMetric, cause))
-    return cause.kind, f"{lost} got worse and the step did not get longer"
+    return cause.kind, f"the times of a step do not tell why {lost} got worse"
 
 
 WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
@@ -209,7 +211,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     ),
     "environment_changed": lambda cause, *_: (
         f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",
-        "different from the baseline, which alone makes it no cause",
+        "different from the baseline, which alone does not make it the cause",
     ),
     "lost_to_ideal": _lost_to_ideal,
     "other_metrics": _other_metrics,
@@ -259,13 +261,16 @@ NEXT_STEPS: Mapping[str, str] = {
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),
-    "record_again": "record the baseline again: 'gpuscale baseline record' keeps them",
+    "record_again": (
+        "record the baseline again with 'gpuscale baseline record', which keeps phases and paces"
+    ),
     "measure_again": "measure again with this gpuscale",
     "more_runs": "measure more runs, with --runs {runs}",
     "record_own": (
         "record a baseline of your own with 'gpuscale baseline record' while all is well"
     ),
 }
+_NAMED_DEVICES = 3
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Causes whose headline says what there is to see, if it is a single thing."""
 _BUDGET_PARTS: Mapping[str, str] = {
@@ -273,12 +278,12 @@ _BUDGET_PARTS: Mapping[str, str] = {
     CauseKind.SLOW_RANK: "slowest rank",
 }
 _COUNTERS = {
-    "sm_clock_mean_mhz": ("SM clock {:.0f} MHz", "{:.0f} MHz"),
-    "memory_clock_mean_mhz": ("memory clock {:.0f} MHz", "{:.0f} MHz"),
-    "power_limit_w": ("power limit {:.0f} W", "{:.0f} W"),
-    "pcie_width": ("PCIe x{:.0f}", "x{:.0f}"),
-    "pcie_generation": ("PCIe generation {:.0f}", "generation {:.0f}"),
-    "nvlink_active_min": ("{:.0f} NVLink links active", "{:.0f}"),
+    "sm_clock_mean_mhz": ("SM clock {} MHz", "{} MHz"),
+    "memory_clock_mean_mhz": ("memory clock {} MHz", "{} MHz"),
+    "power_limit_w": ("power limit {} W", "{} W"),
+    "pcie_width": ("PCIe x{}", "x{}"),
+    "pcie_generation": ("PCIe generation {}", "generation {}"),
+    "nvlink_active_min": ("{} NVLink links active", "{}"),
 }
 """A counter that is too low, and what it is beside."""
 _BESIDE = {
@@ -298,24 +303,61 @@ _XIDS = {
 """The hardware's own faults, in NVIDIA's words; most other numbers a program can cause."""
 
 
-def _symptom(symptom: DeviceSymptom) -> str:
-    """`PCIe x8, x16 in the baseline`."""
-    now, usual = symptom.now, symptom.usual
+def _device_facts(symptoms: Sequence[DeviceSymptom]) -> Iterator[str]:
+    """Each device with all that it shows; devices that show the same are one fact."""
+    of_device: dict[tuple[str, str | None], list[DeviceSymptom]] = {}
+    for each in symptoms:
+        of_device.setdefault((each.uuid, each.host), []).append(each)
+    alike: dict[object, list[list[DeviceSymptom]]] = {}
+    for its in of_device.values():
+        shown = (
+            (each.counter, each.reason, each.beside, each.counter == "xids" and each.now)
+            for each in its
+        )
+        alike.setdefault(tuple(shown), []).append(its)
+    for group in alike.values():
+        found = (_symptom(*same) for same in zip(*group, strict=True))
+        yield f"{_devices_text([its[0] for its in group])}: {'; '.join(found)}"
+
+
+def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
+    """The device by name, or `4 GPUs on node1`; of two or three their names too."""
+    if len(devices) == 1:
+        return device_text(devices[0].uuid, devices[0].host)
+    hosts = dict.fromkeys(each.host for each in devices if each.host is not None)
+    names = ", ".join(device_text(each.uuid) for each in devices)
+    return (
+        f"{len(devices)} GPUs{f' on {listed([*hosts])}' if hosts else ''}"
+        f"{f' ({names})' if len(devices) <= _NAMED_DEVICES else ''}"
+    )
+
+
+def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
+    """`PCIe x8, x16 in the baseline`; of several that differ in a number `SM clock 1250 to …`."""
+    every = (symptom, *alike)
+    now = _ends([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
-        return f"XID {now:.0f}" + (f" ({_XIDS[int(now)]})" if now in _XIDS else "")
+        return f"XID {now}" + (f" ({_XIDS[int(symptom.now)]})" if symptom.now in _XIDS else "")
     if symptom.counter == "nvlink_errors":
-        return f"{now:.0f} new NVLink errors"
+        return f"{now} new NVLink errors"
     if symptom.counter == "ecc_uncorrected":
-        return f"{now:.0f} memory error{'' if now == 1 else 's'} that ECC could not correct"
+        return f"{now} memory error{'' if now == '1' else 's'} that ECC could not correct"
+    usual = sorted(each.usual or 0.0 for each in every)
     if symptom.reason is not None:
-        text = f"{symptom.reason} in {whole_percent(now)} of the samples"
-        then = f"in {whole_percent(usual or 0.0)}"
+        shares = _ends([whole_percent(share) for share in sorted(each.now for each in every)])
+        text = f"{symptom.reason} in {shares} of the samples"
+        then = f"in {_ends([whole_percent(share) for share in usual])}"
     else:
         this, other = _COUNTERS[symptom.counter]
-        text, then = this.format(now), other.format(usual)
-    heat_c = symptom.temperature_max_c
-    heat = "" if heat_c is None else f" (up to {heat_c:.0f} °C)"
+        text, then = this.format(now), other.format(_ends([f"{value:.0f}" for value in usual]))
+    heats_c = [each.temperature_max_c for each in every if each.temperature_max_c is not None]
+    heat = f" (up to {max(heats_c):.0f} °C)" if heats_c else ""
     return text + _BESIDE[symptom.beside].format(then) + heat
+
+
+def _ends(texts: Sequence[str]) -> str:
+    """The first and the last, or the one that both are."""
+    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def device_text(uuid: str, host: str | None = None) -> str:

@@ -16,7 +16,7 @@ _COLUMNS = tuple(
         dict.fromkeys(
             (
                 *("case", "strategy", "device", "gpus", "name", "verdict", "finding"),
-                *("changed_quantity", "change", "minimum_detectable_loss", "further_runs"),
+                *("since", "changed_quantity", "change", "minimum_detectable_loss", "further_runs"),
                 *(f"{side}_{what}" for what in _OF_SIDE for side in _SIDES),
                 *(f"{what}_{name}" for name in _METRICS for what in ("verdict_of", *_SIDES)),
                 *("reason", "cause", "injections"),
@@ -42,6 +42,7 @@ def _cells(row: Row) -> dict[str, object]:
         "name": row.name,
         "verdict": entry.verdict.value,
         "finding": None if entry.finding is None else finding_text(entry.finding),
+        "since": entry.since,
         "changed_quantity": entry.changed_quantity and entry.changed_quantity.value,
         "change": entry.change,
         "minimum_detectable_loss": entry.minimum_detectable_loss,

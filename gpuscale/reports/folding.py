@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuscale.records import Cause, Finding, QuantityName, Statement, Verdict
+from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
-from gpuscale.reports.cause_words import evidence, next_step, whole_line
-from gpuscale.reports.rows import Row, subject_of
+from gpuscale.reports.cause_words import next_step, whole_line
+from gpuscale.reports.rows import Row, facts_of, subject_of
 
 
 class ShownCause(NamedTuple):
@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
     """One sentence and the rows that it explains."""
 
     subject: str
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows, such as on 4 GPUs`."""
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`; `all 3 rows (numbers of 4 GPUs)`."""
     reason: str
     lost_metrics: tuple[str, ...]
     causes: tuple[ShownCause, ...]
@@ -31,17 +31,14 @@ class Explanation(NamedTuple):
 
 
 def explanations(rows: Sequence[Row]) -> list[Explanation]:
-    """The reasons of the verdicts, each once; rows that are simply ok need none.
+    """The reasons of the verdicts, each once; rows that the table says all of need none.
 
     Rows with the same finding, causes and lost metrics are one. It is said in the numbers of the
     row on the most GPUs; those of each stand in the table.
     """
     alike: dict[object, list[Row]] = {}
     for row in rows:
-        entry = row.entry
-        # A row that is simply ok needs no words; one whose speedup is unknown says why it is.
-        known = entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
-        if row.reason and not (entry.verdict is Verdict.OK and known):
+        if row.reason and not _is_said_by_its_numbers(row.entry):
             alike.setdefault(_likeness(row), []).append(row)
     said_by: dict[str, str] = {}
     found = []
@@ -56,13 +53,24 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
                 step = "as above" if said == subject else f"as for {said}"
             elif step:
                 said_by[step] = subject
-            causes.append(ShownCause(whole_line(cause), evidence(cause), step))
+            causes.append(ShownCause(whole_line(cause), facts_of(shown.entry, cause), step))
         if len({row.reason for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
-            subject += f", such as {'' if one_name else shown.name + ' '}on {shown.gpus}"
+            subject += f" (numbers of {shown.gpus if one_name else shown.label})"
         reason, metrics = shown.reason, shown.lost_metrics
         found.append(Explanation(subject, reason, metrics, tuple(causes), tuple(group)))
     return found
+
+
+def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
+    """True of a pass with nothing beside it, such as a speedup that is unknown."""
+    if any(each.verdict.is_loss for each in entry.metrics):
+        return False
+    if entry.verdict is Verdict.OK:
+        return entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
+    if entry.verdict is Verdict.IMPROVED:
+        return entry.reason.code in ("moved", "moved_with_efficiency")
+    return entry.reason.code in ("speedup_reference", "published_met", "published_exceeded")
 
 
 def _likeness(row: Row) -> object:

@@ -8,7 +8,7 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 
 from gpuscale.reports.folding import Explanation
-from gpuscale.reports.rows import weight
+from gpuscale.reports.rows import finding_text, weight
 from gpuscale.reports.view import View
 
 SHOWN_OF_A_KIND = 10
@@ -40,7 +40,9 @@ def render(view: View) -> str:
 
 
 def _title(its: Explanation) -> str:
-    return f"{its.subject}: {its.rows[0].verdict} {its.rows[0].short_reason}".rstrip()
+    row, finding = its.rows[0], its.rows[0].entry.finding
+    why = row.short_reason or (finding_text(finding) if finding else "")
+    return f"{its.subject}: {row.verdict} {why}".rstrip()
 
 
 def _largest_loss(its: Explanation) -> float:

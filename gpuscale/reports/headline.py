@@ -1,16 +1,20 @@
 """The lines that stand first: the verdict, the first cause, what changed, both sides, what next."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import cast
 
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import (
     CauseKind,
     Comparison,
+    EnvironmentChange,
     Finding,
     MetricSpec,
     Origin,
     QuantityName,
+    Statement,
     Verdict,
 )
 from gpuscale.reports.cause_words import headline, next_step
@@ -19,6 +23,22 @@ from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
 from gpuscale.reports.rows import Row, smallest_losses, subject_of, weight
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
+_UNCERTAIN = "too uncertain to tell whether anything was lost"
+_DOUBTS = {
+    "single_run": "a single run does not tell how much runs differ",
+    "too_few_valid_runs": "too few of the runs gave a number",
+    "too_few_of_all_runs": "too few of the runs gave a number",
+    "not_beyond_chance": "slower, but not by more than chance could do",
+    "not_measured": "not measured",
+    "on_neither_side": "on neither side",
+    "all_runs_failed": "all runs failed",
+    "no_entry": "not in the baseline",
+    "no_entry_alike": "in the baseline in another configuration only",
+    "no_earlier_night": "in no earlier night",
+    "no_earlier_night_alike": "in earlier nights in another configuration only",
+    "other_measurement": "not the same measurement",
+}
+"""Why rows are no pass in a few words, by the code of their reason."""
 _DOUBTED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -73,13 +93,14 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     """What was lost, for each finding that rows have, and how the scaling is."""
     groups: dict[object, list[Row]] = {}
     for row in chosen:
-        groups.setdefault(row.entry.finding or row.entry.changed_quantity, []).append(row)
+        of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
+        groups.setdefault(row.entry.finding or of_speedup, []).append(row)
     for group in groups.values():
-        count = f"{counted(len(group), 'row')}: " if len(groups) > 1 else ""
-        yield f"{count}{_loss(group)}"
-    scaled = [row for row in rows if row.entry.key.gpus > 1]
+        count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
+        yield f"{_loss(group)}{count}"
+    scaled = [row.entry.verdict for row in rows if row.entry.key.gpus > 1]
     if groups.keys() == {Finding.SINGLE_GPU_SLOWDOWN}:
-        if scaled and all(row in chosen or row.entry.verdict.is_pass for row in scaled):
+        if scaled and all(its.is_loss or its.is_pass for its in scaled):
             yield "scaling is unchanged"
     elif groups.keys() == {Finding.SCALING_LOSS}:
         alone = [row for row in rows if row.entry.key.gpus == 1]
@@ -119,10 +140,15 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    if verdict is Verdict.INCONCLUSIVE:
-        return "too uncertain to tell whether anything was lost"
-    reasons = {row.reason for row in rows}
-    return reasons.pop() if len(reasons) == 1 else ""
+    """Why the rows are no pass: the reason that all have, or in a few words each that some have."""
+    reasons = dict.fromkeys(row.reason for row in rows)
+    if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
+        return next(iter(reasons))
+    usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
+    counts = Counter(_DOUBTS.get(row.entry.reason.code, usual) for row in rows)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{text} ({counted(its, 'row')})" for text, its in counts.items() if text)
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
@@ -139,28 +165,50 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the published figures, within the tolerance")
     if Verdict.OK in verdicts:
-        parts.append("no loss was found")
+        bounds = [bound for row in rows if (bound := _bound(row.entry.reason)) is not None]
+        known = len(bounds) == sum(row.entry.verdict is Verdict.OK for row in rows)
+        below = known and max(bounds) > 0
+        parts.append(
+            f"any loss is below {_percent(max(bounds))}, with 95 % confidence"
+            if below
+            else "no loss was found"
+        )
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
     return word.value, "; ".join(filter(None, [*parts, smallest_losses(rows)]))
+
+
+def _bound(reason: Statement) -> float | None:
+    """The loss that a row which is ok does not exceed."""
+    bound, otherwise = reason.facts.get("bound"), reason.facts.get("otherwise")
+    if isinstance(otherwise, Statement):
+        return _bound(otherwise)
+    return bound if isinstance(bound, float) else None
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
     """`computing +10 ms to +11 ms, in all 3 rows`: the heaviest cause that most rows share."""
     shared = _sharing(rows)
-    causes = [row.entry.causes[0] for row in shared]
-    if not causes or causes[0].kind is CauseKind.NOT_ESTABLISHED:
+    if not shared or not _is_established(shared[0]):
         return ""
+    causes = (row.entry.causes[0] for row in shared)
     return f"{headline(*causes)}; {subject_of(shared, rows)}"
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:
-    """The rows that share the most frequent first cause, of those that decide the verdict."""
+    """The rows that share the most frequent first cause, of those that decide the verdict.
+
+    One that is established goes before what is not.
+    """
     heaviest = weight(rows[0].entry.verdict)
     found = [r for r in rows if weight(r.entry.verdict) == heaviest and r.entry.causes]
     groups: dict[object, list[Row]] = {}
     for row in found:
         groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
-    return max(groups.values(), key=len, default=[])
+    return max(groups.values(), key=lambda its: (_is_established(its[0]), len(its)), default=[])
+
+
+def _is_established(row: Row) -> bool:
+    return row.entry.causes[0].kind != CauseKind.NOT_ESTABLISHED
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
@@ -180,9 +228,18 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
 
 
 def _changed(comparison: Comparison) -> str:
-    """What differs between the environments of the two sides."""
-    found = (note for note in comparison.notes if note.code == "environment_changed")
-    changes = [change for note in found for change in note.facts["changes"]]  # type: ignore[attr-defined] # facts are of any type
+    """What differs between the environments of the two sides, or changed with a lost level."""
+    found = [
+        _changes(note, "changes") for note in comparison.notes if note.code == "environment_changed"
+    ]
+    for entry in comparison.entries:
+        if entry.reason.code == "level_lost" and (changed := _changes(entry.reason, "changed")):
+            found.append(f"on {entry.since}: {changed}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def _changes(statement: Statement, name: str) -> str:
+    changes = cast("Iterable[EnvironmentChange]", statement.facts[name])
     return ", ".join(map(change_text, changes))
 
 

@@ -1,5 +1,6 @@
 """The history of a machine as text: where each row stands, and the nights that changed it."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -78,10 +79,19 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     for night in sorted(alone):
         for device in history.slower_devices(night):
             yield from wrapped(f"    {names[night]}: {_device_text(device)}", screen.columns)
-    absent = [row for row in history.rows if row.nights[-1] < len(nights) - 1]
-    if absent:
-        count = phrases.counted(len(absent), "row")
-        yield from wrapped(f"note: the last night has no valid run of {count}", screen.columns)
+    short = Counter(night for row in history.rows for night in _missed(row, len(nights)))
+    if short:
+        told = (f"{names[night]} ({count})" for night, count in sorted(short.items()))
+        text = f"note: no valid run of some rows (how many): {', '.join(told)}"
+        yield from wrapped(text, screen.columns)
+
+
+def _missed(row: RowHistory, nights: int) -> Iterator[int]:
+    """The nights without the row: the last one, and those between nights that have it."""
+    for before, after in itertools.pairwise(row.nights):
+        yield from range(before + 1, after)
+    if row.nights[-1] < nights - 1:
+        yield nights - 1
 
 
 def night_names(nights: tuple[Night, ...]) -> list[str]:

@@ -87,6 +87,9 @@ def _properties(view: View) -> Iterator[tuple[str, str]]:
         entry = row.entry
         yield f"{row.label}: verdict", entry.verdict.value
         estimates = {"E baseline": entry.baseline.efficiency, "E": entry.current.efficiency}
+        for side, of_side in ((" baseline", entry.baseline), ("", entry.current)):
+            estimates[f"step time (s){side}"] = of_side.step_time_s
+            estimates[f"samples/s{side}"] = of_side.samples_per_s
         if entry.changed_quantity is not None:
             quantity = quantity_text(entry.changed_quantity, entry.key.gpus)
             estimates[f"change of {quantity}"] = entry.change

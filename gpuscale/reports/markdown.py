@@ -7,7 +7,6 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
-from gpuscale.records import Verdict
 from gpuscale.reports.folding import Explanation
 from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
 from gpuscale.reports.rows import Row, smallest_losses, weight
@@ -51,9 +50,7 @@ def render(view: View) -> str:
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
         blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
-    blocks += _within(
-        _reasons(view.explanations), _REASONS_BYTES, "… {} more reasons are left out here"
-    )
+    blocks += _within(_reasons(view.unsaid), _REASONS_BYTES, "… {} more reasons are left out here")
     if view.notes:
         lines = [f"- {_plain(note)}" for note in view.notes]
         blocks.append("\n".join(_within(lines, _NOTES_BYTES, "… {} more notes are left out here")))
@@ -79,8 +76,6 @@ def _row(row: Row) -> str:
 def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
     """A block for each sentence, with the lost metrics and the causes below it."""
     for found in explanations:
-        if all(row.entry.verdict is Verdict.CONSISTENT for row in found.rows):
-            continue
         lines = [f"**{_plain(found.subject)}**: {_plain(found.reason)}"]
         lines += [f"- {_plain(metric)}" for metric in found.lost_metrics]
         for number, cause in enumerate(found.causes, start=1):

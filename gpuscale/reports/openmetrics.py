@@ -89,7 +89,9 @@ def render(view: View) -> str:
 
 def _lines(view: View) -> Iterator[str]:
     comparison = view.comparison
-    cluster = {"cluster": comparison.cluster}
+    # Faults on purpose are no state of the cluster: their series are others.
+    injections = ", ".join(view.injections) or None
+    cluster = {"cluster": comparison.cluster, "injections": injections}
     points = scaling_points([run for result in view.results for run in result.runs])
     for gauge in _OF_POINTS:
         measured = [({**cluster, **_point_labels(point)}, gauge.of(point)) for point in points]
@@ -119,21 +121,20 @@ def _lines(view: View) -> Iterator[str]:
     times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
     newest = [(cluster, max(times_s))]
     yield from _family("measured_timestamp_seconds", "Unix time of the last run", newest)
-    yield from _family("comparison_info", "What was compared, with what", [(_facts(view), 1.0)])
+    facts = [({**cluster, **_facts(view)}, 1.0)]
+    yield from _family("comparison_info", "What was compared, with what", facts)
 
 
 def _facts(view: View) -> Labels:
     """What a dashboard shows as text."""
     environment = view.results[-1].environment
     return {
-        "cluster": view.comparison.cluster,
         "baseline": view.comparison.baseline_name,
         "machine": view.comparison.current_machine,
         "host": environment.host,
         "job": environment.job_id,
         "torch": environment.torch_version,
         "driver": environment.driver_version,
-        "injections": ", ".join(view.injections) or None,
     }
 
 

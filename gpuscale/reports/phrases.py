@@ -159,13 +159,15 @@ def spread_text(estimate: Estimate) -> str:
 
 
 def amount_text(value: float, unit: str) -> str:
-    """A value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`."""
-    sign, size = ("−" if value < 0 else ""), abs(value)
+    """A value with its unit (`s`, `bytes` or `J`): `14.2 ms`, `4.12 GiB`, `0.310 J`.
+
+    None of them can be negative: what noise puts below zero is none.
+    """
+    if value < 0:
+        return f"about 0 {'ms' if unit == 's' else unit}"
     if unit == "s":
-        return f"{sign}{format_seconds(size)}"
-    if unit == "bytes":
-        return f"{sign}{format_bytes(size)}"
-    return f"{sign}{significant(size)} {unit}"
+        return format_seconds(value)
+    return format_bytes(value) if unit == "bytes" else f"{significant(value)} {unit}"
 
 
 def quantity_text(quantity: QuantityName, gpus: int) -> str:

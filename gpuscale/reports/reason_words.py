@@ -1,11 +1,12 @@
 """The words of each reason and note, and how the facts in them are shown."""
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpuscale.environment_diff import change_text
+from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import (
+    EntryKey,
     EntryVerdict,
     FieldChange,
     MetricVerdict,
@@ -65,11 +66,13 @@ WORDS: Mapping[str, str] = {
     "single_run": f"{_SINGLE_RUN}; measure 3 or more",
     "loss_not_excluded": f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}",
     "within_margin": (
-        f"{_CHANGED}, within the margin of {{margin:percent}}, but {_NOT_EXCLUDED}{{remedy:after}}"
+        f"{_CHANGED}: the interval lies below zero, but the loss is within the margin of "
+        f"{{margin:percent}}, and {_NOT_EXCLUDED}{{remedy:after}}"
     ),
     "not_beyond_chance": (
-        f"{_CHANGED}, a loss, but not beyond chance at {{significance:percent}} "
-        "(one-sided p {p:.2g}, corrected for all tests){remedy:after}"
+        f"{_CHANGED}: the interval lies below zero, but chance alone shows such a loss in "
+        "{p:percent} of comparisons (corrected for all rows), and only below "
+        "{significance:percent} is it called one{remedy:after}"
     ),
     "unknown_end_moved": (
         f"{_CHANGED}, and the runs do not tell whether 1 GPU got faster or more GPUs slower"
@@ -105,6 +108,10 @@ WORDS: Mapping[str, str] = {
     "no_entry": f"no entry in the baseline; {_RECORD_ONE}",
     "no_entry_alike": (
         f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
+    ),
+    "no_earlier_night": "none of the earlier nights measured it",
+    "no_earlier_night_alike": (
+        "none of the earlier nights measured it in this configuration ({differences:list})"
     ),
     "other_measurement": "not the same measurement ({differences:list})",
     "other_machine": "measured on {now:device}, the baseline on {before:device}",
@@ -155,9 +162,9 @@ WORDS: Mapping[str, str] = {
         "the results come from an allocation that the baseline was recorded in ({name}); "
         "they cannot tell what changed since"
     ),
-    "outlying_allocation": (
-        "{name} is left out of the baseline's spread: {row:row}{others:and more} differed there by "
-        "{change:signed} from the other allocations"
+    "outlying_allocations": (
+        "left out of the baseline's spread: {names:listed}, where {row:row}{others:and more} "
+        "differed by up to {change:signed} from the other allocations"
     ),
     "differing_allocation": (
         "the results are of several allocations that differ: on {row:row} T of {name} is "
@@ -176,7 +183,7 @@ WORDS: Mapping[str, str] = {
     "published_without_precision": (
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
-    "failed_runs": "{row:row}: {failed} of {made} runs failed ({failure})",
+    "failed_runs": "{rows:rows}: {failed} of {made} runs failed ({failure})",
     "environment_changed": "changed since the baseline: {changes:changes}",
     "gpu_places": "{places:places}",
     "busy_host": "the host was busy in {busy} of {runs} runs ({load:load})",
@@ -216,7 +223,21 @@ _FAILED = {
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")
-_FIELDS = {"ranks_per_node": "ranks per node"}
+_FIELDS = {
+    "accumulate": "batches a step",
+    "batch_per_gpu": "batch per GPU",
+    "channels_last": "channels-last",
+    "data_workers": "data workers",
+    "micro_batches": "micro-batches",
+    "ranks_per_gpu": "ranks on a GPU",
+    "ranks_per_node": "ranks per node",
+    "sample_shape": "sample shape",
+    "strategy_options": "options of the strategy",
+    "threads_per_rank": "threads per rank",
+}
+"""Fields of configurations whose names are no words."""
+_SINGLE = ("accumulate", "ranks_per_gpu")
+"""Those that are 1 where they are not given."""
 _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 
@@ -265,11 +286,23 @@ def _signed(change: float) -> str:
     return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
-def _field_text(value: object) -> str:
+def _field_text(value: object, name: str) -> str:
     """`full`; of a shape `1×28×28`, and of the ranks on each node `2 + 2 or 3 + 1`."""
+    if value is None:
+        return "1" if name in _SINGLE else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, frozenset):
         return " or ".join(" + ".join(map(str, placement)) for placement in sorted(value))
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def rows_text(keys: Sequence[EntryKey]) -> str:
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs, other/ddp on 2 GPUs`."""
+    counts: dict[str, list[int]] = {}
+    for key in keys:
+        counts.setdefault(f"{key.case}/{key.strategy}", []).append(key.gpus)
+    return ", ".join(f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items())
 
 
 def _failures(counts: Mapping[str, int]) -> str:
@@ -284,7 +317,9 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,
     "gpus": gpus_text,
+    "listed": listed,
     "row": lambda key: str(key.label),
+    "rows": rows_text,
     "load": load_text,
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
@@ -322,8 +357,8 @@ class _Speaker(string.Formatter):
         if isinstance(value, Statement):
             return f"{'; ' if format_spec == 'after' else ''}{self.said(value)}"
         if isinstance(value, FieldChange):
-            name = _FIELDS.get(value.name, value.name)
-            return f"{name}: {_field_text(value.before)} → {_field_text(value.after)}"
+            ends = (_field_text(each, value.name) for each in (value.before, value.after))
+            return f"{_FIELDS.get(value.name, value.name)}: {' → '.join(ends)}"
         if format_spec == "after":
             return ""
         if format_spec == "list":

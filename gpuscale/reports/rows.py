@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import (
+    Cause,
     CauseKind,
     Configuration,
     EntryKey,
@@ -20,7 +21,7 @@ from gpuscale.records import (
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.reason_words import reason_text
+from gpuscale.reports.reason_words import metric_reason, reason_text
 from gpuscale.units import format_percent, format_seconds, significant
 
 SMALLEST_LOSS = "smallest loss this could find"
@@ -47,7 +48,8 @@ class Row:
     change: Estimate | None
     """The change that the verdict rests on."""
     moved: str
-    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`; empty where nothing was judged."""
+    """The same in words: `E −7.6 % [−9.1 %, −6.0 %]`, of a metric with its amounts; empty where
+    nothing was judged."""
     step_time: str
     """`98.1 → 115 ms`, the baseline's and now's, like the next two."""
     samples_per_s: str
@@ -64,7 +66,7 @@ class Row:
         yield from (f"  {metric}" for metric in self.lost_metrics)
         for number, cause in enumerate(self.entry.causes, start=1):
             yield f"  {number}. {whole_line(cause)}"
-            yield from (f"     · {fact}" for fact in evidence(cause))
+            yield from (f"     · {fact}" for fact in facts_of(self.entry, cause))
             if step := next_step(cause):
                 yield f"     next: {step}"
 
@@ -86,8 +88,7 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
     change = entry.change if decided is None else decided.change
     quantity = "E" if entry.changed_quantity is QuantityName.EFFICIENCY else "throughput"
-    if decided is not None:
-        quantity = decided.metric.short
+    moved = "" if change is None else f"{quantity} {phrases.change_text(change)}"
     before, now = entry.baseline, entry.current
     lost = [each for each in entry.metrics if each.verdict.is_loss and each is not decided]
     return Row(
@@ -99,7 +100,7 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
         reason=reason_text(entry),
         short_reason=_short_reason(entry),
         change=change,
-        moved="" if change is None else f"{quantity} {phrases.change_text(change)}",
+        moved=moved if decided is None else _metric_text(decided),
         step_time=_then_now(before.step_time_s, now.step_time_s, format_seconds),
         samples_per_s=_then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency=UNKNOWN
@@ -123,6 +124,10 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 def _short_reason(entry: EntryVerdict) -> str:
     loss = entry.minimum_detectable_loss
+    if entry.reason.code == "level_lost":
+        return f"against the nights before {entry.since}"
+    if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
+        return ""
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
         return headline(entry.causes[0])
     if entry.finding is not None:
@@ -132,6 +137,18 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.further_runs is not None:
         return f"about {phrases.counted(entry.further_runs, 'more run')}"
     return "" if loss is None else f"{SMALLEST_LOSS}: {format_percent(loss)}"
+
+
+def facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
+    """The evidence for one of the row's causes, and where its own metric leaves it open, that."""
+    doubts = (
+        f"judged by itself, {metric_reason(each)}"
+        for each in entry.metrics
+        if each.metric.in_points
+        and each.verdict is Verdict.INCONCLUSIVE
+        and cause.code == "communication"
+    )
+    return (*evidence(cause), *doubts)
 
 
 def _metric_text(metric: MetricVerdict) -> str:
@@ -154,14 +171,16 @@ def finding_text(finding: Finding | MetricSpec) -> str:
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
     if len(rows) == len(among) > 1:
-        return f"all {len(rows)} rows"
+        return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     counts: dict[str, list[int]] = {}
     for row in rows:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
     subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
     left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    more = f" and {phrases.counted(left_out, 'more row')}" if left_out else ""
-    return ", ".join(subjects[:_NAMED_SUBJECTS]) + more
+    if left_out:
+        subjects[_NAMED_SUBJECTS:] = [phrases.counted(left_out, "more row")]
+    *others, last = subjects
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def smallest_losses(rows: Iterable[Row]) -> str:

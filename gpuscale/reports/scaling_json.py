@@ -30,7 +30,7 @@ def _origin(shown: Shown) -> dict[str, object]:
     content = shown.content
     if isinstance(content, Results):
         return {
-            "kind": "results",
+            "shown": "results",
             "name": None,
             "cluster": None,
             "recorded_at": content.created_at,
@@ -39,7 +39,7 @@ def _origin(shown: Shown) -> dict[str, object]:
             "environments": {content.allocation: content.environment},
         }
     return {
-        "kind": "baseline",
+        "shown": "baseline",
         "name": content.name,
         "cluster": content.cluster,
         "recorded_at": content.recorded_at,

@@ -1,12 +1,12 @@
 """Results and baselines as a LaTeX table, as a paper or a proposal for computing time shows it."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from gpuscale import __version__
 from gpuscale.compare.hardware import hardware_label
-from gpuscale.records import Results
+from gpuscale.records import Estimate, Results
 from gpuscale.reports import phrases
 from gpuscale.reports.scaling_rows import ScalingRow, Shown, scaling_rows
 from gpuscale.units import format_seconds, significant
@@ -66,17 +66,26 @@ def _groups(rows: list[ScalingRow], width: int) -> Iterator[str]:
 
 
 def _cells(row: ScalingRow, width: int) -> list[str]:
+    """The numbers of a row; a page is narrow, so each interval stands once."""
     return [
         phrases.UNKNOWN if row.nodes is None else str(row.nodes),
         str(row.gpus),
         str(row.samples_per_step or phrases.UNKNOWN),
         phrases.with_spread(row.step_time_s, format_seconds),
-        phrases.with_spread(row.samples_per_s, significant),
-        phrases.interval_text(row.speedup),
-        # Its interval is that of the speedup, and a page is narrow.
-        phrases.UNKNOWN if row.efficiency is None else f"{row.efficiency.value:.2f}",
-        phrases.with_spread(row.gpu_hours, significant),
+        _value(row.samples_per_s, significant),
+        _value(row.speedup, significant, with_ends=True),
+        _value(row.efficiency, "{:.2f}".format),
+        _value(row.gpu_hours, significant),
     ][:width]
+
+
+def _value(
+    estimate: Estimate | None, form: Callable[[float], str], *, with_ends: bool = False
+) -> str:
+    if estimate is None:
+        return phrases.UNKNOWN
+    ends = phrases.bounds_text(estimate, form) if with_ends else ""
+    return f"{form(estimate.value)} {ends}".rstrip()
 
 
 def _caption(shown: Shown) -> str:
@@ -86,8 +95,10 @@ def _caption(shown: Shown) -> str:
         where = f"{content.environment.hardware_label}, {content.created_at[:10]}"
     else:
         where = hardware_label(content.cluster, content.hardware)
+        if content.source is not None:
+            where += f"; published figures from {content.source.title}"
     warning = f"{phrases.injection_warning(shown.injections)}. " if shown.injections else ""
-    hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps} steps."
+    hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps:,} steps."
     projected = " Projected rows were not measured; theirs are bands." if shown.projections else ""
     return (
         f"{warning}Scaling on {where}. Batch is over all GPUs; intervals are 95% over runs."

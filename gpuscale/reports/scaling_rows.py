@@ -91,6 +91,13 @@ def gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Est
     return step_time_s.scaled(gpus * steps / _HOUR_S)
 
 
+def published_step_time_s(figure: PublishedFigure) -> Estimate | None:
+    """The step time that a throughput tells; None of a wall clock, which holds more than steps."""
+    if figure.samples_per_s is None:
+        return None
+    return Estimate(value=figure.gpus * figure.batch_per_gpu / figure.samples_per_s)
+
+
 def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
     shape, is_told = point.sample_shape, point.batch_per_gpu is not None
     return ScalingRow(
@@ -119,12 +126,10 @@ def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
 def _published_row(
     figure: PublishedFigure, figures: Figures, device: str, steps: int | None
 ) -> ScalingRow:
-    """A wall clock holds more than steps, so only a throughput tells the step time."""
     speedup = published_speedup(figure, figures)
     told = None if speedup is None else Estimate(value=speedup)
     per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
-    batch = figure.gpus * figure.batch_per_gpu
-    step_time_s = None if per_s is None else per_s.inverse(batch)
+    step_time_s = published_step_time_s(figure)
     return ScalingRow(
         kind="published",
         configuration=Configuration(
@@ -137,7 +142,7 @@ def _published_row(
         gpus=figure.gpus,
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
-        samples_per_step=batch,
+        samples_per_step=figure.gpus * figure.batch_per_gpu,
         runs=figure.runs,
         step_time_s=step_time_s,
         samples_per_s=per_s,

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuscale.budget import (
     EfficiencyBudget,
@@ -12,62 +11,65 @@ from gpuscale.budget import (
     device_spreads,
     efficiency_budgets,
     rank_skews,
-    valid_by_point,
 )
-from gpuscale.records import Configuration, EntryKey, Phases, Run
+from gpuscale.records import Configuration, EntryKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted, table
-from gpuscale.scaling import PointKey, geometric_mean
-from gpuscale.statistics.estimates import log_sample
+from gpuscale.scaling import PointKey
 from gpuscale.strategies import STRATEGIES
+from gpuscale.typical_step import SUM_TOLERANCE, TypicalStep, typical_steps
 from gpuscale.units import format_percent, format_seconds
 
 NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step from which a wait for batches is named."""
-SUM_TOLERANCE = 0.03
-"""By how much a window's phases may miss its time."""
 
 
 def budget_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """The efficiency budget, stragglers, devices that differ and waits for data, after a blank.
-
-    Such as `mnist_cnn/ddp 4 GPUs  E 0.84 = 1 − communication 0.09 − data 0.01 − …`; nothing at
-    all where none of it was measured.
-    """
-    names = phrases.set_apart([run.configuration for run in runs])
-    lines: list[tuple[str, str]] = []
-
-    def add(configuration: Configuration, gpus: int, text: str) -> None:
-        lines.append((f"{names[configuration]} {phrases.gpus_text(gpus)}", text))
-
-    budgets = [budget for budget in efficiency_budgets(runs) if budget.parts]
-    for budget in budgets:
-        for text in _of_budget(budget, runs):
-            add(budget.configuration, budget.key.gpus, text)
-    for point, step_times_s in device_spreads(runs).items():
-        (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
-        add(
-            point.configuration,
-            point.gpus,
-            f"T(1) over {len(step_times_s)} devices: {format_seconds(most_s)} on {slowest}, "
-            f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
-        )
-    for point, share in data_waits(runs).items():
-        if point.configuration.is_loaded and share > NAMED_DATA_WAIT:
-            add(
-                point.configuration,
-                point.gpus,
-                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
-                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
-            )
+    """What `budget_findings` and `budget_legend` say, after a blank; nothing of nothing."""
+    lines = list(budget_findings(runs))
     if not lines:
         return
     width = max(len(label) for label, _ in lines)
     yield ""
     yield from (f"{label:<{width}}  {text}" for label, text in lines)
+    yield from budget_legend(efficiency_budgets(runs))
+
+
+def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """The efficiency budget, stragglers, devices that differ and waits for data, by row.
+
+    Such as `mnist_cnn/ddp 4 GPUs` and `E 0.84 = 1 − communication 0.09 − data 0.01 − …`.
+    """
+    names = phrases.set_apart([run.configuration for run in runs])
+
+    def label(configuration: Configuration, gpus: int) -> str:
+        return f"{names[configuration]} {phrases.gpus_text(gpus)}"
+
+    for budget in efficiency_budgets(runs):
+        if budget.parts:
+            for text in _of_budget(budget, runs):
+                yield label(budget.configuration, budget.key.gpus), text
+    for point, step_times_s in device_spreads(runs).items():
+        (fastest, least_s), *_, (slowest, most_s) = step_times_s.items()
+        yield (
+            label(point.configuration, point.gpus),
+            f"T(1) over {len(step_times_s)} devices: {format_seconds(most_s)} on {slowest}, "
+            f"{format_percent(most_s / least_s - 1)} more than on {fastest}",
+        )
+    for point, share in data_waits(runs).items():
+        if point.configuration.is_loaded and share > NAMED_DATA_WAIT:
+            yield (
+                label(point.configuration, point.gpus),
+                f"{format_percent(share)} of a step is a wait for its batch: the loader sets the "
+                "pace; give it more --data-workers, or measure GPUs alone with --data synthetic",
+            )
+
+
+def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
+    """What the parts of these budgets are."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
@@ -86,7 +88,10 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     yield budget_text(budget)
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency + lost)
-        yield f"S {speedup:.2f} over the same micro-batches on one GPU"
+        yield (
+            f"S {speedup:.2f} against one GPU with the same micro-batches, that is without their "
+            "cost; bubble and imbalance are in it"
+        )
     for part in ("skew", "imbalance"):
         if budget.parts.get(part, 0.0) >= NAMED_SKEW:
             yield from (f"{part}: {text}" for text in _stragglers(budget, runs))
@@ -132,22 +137,6 @@ def _rank_text(skew: RankSkew) -> str:
     return f"rank {rank.rank} ({', '.join([rank.host, *rank.device_uuids])})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypicalStep:
-    """An average step of one point, in seconds."""
-
-    time_s: float
-    typical_s: float
-    """The step time of the scaling table: over runs, of the median of each."""
-    phases_s: Mapping[str, float | None]
-    """By name; communication is exposed, the mean over the runs as in the efficiency budget."""
-    total_s: float
-    """Of all phases."""
-    windows: int
-    missing_windows: int
-    """Windows whose phases do not add up to their time within the tolerance."""
-
-
 def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
     steps = typical_steps(runs)
@@ -176,75 +165,6 @@ def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
     ]
     headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
     yield table(headers, rows, columns, keys=3, left=("case", "slowest rank"))
-
-
-def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """An average step of every point whose windows have phases."""
-    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
-    return {point: step for point, step in found.items() if step is not None}
-
-
-def _step(runs: Sequence[Run]) -> TypicalStep | None:
-    """The average step of a point's runs; None where no window of theirs has phases."""
-    # Time and phases of an average step of each window.
-    described = [
-        (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
-        for run in runs
-        if run.steps_per_window
-        for window in run.windows
-        if window.phases is not None
-    ]
-    if not described:
-        return None
-    exposed = [run.measured.get("exposed_communication_s") for run in runs]
-    exposed_s = [each for each in exposed if each is not None]
-    communication_s = statistics.fmean(exposed_s) if exposed_s else None
-    in_forward_s = _communication_in_forward_s(runs) if exposed_s else 0.0
-    # Unlike medians of each phase, means over the same windows add up to the time.
-    described.sort(key=lambda step: step[0])
-    cut = len(described) // 3
-    times_s, middle = zip(*described[cut : len(described) - cut], strict=True)
-    names = Phases.__struct_fields__
-    mean = Phases(
-        **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
-    )
-    if mean.wait_s:
-        # A pipeline's waits are phases of their own.
-        communication_s = None
-    missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
-    return TypicalStep(
-        time_s=statistics.fmean(times_s),
-        typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
-        phases_s={
-            "data": mean.data_s,
-            "h2d": mean.h2d_s,
-            "forward": mean.forward_s - in_forward_s,
-            "backward": mean.backward_s - (communication_s or 0.0) + in_forward_s,
-            "communication": communication_s,
-            "optimizer": mean.optimizer_s,
-            "wait": mean.wait_s or None,
-        },
-        total_s=mean.total_s,
-        windows=len(described),
-        missing_windows=sum(missing),
-    )
-
-
-def _communication_in_forward_s(runs: Iterable[Run]) -> float:
-    """Seconds per step by which a forward is longer with synchronisation, the mean over runs.
-
-    There FSDP gathers parameters and DDP broadcasts buffers; less than nothing is noise.
-    """
-    found = []
-    for run in runs:
-        synced, alone = (
-            [window.phases.forward_s for window in windows if window.phases is not None]
-            for windows in (run.windows, run.unsynced_windows)
-        )
-        if synced and alone and run.steps_per_window:
-            wait_s = statistics.median(synced) - statistics.median(alone)
-            found.append(max(0.0, wait_s) / run.steps_per_window)
-    return statistics.fmean(found) if found else 0.0
 
 
 def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:

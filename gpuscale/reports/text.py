@@ -27,9 +27,8 @@ def _lines(view: View) -> Iterator[str]:
         yield from _table(rows, view.screen)
         yield ""
         yield from wrapped(_legend(rows), columns)
-    if view.explanations:
-        yield ""
-    yield from _explanations(view)
+    if explained := [*_explanations(view)]:
+        yield from ("", *explained)
     if view.notes:
         yield ""
     for note in view.notes:
@@ -51,7 +50,7 @@ def _headline(view: View) -> Iterator[str]:
 
 def _explanations(view: View) -> Iterator[str]:
     columns = view.screen.columns
-    for found in view.explanations:
+    for found in view.unsaid:
         yield from wrapped(f"{found.subject}: {found.reason}", columns)
         for metric in found.lost_metrics:
             yield from wrapped(f"{_INDENT}{metric}", columns)
@@ -104,9 +103,13 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    """How to read the rows, and the smallest losses that those which pass could find."""
+    """How to read the rows, and the smallest losses that those which pass could find.
+
+    Where all pass, the headline says the latter.
+    """
     parts = ["before → now"]
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
-    parts.append(smallest_losses(row for row in rows if row.entry.verdict is Verdict.OK))
+    if not all(row.entry.verdict.is_pass for row in rows):
+        parts.append(smallest_losses(row for row in rows if row.entry.verdict is Verdict.OK))
     return "; ".join(filter(None, parts))

@@ -1,6 +1,6 @@
 """A comparison in order and in words, made once: what every report format renders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuscale.errors import ExitCode
@@ -52,6 +52,12 @@ class View:
     exit_code: int
     """Of the process."""
     screen: Screen
+
+    @property
+    def unsaid(self) -> Iterator[Explanation]:
+        """The explanations but for those that the first line of the headline gives already."""
+        (_, said), *_ = self.headline
+        return (its for its in self.explanations if its.causes or its.reason not in said)
 
 
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:

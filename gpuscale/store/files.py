@@ -150,8 +150,12 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Writes a report whole or not at all; a device or pipe (bash's `>(…)`) stays what it is."""
-    content = text.encode("utf-8", errors="replace")
+    """Writes a report as `write_content` does."""
+    write_content(path, text.encode("utf-8", errors="replace"))
+
+
+def write_content(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; a device or pipe (bash's `>(…)`) stays what it is."""
     with file_errors(path):
         mode = _mode(path)
         if stat.S_ISREG(mode) or stat.S_ISDIR(mode):

@@ -25,6 +25,7 @@ from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.strategies import STRATEGIES
 from gpuscale.worker import loop
 from gpuscale.worker.data import on_device, real_dataset, training_batches
+from gpuscale.worker.origin import line_of_user, traceback_text
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Training, load_case, parameter_digest
 
@@ -72,14 +73,14 @@ class RankFiles:
         summary = "".join(traceback.format_exception_only(error)).strip()
         message = summary.splitlines()[0] if summary else type(error).__name__
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
-        detail = "".join(traceback.format_exception(error))
+        line, detail = line_of_user(error), traceback_text(error)
         if _OF_SHARDS.search(message):
             message += (
                 " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
                 "measure it with ddp)"
             )
         if isinstance(error, GpuscaleError):
-            message, detail = " ".join(str(error).splitlines()), ""
+            line, message, detail = None, " ".join(str(error).splitlines()), ""
         if isinstance(error, InvalidTrainingError):
             kind = "invalid"
         failure = Failure(
@@ -89,7 +90,7 @@ class RankFiles:
             host=socket.gethostname(),
             detail=detail,
         )
-        report = RankFailure(failure=failure, lost_peer=lost_peer)
+        report = RankFailure(failure=failure, lost_peer=lost_peer, line=line)
         self.directory.failure(self.rank).write(report)
 
 

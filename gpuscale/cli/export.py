@@ -1,0 +1,52 @@
+"""`gpuscale export`: results as files of other tools."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gpuscale.cli.inputs import newest_input, read_all_results, read_nights
+from gpuscale.errors import ExitCode, UsageError
+from gpuscale.exports import EXPORTS
+from gpuscale.printable import visible
+from gpuscale.records import Results
+from gpuscale.store import RESULTS_FOLDER
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the exports, and what each takes."""
+    parser.description = "Write results as files of other tools (docs/exports.md)."
+    exports: Any = parser.add_subparsers(
+        dest="export", required=True, metavar="NAME", parser_class=type(parser)
+    )
+    for name, export in EXPORTS.items():
+        added = exports.add_parser(name, help=export.what)
+        added.description = f"Write {export.what}."
+        metavar = f"FILE{export.ending}" if export.ending else "DIR"
+        added.add_argument("target", metavar=metavar, help="what to write")
+        text = "results files (default: the newest in .gpuscale/results)"
+        if export.of_nights:
+            text = f"results files, or folders of them (default: {RESULTS_FOLDER})"
+        added.add_argument("paths", metavar="RESULTS", nargs="*", default=(), help=text)
+        added.set_defaults(run=__name__)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the export; what its tool needs beside goes to standard output."""
+    export, target = EXPORTS[arguments.export], Path(arguments.target)
+    paths = [Path(text) for text in arguments.paths]
+    if export.ending and target.suffix != export.ending:
+        # Who forgets to name it names a file of results.
+        problem = f"is no file of this export; first name what to write, such as x{export.ending}"
+        raise UsageError(f"{visible(str(target))} {problem}")
+    if export.of_nights:
+        results = read_nights(paths or [RESULTS_FOLDER])
+    else:
+        results = read_all_results(paths or [newest_input(RESULTS_FOLDER)])
+    write: Callable[[Path, Sequence[Results]], str] = import_module(
+        f"gpuscale.exports.{arguments.export}"
+    ).write
+    sys.stdout.write(f"{write(target, results)}\n")
+    return ExitCode.OK

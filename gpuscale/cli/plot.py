@@ -1,0 +1,97 @@
+"""`gpuscale plot`: a picture for a paper, a ticket, or a proposal for computing time."""
+
+import argparse
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.cli.inputs import is_same, newest_input, read_all_results, read_nights
+from gpuscale.errors import ExitCode, UsageError
+from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
+from gpuscale.history import history_of
+from gpuscale.printable import visible
+from gpuscale.recording import as_baseline
+from gpuscale.records import Baseline, EntryKey
+from gpuscale.store import RESULTS_FOLDER, read_any
+from gpuscale.store.files import write_content
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = "Draw results, a baseline, or nights, as SVG or PDF (vectors) or PNG."
+    text = (
+        "results files or one baseline file; of the history, files and folders of nights "
+        f"(default: the newest results in {RESULTS_FOLDER}, or all of them)"
+    )
+    parser.add_argument("paths", metavar="FILE", nargs="*", default=(), help=text)
+    text = "draw what this baseline, or this earlier results file, has beside it"
+    parser.add_argument("--baseline", metavar="FILE", help=text)
+    text = f"one of {', '.join(FIGURES)} (default: scaling)"
+    parser.add_argument("--figure", choices=FIGURES, metavar="NAME", default="scaling", help=text)
+    text = "draw only this case; may be given several times (default: all)"
+    parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
+    text = f"the picture, of a kind that its name tells: {', '.join(KINDS)}"
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the picture, and say what it shows."""
+    output, paths = Path(arguments.output), [Path(text) for text in arguments.paths]
+    shown = visible(str(output))
+    kind = output.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
+    before = None if arguments.baseline is None else Path(arguments.baseline)
+    if any(is_same(output, path) for path in (*paths, *([before] if before else []))):
+        raise UsageError(f"-o: {shown} is an input and is not overwritten")
+    if arguments.figure == "history":
+        nights = read_nights(paths or [RESULTS_FOLDER])
+        measurements = Measurements(history=history_of(nights, cases=arguments.case))
+    else:
+        measurements = _measurements(paths or [newest_input(RESULTS_FOLDER)], before)
+        if arguments.case is not None:
+            measurements = _of_cases(measurements, arguments.case)
+    picture = FIGURES[arguments.figure](measurements)
+    if picture is None:
+        problem = "there is nothing of it in what was given; choose another one"
+        raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
+    write_content(output, content_of(picture, kind))
+    sys.stdout.write(f"{shown}: {picture.title}\n")
+    return ExitCode.OK
+
+
+def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
+    """What files hold, and the baseline beside it."""
+    baseline = None if before is None else as_baseline(read_any(before), before.stem)
+    first = read_any(paths[0])
+    if not isinstance(first, Baseline):
+        results = read_all_results(paths)
+        return Measurements(
+            runs=[run for each in results for run in each.runs],
+            baseline=baseline,
+            injections=[name for each in results for name in each.injections],
+        )
+    if len(paths) > 1 or baseline is not None:
+        problem = "is a baseline; draw it alone, or give it as --baseline beside results"
+        raise UsageError(f"{visible(str(paths[0]))} {problem}")
+    return Measurements(baseline=first)
+
+
+def _of_cases(measurements: Measurements, cases: Collection[str]) -> Measurements:
+    def is_wanted(key: EntryKey) -> bool:
+        return bool({key.case, f"{key.case}/{key.strategy}"} & {*cases})
+
+    baseline = measurements.baseline
+    if baseline is not None:
+        baseline = replace(
+            baseline,
+            runs=tuple(run for run in baseline.runs if is_wanted(run.key)),
+            published=tuple(each for each in baseline.published if is_wanted(each.key)),
+        )
+    return Measurements(
+        runs=[run for run in measurements.runs if is_wanted(run.key)],
+        baseline=baseline,
+        injections=measurements.injections,
+    )

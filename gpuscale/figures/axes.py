@@ -1,0 +1,83 @@
+"""Axes whose ticks are numbers, and in units, that a person would choose."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+_FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
+"""Of a power of ten: those of ticks, coarse to fine."""
+_FEWEST_TICKS = 3
+_MOST_TICKS = 6
+_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"))
+"""From so many seconds on, of so many, and its sign."""
+
+
+def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
+    """Makes the x axis logarithmic, with the numbers of GPUs that there are as its ticks."""
+    ascending = sorted(set(counts))
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(ascending[0] / 1.3, ascending[-1] * 1.3)
+    label_ticks(axes.xaxis, _thinned(ascending))
+
+
+def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
+    """Makes the y axis logarithmic about the (positive) values, with round numbers as ticks."""
+    known = [*values]
+    low, high = min(known), max(known)
+    room = max(1.1, (high / low) ** 0.08)
+    axes.set_yscale("log")
+    axes.set_ylim(low / room, high * room)
+    label_ticks(axes.yaxis, _round_numbers(low / room, high * room))
+
+
+def label_ticks(axis: Axis, numbers: Iterable[float]) -> None:
+    """Puts ticks at these numbers, as plain numbers, and nowhere else."""
+    axis.set_major_locator(FixedLocator([*numbers]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def legend_of(panels: Iterable[Axes], order: Sequence[str]) -> list[Artist]:
+    """What the panels label, each label once and in this order."""
+    found = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    return [found[label] for label in dict.fromkeys(order) if label in found]
+
+
+def time_unit(times_s: Iterable[float]) -> tuple[float, str]:
+    """The unit in which such times are read: its seconds, and its sign."""
+    middle_s = statistics.geometric_mean(times_s)
+    for least_s, unit_s, sign in _UNITS:
+        if middle_s >= least_s:
+            return unit_s, sign
+    return 1e-6, "µs"
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Between the bounds, evenly on a logarithmic axis as far as round numbers can be."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for fractions in _FRACTIONS:
+        numbers = [part * 10.0**power for power in powers for part in fractions]
+        inside = [number for number in numbers if low <= number <= high]
+        if _FEWEST_TICKS <= len(inside) <= _MOST_TICKS:
+            return inside
+    between = MaxNLocator(_MOST_TICKS - 2, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [float(number) for number in between if low <= number <= high]
+
+
+def _thinned(counts: Sequence[int]) -> list[int]:
+    """Those of the counts whose labels have room beside each other."""
+    room = math.log(counts[-1] / counts[0]) / _MOST_TICKS / 1.5
+    kept = [counts[0]]
+    for count in counts[1:]:
+        if math.log(count / kept[-1]) > room:
+            kept.append(count)
+    return kept

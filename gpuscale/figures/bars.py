@@ -1,0 +1,181 @@
+"""Stacked bars: what the efficiency was lost to, and the phases of a step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
+
+from gpuscale.budget import efficiency_budgets
+from gpuscale.figures.axes import time_unit
+from gpuscale.figures.picture import (
+    INK,
+    PAGE_IN,
+    SURFACE,
+    Measurements,
+    Picture,
+    add_note,
+    look,
+    new_figure,
+    notes_of_left_out,
+    row_text,
+)
+from gpuscale.reports.phrases import set_apart
+from gpuscale.typical_step import typical_steps
+from gpuscale.units import format_seconds, whole_percent
+
+MOST_BARS = 24
+_BAR_IN = 0.24
+_NAMED_SHARE = 0.07
+"""Of a bar, from which on a part has room for its number."""
+
+
+class _Ink(NamedTuple):
+    """The colour of a part, and that of the text on it."""
+
+    fill: str
+    text: str
+
+
+_GREY = _Ink("#bdbdbd", "#000000")
+_INKS = {
+    "communication": _Ink("#d55e00", "#000000"),
+    "bubble": _Ink("#d55e00", "#000000"),
+    "data": _Ink("#e69f00", "#000000"),
+    "h2d": _Ink("#56b4e9", "#000000"),
+    "micro-batching": _Ink("#56b4e9", "#000000"),
+    "forward": _Ink("#0072b2", "#ffffff"),
+    "skew": _Ink("#0072b2", "#ffffff"),
+    "imbalance": _Ink("#0072b2", "#ffffff"),
+    "backward": _Ink("#009e73", "#000000"),
+    "optimizer": _Ink("#cc79a7", "#000000"),
+    "wait": _Ink("#5f5f5f", "#ffffff"),
+    "rest": _Ink("#5f5f5f", "#ffffff"),
+}
+"""By the names of phases and of the efficiency budget; what is no loss is light."""
+
+
+class _Bar(NamedTuple):
+    """The parts of one row, in the order in which they are stacked."""
+
+    case: str
+    label: str
+    parts: Mapping[str, float]
+    end: str
+    """Said behind the bar."""
+
+
+def budget_picture(measurements: Measurements) -> Picture | None:
+    """The efficiency of each row on several GPUs, and what it lacks to 1."""
+    budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
+    names = set_apart([each.configuration for each in budgets])
+    bars = [
+        _Bar(
+            case="",
+            label=row_text(names[each.configuration], each.configuration, each.key.gpus),
+            parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
+            end="",
+        )
+        for each in budgets
+    ]
+    # Of many those that lost most.
+    worst = sorted(bars, key=lambda bar: bar.parts["efficiency"])[:MOST_BARS]
+    shown = [bar for bar in bars if bar in worst]
+    notes = ["of a step on n GPUs; below 0: shorter than on one GPU"]
+    return _picture(measurements, "What the efficiency was lost to", bars, shown, notes)
+
+
+def phases_picture(measurements: Measurements) -> Picture | None:
+    """An average step of each row, phase by phase; each case on an axis of its own."""
+    steps = typical_steps(measurements.runs)
+    names = set_apart([point.configuration for point in steps])
+    order = [*names]
+    points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
+    bars = [
+        _Bar(
+            case=point.configuration.case,
+            label=row_text(names[point.configuration], point.configuration, point.gpus),
+            parts={name: s for name, s in steps[point].phases_s.items() if s is not None},
+            end=format_seconds(steps[point].time_s),
+        )
+        for point in points
+    ]
+    notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
+    return _picture(measurements, "An average step, phase by phase", bars, bars[:MOST_BARS], notes)
+
+
+def _picture(
+    measurements: Measurements,
+    title: str,
+    bars: Sequence[_Bar],
+    shown: Sequence[_Bar],
+    notes: Sequence[str],
+) -> Picture | None:
+    """Bars below each other, those of one case on one axis; None of no bars."""
+    if not bars:
+        return None
+    facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
+    heights = [len(its) + 1.6 for its in facets]
+    with look():
+        figure = new_figure(PAGE_IN, 0.8 + _BAR_IN * sum(heights))
+        grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
+        for (axes,), its in zip(grid, facets, strict=True):
+            _draw(axes, its)
+        # The bar with most parts has them in the order in which all are stacked.
+        fullest = sorted(shown, key=lambda bar: -len(bar.parts))
+        found = dict.fromkeys(name for bar in fullest for name in bar.parts)
+        patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
+        figure.legend(handles=patches, loc="outside upper left", ncols=len(patches))
+        add_note(figure, measurements, [*notes, *notes_of_left_out(len(bars) - len(shown), "row")])
+    texts = (f"{bar.label}: {_parts_text(bar)}" for bar in shown)
+    return Picture(figure=figure, title=title, description="; ".join(texts))
+
+
+def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
+    lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
+    factor, words = 1.0, "share of a step"
+    if any(bar.end for bar in bars):
+        unit_s, unit = time_unit(lengths)
+        factor, words = 1 / unit_s, f"step time ({unit})"
+    for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
+        ends = {True: 0.0, False: 0.0}
+        for name, part in bar.parts.items():
+            ink, is_gain = _INKS.get(name, _GREY), part < 0
+            axes.barh(
+                place,
+                part * factor,
+                left=ends[is_gain] * factor,
+                height=0.72,
+                color=ink.fill,
+                edgecolor=SURFACE,
+                linewidth=0.6,
+            )
+            if part >= _NAMED_SHARE * max(lengths):
+                axes.annotate(
+                    whole_percent(part / length if bar.end else part),
+                    ((ends[is_gain] + part / 2) * factor, place),
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                    color=ink.text,
+                )
+            ends[is_gain] += part
+        axes.annotate(
+            bar.end, (length * factor, place), (3, 0), textcoords="offset points", va="center"
+        )
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.1 if any(bar.end for bar in bars) else 0.0, y=0.02)
+    axes.set_xlabel(words)
+    if not any(bar.end for bar in bars):
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def _parts_text(bar: _Bar) -> str:
+    form: Callable[[float], str] = format_seconds if bar.end else "{:.2f}".format
+    return ", ".join(f"{name} {form(part)}" for name, part in bar.parts.items())

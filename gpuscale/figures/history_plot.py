@@ -1,0 +1,148 @@
+"""The nights of a machine: each row's throughput against its level, and what changed when."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, DateFormatter
+from matplotlib.ticker import FuncFormatter
+
+from gpuscale.environment_diff import change_text
+from gpuscale.figures.axes import legend_of
+from gpuscale.figures.picture import (
+    INK,
+    PAGE_IN,
+    STYLES,
+    SURFACE,
+    Measurements,
+    Picture,
+    add_note,
+    look,
+    new_figure,
+    notes_of_left_out,
+    row_text,
+)
+from gpuscale.history import History, Night, RowHistory, environment_at
+from gpuscale.reports.phrases import counted, percent_text, set_apart
+from gpuscale.statistics.estimates import exponential
+
+MOST_ROWS = 8
+MOST_ENVIRONMENTS = 6
+"""Changes of the environment that are told below the picture, the latest."""
+_LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
+_COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
+
+
+def history_picture(measurements: Measurements) -> Picture | None:
+    """Each row over the nights, those that changed first."""
+    history = measurements.history
+    if history is None or not history.rows:
+        return None
+    ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
+    shown = ordered[:MOST_ROWS]
+    names = set_apart([row.point.configuration for row in history.rows])
+    labels = [
+        row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
+        for row in shown
+    ]
+    changed = [
+        (night, changes)
+        for night in range(1, len(history.nights))
+        if (changes := environment_at(history.nights, night))
+    ]
+    with look():
+        figure = new_figure(PAGE_IN, 0.7 + 1.05 * len(shown))
+        grid = figure.subplots(len(shown), sharex=True, squeeze=False)
+        for (axes,), row, label in zip(grid, shown, labels, strict=True):
+            _draw(axes, row, history.nights, [night for night, _ in changed])
+            axes.set_title(label, loc="left")
+        bottom = grid[-1][0]
+        bottom.xaxis.set_major_locator(AutoDateLocator(maxticks=7))
+        bottom.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
+        figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=5)
+        notes = [
+            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
+            for night, changes in changed[-MOST_ENVIRONMENTS:]
+        ]
+        left_out = notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "change of the environment")
+        left = notes_of_left_out(len(ordered) - len(shown), "row")
+        what = "throughput of each night against the row's first level; dates in UTC"
+        add_note(figure, measurements, [what, *notes, *left_out, *left])
+    return Picture(
+        figure=figure,
+        title=f"{counted(len(history.nights), 'night')} of {history.machine}",
+        description="; ".join(
+            f"{label}: {_sentence(row, history)}" for row, label in zip(shown, labels, strict=True)
+        ),
+    )
+
+
+def _draw(
+    axes: Axes, row: RowHistory, nights: Sequence[Night], environments: Sequence[int]
+) -> None:
+    """The nights of a row, its levels, and what changed with them."""
+    days = {index: _number(nights[index].began_at) for index in row.nights}
+    logs = {index: nights[index].log_step_times[row.point] for index in row.nights}
+    bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
+    levels = [row.nights[begin:end] for begin, end in itertools.pairwise(bounds)]
+    first = statistics.median(logs[index] for index in levels[0])
+    shares = {index: exponential(first - log) - 1 for index, log in logs.items()}
+    for level in levels:
+        ends = [days[level[0]], days[level[-1]]]
+        share = statistics.median(shares[index] for index in level)
+        axes.plot(ends, [share, share], color=_LEVEL_COLOR, linewidth=1.6, label="level")
+    far = {*row.outlying}
+    for label, marker, face, its in (
+        ("night", "o", _COLOR, [index for index in row.nights if index not in far]),
+        ("outlying night", "o", SURFACE, [index for index in row.nights if index in far]),
+    ):
+        axes.plot(
+            [days[index] for index in its],
+            [shares[index] for index in its],
+            linestyle="none",
+            marker=marker,
+            markersize=3.5,
+            color=_COLOR,
+            markerfacecolor=face,
+            label=label if its else None,
+        )
+    for night in environments:
+        axes.axvline(
+            _number(nights[night].began_at),
+            color=INK,
+            linewidth=0.8,
+            linestyle=":",
+            label="environment changed",
+        )
+    for change in row.changes:
+        axes.annotate(
+            percent_text(change.throughput.value),
+            (days[change.onset], 1.0),
+            (2, -2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            fontweight="bold",
+        )
+        axes.axvline(days[change.onset], color=INK, linewidth=1.0, label="level changed")
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: percent_text(share) if share else "0 %")
+    )
+    axes.margins(y=0.25)
+
+
+def _number(day: datetime) -> float:
+    """As matplotlib counts days."""
+    return day.timestamp() / 86400
+
+
+def _sentence(row: RowHistory, history: History) -> str:
+    if not row.changes:
+        return f"no change of level over {counted(len(row.nights), 'night')}"
+    return ", ".join(
+        f"{percent_text(change.throughput.value)} from "
+        f"{history.nights[change.onset].began_at:%Y-%m-%d}"
+        for change in row.changes
+    )

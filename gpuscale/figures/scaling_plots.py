@@ -1,0 +1,199 @@
+"""Scaling over GPUs: the three plots of the CTE-POWER course, together and each by itself."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus, legend_of, time_unit
+from gpuscale.figures.curves import Curve, Quantity, curves_of
+from gpuscale.figures.picture import (
+    COLUMN_IN,
+    INK,
+    PAGE_IN,
+    STYLES,
+    SURFACE,
+    Measurements,
+    Picture,
+    Style,
+    add_note,
+    look,
+    new_figure,
+    notes_of_left_out,
+)
+from gpuscale.records import Estimate
+from gpuscale.reports.phrases import bounds_text
+from gpuscale.units import significant
+
+MOST_CASES = 4
+"""Cases below each other in one figure."""
+_TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
+_IDEAL = "ideal"
+_IDEAL_DASHES = (0, (6, 3))
+_APART = 1.03
+"""The factor by which a curve's intervals stand beside those of the next one."""
+
+
+def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) -> Picture | None:
+    """The quantities beside each other over GPUs, a row for each case; None of nothing known."""
+    every = curves_of(measurements)
+    quantities = [name for name in quantities if any(curve.has(name) for curve in every)]
+    if not quantities:
+        return None
+    cases = [*dict.fromkeys(curve.case for curve in every)]
+    ways = [*dict.fromkeys(curve.way for curve in every)]
+    styles = dict(zip(ways, STYLES, strict=False))
+    shown = [curve for curve in every if curve.case in cases[:MOST_CASES] and curve.way in styles]
+    baseline = measurements.baseline
+    source = baseline.source.title if baseline is not None and baseline.source else None
+    notes = [
+        *_notes(shown, source),
+        *notes_of_left_out(len(cases) - MOST_CASES, "case"),
+        *notes_of_left_out(len(ways) - len(styles), "configuration"),
+    ]
+    with look():
+        rows = min(len(cases), MOST_CASES)
+        width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
+        figure = new_figure(width_in, 0.8 + 2.0 * rows)
+        grid = figure.subplots(rows, len(quantities), squeeze=False)
+        for row, case in zip(grid, cases, strict=False):
+            row[0].set_title(case, loc="left", fontweight="bold")
+            for axes, quantity in zip(row, quantities, strict=True):
+                _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
+        columns = 2 if len(quantities) == 1 else 4
+        order = [*(curve.name for curve in shown), _IDEAL]
+        figure.legend(handles=legend_of(grid.flat, order), loc="outside upper left", ncols=columns)
+        add_note(figure, measurements, notes)
+    return Picture(
+        figure=figure,
+        title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
+        description="; ".join(_sentences(shown, quantities)),
+    )
+
+
+def _draw(
+    axes: Axes, quantity: Quantity, curves: Sequence[Curve], styles: Mapping[str, Style]
+) -> None:
+    """One quantity of the curves of one case."""
+    lay_gpus(axes, (gpus for curve in curves for gpus in curve.points))
+    axes.set_xlabel(_gpus_text(curves))
+    known = [curve for curve in curves if curve.has(quantity)]
+    words: str = quantity
+    if quantity == "time" and known:
+        # The time of a job is not that of an epoch.
+        known = [curve for curve in known if curve.timed == known[0].timed]
+        words = _TIMED[known[0].timed]
+    axes.set_ylabel(words)
+    if not known:
+        axes.text(0.5, 0.5, "not known", ha="center", transform=axes.transAxes)
+        axes.set_yticks([])
+        return
+    values = [its[quantity] for curve in known for its in curve.points.values() if quantity in its]
+    factor = 1.0
+    if quantity in ("time", "step time"):
+        unit_s, unit = time_unit(value.value for value in values)
+        factor = 1 / unit_s
+        axes.set_ylabel(f"{words} ({unit})")
+    elif quantity == "throughput":
+        axes.set_ylabel("throughput (samples/s)")
+    for number, curve in enumerate(known):
+        scaled = {
+            n: its[quantity].scaled(factor) for n, its in curve.points.items() if quantity in its
+        }
+        _draw_curve(
+            axes, curve, scaled, styles[curve.way], _APART ** (number - (len(known) - 1) / 2)
+        )
+    bounds = [
+        bound * factor for each in values for bound in (each.value, each.low, each.high) if bound
+    ]
+    if quantity == "efficiency":
+        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
+        axes.set_ylim(0, max(1.1, *bounds))
+        return
+    if quantity != "speedup":
+        lay_amounts(axes, bounds)
+        return
+    counts = sorted({gpus for curve in curves for gpus in curve.points})
+    ends = (1, counts[-1])
+    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
+    lay_amounts(axes, (*bounds, *ends))
+    if len(counts) > 2:
+        label_ticks(axes.yaxis, axes.get_xticks())
+
+
+def _draw_curve(
+    axes: Axes, curve: Curve, values: Mapping[int, Estimate], style: Style, beside: float
+) -> None:
+    """A line through the values, each with its interval as a bar; hollow unless measured now."""
+    color, marker, line = style
+    is_measured = curve.origin == "measured"
+    has_bars = any(each.has_interval for each in values.values())
+    below, above = (
+        [math.nan if bound is None else abs(bound - each.value) for each, bound in pairs]
+        for pairs in (
+            [(each, each.low) for each in values.values()],
+            [(each, each.high) for each in values.values()],
+        )
+    )
+    axes.errorbar(
+        [gpus * beside for gpus in values],
+        [each.value for each in values.values()],
+        yerr=(below, above) if has_bars else None,
+        label=curve.name,
+        color=color,
+        marker="*" if curve.origin == "published" else marker,
+        markersize=8 if curve.origin == "published" else None,
+        markerfacecolor=color if is_measured else SURFACE,
+        linestyle=line,
+        linewidth=1.3 if is_measured else 0.8,
+        elinewidth=1.0,
+        capsize=2.5,
+    )
+
+
+def _gpus_text(curves: Sequence[Curve]) -> str:
+    """`GPUs`, and below how the work grew with them, as far as it is the same of all."""
+    word = "CPU ranks" if all(curve.device == "cpu" for curve in curves) else "GPUs"
+    modes = {curve.scaling for curve in curves if curve.scaling is not None}
+    if modes != {"weak"} and modes != {"strong"}:
+        return f"{word}\nweak and strong scaling" if modes else word
+    (mode,) = modes
+    its = [curve for curve in curves if curve.scaling is not None]
+    batches = {
+        batch if mode == "weak" else batch * gpus
+        for curve in its
+        for gpus, batch in curve.batches.items()
+    }
+    if len(batches) != 1:
+        return f"{word}\n{mode} scaling"
+    of = "each" if mode == "weak" else "in all"
+    return f"{word}\n{mode} scaling, {batches.pop()} samples {of}"
+
+
+def _notes(curves: Sequence[Curve], source: str | None) -> Iterator[str]:
+    """Where intervals are from, what has none, and who published."""
+    measured = [curve for curve in curves if curve.origin != "published"]
+    values = [v for curve in measured for its in curve.points.values() for v in its.values()]
+    if any(value.has_interval for value in values):
+        yield "bars: 95 % intervals over runs"
+    elif measured:
+        yield "no intervals: one run each"
+    if any(curve.origin == "published" for curve in curves):
+        yield f"published: {source}"
+
+
+def _sentences(curves: Sequence[Curve], quantities: Sequence[Quantity]) -> Iterator[str]:
+    """Each curve in words: `mnist_cnn, ddp: speedup 1.86 [1.80, 1.93] on 2 GPUs`."""
+    for curve in curves:
+        for quantity in quantities:
+            found = [
+                f"{_number_text(its[quantity])} on {gpus}"
+                for gpus, its in curve.points.items()
+                if quantity in its
+            ]
+            if found:
+                yield f"{curve.case}, {curve.name}: {quantity} {', '.join(found)}"
+
+
+def _number_text(value: Estimate) -> str:
+    return f"{significant(value.value)} {bounds_text(value, significant)}".rstrip()

@@ -1,0 +1,125 @@
+"""What each rank did in each window, as a map: a straggler is a row, a slow moment a column."""
+
+import statistics
+from collections.abc import Iterable
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from gpuscale.figures.picture import (
+    PAGE_IN,
+    Measurements,
+    Picture,
+    add_note,
+    look,
+    new_figure,
+    notes_of_left_out,
+    row_text,
+)
+from gpuscale.records import Run, Window
+from gpuscale.reports.phrases import counted, set_apart
+from gpuscale.scaling import PointKey
+from gpuscale.units import format_percent
+
+MOST_RUNS = 6
+_COLUMNS = 2
+_SLOWEST_SHOWN = 0.1
+"""Behind the run's median, from which on the colour is the darkest."""
+_COLORS = "YlOrBr"
+
+
+def windows_picture(measurements: Measurements) -> Picture | None:
+    """Of each row its most uneven run: how far each rank was behind the run's median."""
+    chosen = sorted(_most_uneven(measurements.runs), key=_unevenness, reverse=True)
+    if not chosen:
+        return None
+    shown = chosen[:MOST_RUNS]
+    names = set_apart([run.configuration for run in chosen])
+    columns = min(_COLUMNS, len(shown))
+    rows = -(-len(shown) // columns)
+    norm = Normalize(0.0, _SLOWEST_SHOWN)
+    with look():
+        ranks = max(len(run.ranks) for run in shown)
+        figure = new_figure(PAGE_IN, 0.6 + rows * (0.8 + min(1.8, 0.16 * ranks)))
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes, run in zip(grid.flat, shown, strict=False):
+            row = row_text(names[run.configuration], run.configuration, run.gpus)
+            _draw(axes, run, f"{row}, run {run.index}", norm)
+        for axes in grid.flat[len(shown) :]:
+            axes.set_axis_off()
+        figure.colorbar(
+            ScalarMappable(norm, _COLORS),
+            ax=grid.ravel().tolist(),
+            format=PercentFormatter(1.0, decimals=0, symbol=" %"),
+            label="longer than the\nrun's median",
+            ticks=[0.0, _SLOWEST_SHOWN / 2, _SLOWEST_SHOWN],
+            extend="max",
+            shrink=1 / rows,
+            fraction=0.04,
+        )
+        note = "of each row the most uneven run: the time that each rank was busy in each window"
+        add_note(figure, measurements, [note, *notes_of_left_out(len(chosen) - len(shown), "row")])
+    return Picture(
+        figure=figure,
+        title="Busy time of each rank in each window",
+        description="; ".join(f"{names[run.configuration]}: {_sentence(run)}" for run in shown),
+    )
+
+
+def _windows(run: Run) -> tuple[Window, ...]:
+    """Those in which no rank waits for another, where there are any: a straggler stands alone."""
+    return run.unsynced_windows or run.windows
+
+
+def _most_uneven(runs: Iterable[Run]) -> Iterable[Run]:
+    """Of each row on several ranks the valid run whose busy times differ most."""
+    found: dict[PointKey, Run] = {}
+    for run in runs:
+        if run.is_valid and len(_windows(run)) > 1 and len(run.ranks) > 1:
+            point = PointKey.of(run)
+            found[point] = max(found.get(point, run), run, key=_unevenness)
+    return found.values()
+
+
+def _behind(run: Run) -> list[list[float]]:
+    """By rank and window, by how much it was busy longer than the median, as a share of that."""
+    median_s = statistics.median(busy_s for window in _windows(run) for busy_s in window.busy_s)
+    by_rank = zip(*(window.busy_s for window in _windows(run)), strict=True)
+    return [[busy_s / median_s - 1 for busy_s in its] for its in by_rank]
+
+
+def _unevenness(run: Run) -> float:
+    """Of the rank that is furthest behind, over all windows."""
+    return max(statistics.fmean(its) for its in _behind(run))
+
+
+def _draw(axes: Axes, run: Run, title: str, norm: Normalize) -> None:
+    windows, ranks = len(_windows(run)), len(run.ranks)
+    axes.imshow(
+        _behind(run),
+        cmap=_COLORS,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0.5, windows + 0.5, ranks - 0.5, -0.5),
+    )
+    axes.grid(visible=False)
+    axes.set_title(title, loc="left")
+    axes.set_xlabel("window, unsynchronised" if run.unsynced_windows else "window")
+    axes.set_ylabel("rank")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(8, integer=True))
+
+
+def _sentence(run: Run) -> str:
+    """The rank that was busy longest, as a median over the windows."""
+    medians = [statistics.median(its) for its in _behind(run)]
+    slowest = max(range(len(medians)), key=lambda rank: medians[rank])
+    host = next((each.host for each in run.ranks if each.rank == slowest), "?")
+    ranks = counted(len(medians), "rank")
+    return (
+        f"of {ranks} in {counted(len(_windows(run)), 'window')}, rank {slowest} on {host} was busy "
+        f"longest, {format_percent(medians[slowest], signed=True)} against the run's median"
+    )

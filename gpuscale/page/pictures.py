@@ -1,0 +1,37 @@
+"""The figures of a page."""
+
+from gpuscale.figures import FIGURES
+from gpuscale.figures.picture import Measurements, svg_of
+from gpuscale.page.content import Figure, Section, Subject
+
+_WIDE_IN = 5.0
+
+
+def pictures(subject: Subject, *names: str) -> list[Figure]:
+    """Those of these figures that the subject has something to show in; the worst cases first."""
+    ranked = subject.view.ranked if subject.view else ()
+    order = [*dict.fromkeys(row.entry.key.case for row in ranked)]
+    # A figure has room for the first few cases.
+    runs = sorted(
+        subject.runs,
+        key=lambda run: (
+            order.index(run.configuration.case) if run.configuration.case in order else 0
+        ),
+    )
+    drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
+    made = (FIGURES[name](drawn) for name in names)
+    return [
+        Figure(
+            caption=its.title,
+            svg=svg_of(its),
+            is_wide=bool(its.figure.get_figwidth() > _WIDE_IN),
+        )
+        for its in made
+        if its is not None
+    ]
+
+
+def curves(subject: Subject) -> Section | None:
+    """Time, throughput and speedup over numbers of GPUs."""
+    found = pictures(subject, "time", "throughput", "speedup")
+    return Section(title="Curves", figures=found) if found else None

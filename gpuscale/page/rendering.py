@@ -1,0 +1,32 @@
+"""HTML from the templates of this package, with Jinja2 (the extra `plots`)."""
+
+from types import ModuleType
+from typing import Any
+
+from gpuscale import __version__
+from gpuscale.errors import UsageError
+from gpuscale.page.content import with_short_uuids
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this package with these values; all texts in them are escaped."""
+    jinja2 = _jinja2()
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gpuscale.page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["short"] = with_short_uuids
+    text: str = environment.get_template(template).render(version=__version__, **values)
+    return text
+
+
+def _jinja2() -> ModuleType:
+    try:
+        import jinja2
+    except ImportError:
+        problem = "a page needs Jinja2 and matplotlib, which are not installed"
+        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
+    return jinja2

@@ -1,0 +1,130 @@
+"""The first lines of a comparison: the verdict, both sides, and only what is known."""
+
+import pytest
+from changing import replace
+from comparison_records import ALL_REDUCE, comparison, entry, peak_memory, view
+
+from gpuscale.records import (
+    EntryVerdict,
+    EnvironmentChange,
+    Estimate,
+    FieldChange,
+    Finding,
+    Origin,
+    QuantityName,
+    Statement,
+    Verdict,
+)
+from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
+from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.reason_words import statement_text
+
+NOISE = Cause(
+    kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
+)
+
+
+def slower(gpus: int, loss: float = 0.08) -> EntryVerdict:
+    """A row on which every GPU got slower."""
+    made = entry(
+        Verdict.REGRESSED,
+        gpus=gpus,
+        finding=Finding.SINGLE_GPU_SLOWDOWN,
+        change=Estimate(value=-loss, low=-loss - 0.02, high=-loss + 0.02),
+    )
+    return replace(made, changed_quantity=QuantityName.THROUGHPUT)
+
+
+def first_line(*rows: EntryVerdict) -> tuple[str, str]:
+    return view(comparison(*rows)).headline[0]
+
+
+def test_the_verdict_counts_its_rows_and_spans_what_they_lost() -> None:
+    word, text = first_line(slower(1), slower(4, loss=0.1))
+    assert word == "REGRESSED"
+    assert text.startswith("2 of 2 rows: ")
+    assert "8 % to 10 %" in text
+    assert "[6 %, 12 %]" in text
+
+
+@pytest.mark.parametrize(
+    ("other", "is_told"),
+    [(Verdict.OK, True), (Verdict.IMPROVED, True), (Verdict.INCONCLUSIVE, False)],
+)
+def test_scaling_is_unchanged_only_where_every_row_tells_it(other: Verdict, is_told: bool) -> None:
+    _, text = first_line(slower(1), slower(2), entry(other, gpus=4))
+    assert ("scaling is unchanged" in text) == is_told
+    assert text.endswith(f"1 {other.value}")
+
+
+def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
+    doubt, ok = entry(Verdict.INCONCLUSIVE), entry(Verdict.OK)
+    assert first_line(ok, doubt, slower(2))[0] == "REGRESSED"
+    assert first_line(ok, doubt, entry(Verdict.MISSING))[0] == "INCONCLUSIVE"
+    assert first_line(ok, entry(Verdict.MISSING))[0] == "MISSING"
+    assert first_line(ok, entry(Verdict.IMPROVED))[0] == "ok"
+    assert first_line(entry(Verdict.CONSISTENT))[0] == "consistent"
+    assert first_line()[0] == "NOTHING COMPARED"
+
+
+def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
+    rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
+    assert "first" not in dict(view(comparison(*rows)).headline)
+    rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
+    assert "+14 ms" in dict(view(comparison(*rows)).headline)["first"]
+
+
+def test_what_is_not_known_has_no_line() -> None:
+    shown = replace(comparison(entry(Verdict.OK)), before=Origin(), after=Origin())
+    lines = dict(view(shown).headline)
+    assert lines.keys() == {"ok", "baseline", "now"}
+    assert lines["baseline"] == f"nightly; {shown.baseline_machine}"
+    assert lines["now"] == shown.current_machine
+
+
+def test_both_sides_have_file_host_date_job_and_runs() -> None:
+    now = dict(view(comparison(slower(1))).headline)["now"]
+    for fact in ("night.jsonl: ", "node1", "2026-11-21 02:00", "job 4739", "3 to 6 runs a row"):
+        assert fact in now
+
+
+def test_what_changed_stands_in_the_headline_and_in_no_further_note() -> None:
+    driver = EnvironmentChange(name="driver_version", before=("590",), after=("595",))
+    note = Statement.of("environment_changed", changes=(driver,))
+    shown = view(comparison(slower(1), notes=[note]))
+    assert dict(shown.headline)["changed"] == "driver 590 → 595"
+    assert shown.notes == ()
+    assert len(shown.all_notes) == 1
+
+
+def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:
+    def link(uuid: str, width: int, counter: str = "pcie_width") -> DeviceSymptom:
+        kind = CauseKind.PCIE
+        return DeviceSymptom(
+            kind=kind, uuid=uuid, host="node1", counter=counter, now=width, usual=16
+        )
+
+    narrow = [link(f"GPU-{number}", 8 if number else 4) for number in range(4)]
+    slow = link("GPU-9", 2, "pcie_generation")
+    facts = evidence(replace(ALL_REDUCE, evidence=(*narrow, slow)))
+    assert [fact.split(":")[0] for fact in facts] == ["4 GPUs on node1", "GPU-9 on node1"]
+    assert "x4 to 8" in facts[0]
+
+
+def test_time_that_noise_puts_below_zero_is_none() -> None:
+    line = whole_line(replace(ALL_REDUCE, before_s=-0.0058))
+    assert "(baseline: about 0 ms)" in line
+
+
+def test_a_metric_says_its_amounts_and_no_cause_of_time_beside_them() -> None:
+    lost = peak_memory(Verdict.REGRESSED)
+    row = entry(Verdict.REGRESSED, finding=lost.metric, metrics=[lost], causes=[ALL_REDUCE])
+    (shown,) = view(comparison(row)).rows
+    assert "1.00 GiB → 1.50 GiB" in shown.moved
+    assert not shown.short_reason
+
+
+def test_a_field_has_words_and_so_has_its_default() -> None:
+    changes = [FieldChange("accumulate", None, 2), FieldChange("compiled", False, True)]
+    text = statement_text(Statement.of("other_measurement", differences=changes))
+    assert "batches a step: 1 → 2, compiled: no → yes" in text

@@ -1,0 +1,289 @@
+"""Results and baselines for other tools: every number plain, every text harmless."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import CNN, baseline, environment, figure, measured, published, results, run
+from changing import replace
+from comparison_records import comparison, entry, of_each_verdict, peak_memory, view
+
+from gpuscale.cli import main
+from gpuscale.projection import Projection, projections
+from gpuscale.records import Baseline, Configuration, Results, Verdict
+from gpuscale.reports import SHOWN_FORMATS
+from gpuscale.reports import csv as comparison_csv
+from gpuscale.reports.scaling_rows import Shown
+from gpuscale.store import ResultsWriter
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "show.md").read_text(encoding="utf-8")
+PAGE_OF_COMPARISONS = (DOCS / "comparison.md").read_text(encoding="utf-8")
+ENDS = ("_low", "high")
+HOSTILE = 'a_b & 50% #1 $x^2~{y}\\z <a|b> "q" --- é Ω 中 …'
+NIGHT = measured({1: [0.1, 0.101], 2: [0.11, 0.111, None], 4: [None], 8: [0.12, 0.121]})
+
+
+def shown(
+    content: Results | Baseline, *, steps: int | None = None, project: Sequence[int] = ()
+) -> Shown:
+    further = projections(content.runs, project) if project else ()
+    return Shown(
+        content=content,
+        path=Path("night.jsonl"),
+        now=datetime(2026, 11, 22, tzinfo=UTC),
+        steps=steps,
+        projections=tuple(each for each in further if isinstance(each, Projection)),
+    )
+
+
+def rendered(name: str, what: Shown) -> str:
+    text: str = import_module(f"gpuscale.reports.scaling_{name}").render(what)
+    return text
+
+
+def lines_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text), strict=True))
+
+
+def document(what: Shown) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(rendered("json", what))
+    return found
+
+
+def test_csv_has_a_line_for_each_row_and_nothing_for_what_is_unknown() -> None:
+    lines = lines_of(rendered("csv", shown(NIGHT)))
+    assert [(line["gpus"], line["runs"], line["failed_runs"]) for line in lines] == [
+        ("1", "2", "0"),
+        ("2", "2", "1"),
+        ("4", "0", "1"),
+        ("8", "2", "0"),
+    ]
+    one, _, failed, eight = lines
+    assert (failed["step_time_s"], failed["nodes"], failed["speedup"]) == ("", "", "")
+    assert float(eight["step_time_s"]) == pytest.approx((0.12 * 0.121) ** 0.5)
+    ends = (float(eight[f"step_time_s_{end}"]) for end in ("low", "high"))
+    assert next(ends) < float(eight["step_time_s"]) < next(ends)
+    assert float(eight["efficiency"]) == pytest.approx(float(eight["speedup"]) / 8)
+    assert (one["speedup"], one["speedup_low"], one["gpu_hours"], one["steps"]) == ("1", "", "", "")
+    assert (one["samples_per_step"], eight["samples_per_step"], one["nodes"]) == (
+        "128",
+        "1024",
+        "1",
+    )
+    assert {*Configuration.__struct_fields__} <= one.keys()
+    assert (one["compiled"], one["batch"], one["data"]) == ("false", "", "synthetic")
+
+
+def test_gpu_hours_are_those_of_the_steps() -> None:
+    for name in ("measured", "projected"):
+        lines = lines_of(rendered("csv", shown(NIGHT, steps=360_000, project=[16])))
+        line = [line for line in lines if line["kind"] == name][-1]
+        expected = float(line["step_time_s"]) * float(line["gpus"]) * 100
+        assert float(line["gpu_hours"]) == pytest.approx(expected)
+        assert line["steps"] == "360000"
+
+
+def test_json_says_what_csv_says_with_machine_and_software() -> None:
+    what = shown(NIGHT, steps=1000, project=[16, 32])
+    found = document(what)
+    assert (found["format"], found["version"]) == ("gpuscale-scaling", 1)
+    assert found["environments"]["now"]["torch_version"] == "2.11"
+    lines = lines_of(rendered("csv", what))
+    assert [row["kind"] for row in found["rows"]] == [line["kind"] for line in lines]
+    for row, line in zip(found["rows"], lines, strict=True):
+        for name, value in {**row, **row["configuration"]}.items():
+            if name == "configuration" or isinstance(value, str | bool):
+                continue
+            number = value["value"] if isinstance(value, dict) else value
+            assert (line[name] == "") == (number is None), name
+            if number is not None:
+                assert float(line[name]) == pytest.approx(number), name
+    (projection,) = found["projections"]
+    assert projection["measured"] == [1, 2, 8]
+    assert projection["left_out"][0].keys() == {"gpus", "fitted", "error"}
+
+
+def test_published_figures_stand_beside_measured_ones_and_only_a_throughput_is_a_step_time() -> (
+    None
+):
+    own = baseline({1: [0.1], 2: [0.11]})
+    told = published(
+        figure(1, time_s=145.0), figure(2, time_s=84.5), figure(8, samples_per_s=900.0, nodes=2)
+    )
+    both = replace(own, published=told.published, source=told.source)
+    rows = document(shown(both, steps=3600))["rows"]
+    assert [row["kind"] for row in rows] == ["published"] * 3 + ["measured"] * 2
+    by_time, by_throughput = rows[1], rows[2]
+    assert by_time["speedup"]["value"] == pytest.approx(145 / 84.5)
+    assert (by_time["time_s"], by_time["timed"]) == (84.5, "training_loop")
+    assert (by_time["step_time_s"], by_time["gpu_hours"]) == (None, None)
+    assert by_throughput["step_time_s"]["value"] == pytest.approx(8 * 128 / 900)
+    assert by_throughput["gpu_hours"]["value"] == pytest.approx(8 * 8 * 128 / 900)
+    assert (by_throughput["speedup"], by_throughput["nodes"]) == (None, 2)
+
+
+def test_injected_faults_are_named_in_every_format() -> None:
+    faulty = replace(NIGHT, injections=("data=5ms",))
+    assert {line["injections"] for line in lines_of(rendered("csv", shown(faulty)))} == {"data=5ms"}
+    assert document(shown(faulty))["injections"] == ["data=5ms"]
+    for name in ("text", "latex"):
+        assert "not a real result" in rendered(name, shown(faulty))
+
+
+@pytest.mark.parametrize("sign", "=+-@")
+def test_text_that_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers(sign: str) -> None:
+    name = f"{sign}HYPERLINK(1)"
+    hostile = measured({1: [0.1]}, configuration=replace(CNN, case=name))
+    (line,) = lines_of(rendered("csv", shown(hostile)))
+    assert line["case"] == f"'{name}"
+    (judged,) = lines_of(comparison_csv.render(view(comparison(entry(Verdict.OK, case=name)))))
+    assert judged["case"] == f"'{name}"
+    assert float(judged["change"]) < 0
+
+
+def test_a_name_with_commas_quotes_and_other_signs_comes_back_as_it_was() -> None:
+    name = 'a, "b"; c\td'.replace("\t", " ")
+    content = measured({1: [0.1]}, configuration=replace(CNN, case=name))
+    assert lines_of(rendered("csv", shown(content)))[0]["case"] == name
+
+
+def test_a_comparison_is_a_line_for_each_row() -> None:
+    told = of_each_verdict()
+    lines = lines_of(comparison_csv.render(view(told, "data=5ms")))
+    assert [line["verdict"] for line in lines] == [each.verdict for each in told.entries]
+    lost = next(line for line in lines if line["verdict"] == "regressed")
+    assert [float(lost[f"change{end}"]) for end in ("", "_low", "_high")] == [
+        -0.077,
+        -0.091,
+        -0.062,
+    ]
+    assert lost["finding"] == "scaling loss"
+    assert lost["injections"] == "data=5ms"
+    missing = next(line for line in lines if line["verdict"] == "missing")
+    assert missing["change"] == ""
+    memory = peak_memory(Verdict.REGRESSED)
+    (line,) = lines_of(comparison_csv.render(view(comparison(entry(Verdict.OK, metrics=[memory])))))
+    assert line["verdict_of_peak_memory_bytes"] == "regressed"
+    assert float(line["current_peak_memory_bytes"]) == memory.current.value
+    assert line["verdict_of_energy_per_sample_j"] == ""
+
+
+# LaTeX
+
+
+def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
+    content = measured(
+        {1: [0.1, 0.101], 2: [0.11, 0.111], 4: [0.12, 0.121]},
+        configuration=replace(CNN, case=HOSTILE),
+    )
+    text = rendered("latex", shown(content, steps=100_000, project=[8]))
+    header = next(line for line in text.splitlines() if "Nodes" in line)
+    assert "Step time & Samples/s & Speedup & Efficiency & GPU-hours" in header
+    rows = [line for line in text.splitlines() if re.search(r"ms .*\\\\$", line)]
+    assert {line.count(" & ") for line in (header, *rows)} == {7}
+    assert len(rows) == 4
+    assert r"a\_b \& 50\% \#1 \$x\textasciicircum{}2" in text
+    assert text.count("projected") == 1
+
+
+def test_latex_without_steps_has_no_hours_and_failed_rows_are_unknown() -> None:
+    text = rendered("latex", shown(NIGHT))
+    assert "GPU-hours" not in text
+    failed = next(line for line in text.splitlines() if " & 4 & " in line)
+    assert failed.count(r"\textendash{}") == 5
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("case", ["mnist_cnn", HOSTILE])
+def test_latex_compiles_and_fits_on_a_page_of_a_paper(case: str, tmp_path: Path) -> None:
+    where = replace(environment(), gpus=(), cpu_model=HOSTILE)
+    times_s = {1: [0.0123, 0.0124], 16: [0.0141, 0.0142], 1024: [0.0191, 0.0193]}
+    runs = measured(times_s, configuration=replace(CNN, case=case)).runs
+    text = rendered("latex", shown(results(*runs, where=where), steps=10**6, project=[2048]))
+    document = (
+        r"\documentclass{article}\usepackage[a4paper,margin=2.5cm]{geometry}\usepackage{booktabs}"
+        f"\n\\begin{{document}}\n{text}\n\\end{{document}}\n"
+    )
+    (tmp_path / "table.tex").write_text(document, encoding="utf-8")
+    made = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stdout
+    if case != HOSTILE:
+        assert "Overfull" not in made.stdout
+
+
+# The command
+
+
+def test_the_command_refuses_what_does_not_go_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "night.jsonl"
+    with ResultsWriter(path, NIGHT) as writer:
+        for each in (*NIGHT.runs, run(1, 0.2, configuration=replace(CNN, case="short"))):
+            writer.append(each)
+    for options, problem in {
+        ("--phases", "--format", "csv"): "--phases is a text of its own",
+        ("--project", "2,4,x"): "is not a list of numbers above 0",
+        ("--project", "8"): "ask for other numbers of GPUs",
+    }.items():
+        assert main(["show", str(path), *options]) == 2, options
+        assert problem in capsys.readouterr().err
+    for options in (("--format", "xml"), ("--steps", "0"), ("--steps", "1e5")):
+        with pytest.raises(SystemExit) as ended:
+            main(["show", str(path), *options])
+        assert ended.value.code == 2
+    capsys.readouterr()
+    assert main(["show", str(path), "--project", "16", "--format", "csv"]) == 0
+    told = capsys.readouterr()
+    assert "short/ddp" in told.err, "what is left out is said beside what is not"
+    assert [line["gpus"] for line in lines_of(told.out) if line["kind"] == "projected"] == ["16"]
+
+
+# The page
+
+
+def documented(heading: str) -> list[str]:
+    part = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_page_has_every_column_and_every_field() -> None:
+    what = shown(NIGHT, steps=1, project=[16])
+    columns = next(csv.reader(io.StringIO(rendered("csv", what))))
+    plain = [name for name in columns if not name.endswith(("_low", "_high"))]
+    others = {*Configuration.__struct_fields__} - {"case", "strategy", "device"}
+    assert documented("CSV") == [name for name in plain if name not in others]
+    found = document(what)
+    assert {*documented("JSON")} == found.keys()
+
+
+def test_the_page_lists_the_formats_that_there_are() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("\n## ")[0], re.MULTILINE)
+    assert dict(listed) == SHOWN_FORMATS
+
+
+def test_the_page_of_comparisons_has_every_column_of_their_csv() -> None:
+    page = PAGE_OF_COMPARISONS.split("\n## CSV\n")[1].split("\n## ")[0]
+    (header, *_) = csv.reader(io.StringIO(comparison_csv.render(view(of_each_verdict()))))
+    sides = ("baseline_", "current_", "verdict_of_")
+    plain = [name for name in header if not name.startswith(sides) and name[-4:] not in ENDS]
+    assert {*plain} <= {*re.findall(r"`(\w+)`", page)}

@@ -1,0 +1,76 @@
+"""What a session makes of its runs so far: the time that is left, and what would fail again."""
+
+from collections.abc import Sequence
+
+import pytest
+from builders import run
+from changing import replace
+
+from gpuscale.plugin.broken_cases import broken_by
+from gpuscale.plugin.time_left import left_text, seconds_left
+from gpuscale.records import EntryKey, Failure, Run
+
+
+def lasting(gpus: int, wall_s: float) -> Run:
+    return replace(run(gpus, 0.1), wall_s=wall_s)
+
+
+def failed(gpus: int, kind: str = "raised", message: str = "IndexError: 8") -> Run:
+    failure = Failure(kind=kind, message=message)  # type: ignore[arg-type] # a kind each
+    return replace(run(gpus, None), failure=failure, wall_s=1.0)
+
+
+def row(gpus: int) -> EntryKey:
+    return run(gpus, 0.1).key
+
+
+def test_rows_take_what_they_took_and_new_ones_the_mean_of_the_others() -> None:
+    runs = [lasting(1, 10.0), lasting(1, 14.0), lasting(2, 30.0), failed(4)]
+    assert seconds_left([row(1), row(2), row(2)], runs) == 12 + 30 + 30
+    assert seconds_left([row(4)], runs) == 21
+    assert seconds_left([], runs) == 0
+    assert seconds_left([row(1)], [failed(1)]) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, ""),
+        (0.4, ""),
+        (52.3, ", 52 s left"),
+        (80.0, ", 80 s left"),
+        (240.0, ", 4 min left"),
+        (9000.0, ", 2 h left"),
+    ],
+)
+def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
+    assert left_text(seconds, at_most=False) == text
+
+
+@pytest.mark.parametrize(
+    ("runs", "broken"),
+    [
+        ([], ()),
+        ([failed(1)], (1, 2, 4)),
+        ([run(1, 0.1), failed(4)], (4,)),
+        ([failed(1), run(1, 0.1)], ()),
+        ([failed(1, "out_of_memory"), failed(2, "killed"), failed(4, "timeout")], ()),
+        ([failed(2, message="rank 0 raised DistBackendError: NCCL error")], ()),
+        ([failed(1, message="CUDA error: an illegal memory access")], ()),
+        ([failed(1, message="CUDA error: device-side assert triggered")], (1, 2, 4)),
+    ],
+    ids=[
+        "nothing was run",
+        "its first run raised",
+        "on so many GPUs only",
+        "it has given a number",
+        "by memory, a signal or time",
+        "a peer was lost",
+        "a device failed",
+        "a wrong index on a GPU",
+    ],
+)
+def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(
+    runs: Sequence[Run], broken: tuple[int, ...]
+) -> None:
+    assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken
