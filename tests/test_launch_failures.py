@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from commands import request_for
 from test_overhead import request_for_cpu
 
 from gpuscale.errors import CaseError, InvalidTrainingError
@@ -51,6 +52,20 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
     failure = failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
     assert failure is not None
     assert failure.message == cause
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "end"),
+    [(FAULTED, "killed", "was killed by SIGSEGV"), (3, "launch", "ended with exit code 3")],
+)
+def test_what_watched_a_command_and_could_not_tell_its_end_is_named(
+    tmp_path: Path, code: int, kind: str, end: str
+) -> None:
+    asked = request_for(tmp_path, "")
+    failure = failure_of(asked, RunDirectory(path=tmp_path), {0: code})
+    assert failure is not None
+    assert failure.kind == kind
+    assert failure.message == f"the process that watches the command {end}"
 
 
 @pytest.mark.parametrize(

@@ -133,13 +133,15 @@ def left_in(model: nn.Module) -> list[list[float]]:
     return [tensor.flatten().tolist() for tensor in (*gradients, *model.buffers())]
 
 
-def train_as_rank(rank: int, port: int, queue: "Queue[Any]", count: int, schedule: str) -> None:
+def train_as_rank(
+    rank: int, port: int, queue: "Queue[Any]", count: int, schedule: str, precision: str
+) -> None:
     """Train on a batch, prove it, lose a micro-batch's gradients, and time waits."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
-    training = training_of(Blocks(), count, schedule=schedule)
+    training = training_of(Blocks(), count, schedule=schedule, precision=precision)
     strategy, model = training.strategy, training.model
     assert isinstance(strategy, PipelineStrategy)
     first = copy.deepcopy(model.state_dict())
@@ -203,16 +205,20 @@ def lose_a_gradient(strategy: PipelineStrategy, model: nn.Module) -> None:
     vars(stage)["backward_one_chunk"] = lossy
 
 
-@pytest.mark.parametrize(("count", "schedule"), [(2, "gpipe"), (3, ANY_SCHEDULE)])
+@pytest.mark.parametrize(
+    ("count", "schedule", "precision"), [(2, "gpipe", "fp32"), (3, ANY_SCHEDULE, "bf16")]
+)
 def test_a_pipeline_trains_as_its_micro_batches_would_one_after_another(
-    count: int, schedule: str, one_thread: None
+    count: int, schedule: str, precision: str, one_thread: None
 ) -> None:
-    found = answers_of_ranks(count, train_as_rank, count, schedule)
+    found = answers_of_ranks(count, train_as_rank, count, schedule, precision)
     case, micro_batches = Blocks(), 4 * count
     model = case.model()
     inputs, targets = next(batches_of(case, count))
     for part, target in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
-        (case.loss(model(part), target) / micro_batches).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = case.loss(model(part), target) / micro_batches
+        loss.backward()
     # Bit for bit, stage by stage.
     stages = stages_of(case.blocks(model), inputs, count)
     assert [left for _, left, *_ in found] == [left_in(stage) for stage in stages]

@@ -176,7 +176,8 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
         for row in rows
         if row.figure is not None and row.obstacle is None and row.after is not None
     )
-    if judged:
+    figures = [row.figure for row in rows if row.figure is not None]
+    if judged and not any(figure.nights for figure in figures):
         yield Statement.of("published_without_spread")
     if any(data == "real" != configuration.data for _, data, configuration in judged):
         yield Statement.of("published_on_real_data")

@@ -98,7 +98,8 @@ def _is_credible(
     """True where what a GPU does differs between the rows of a case as machines can differ."""
     by_case: dict[object, list[float]] = defaultdict(list)
     for row in rows:
-        with suppress(DecodeError):
+        # What cannot be read is told later.
+        with suppress(DecodeError, ZeroDivisionError):
             values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
             gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
             share = gpus if measure.meaning in TIMES else 1 / gpus
