@@ -121,9 +121,9 @@ def host_changes(before: Collection[str], after: Collection[str]) -> Iterator[En
 
 
 def change_text(change: EnvironmentChange) -> str:
-    """`torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 was not in the baseline`."""
+    """`torch 2.10 → 2.11`, or `GPU GPU-ab12… of node1 is new`."""
     if change.host is not None:
-        return f"{change.name} {listed(change.after)} of {change.host} was not in the baseline"
+        return f"{change.name} {listed(change.after)} of {change.host} is new"
     name = _WORDS.get(change.name, change.name)
     return f"{name} {listed(change.before)} → {listed(change.after)}"
 

@@ -64,8 +64,10 @@ class LostLevel:
     """Index of the night of the first change."""
     onset: int
     """Of that of the last one."""
+    is_new: bool
+    """The last night showed it; before that it was not known."""
     throughput: Estimate
-    """The present level against the lost one; without an interval where it is a drift."""
+    """The present level against the lost one; without an interval where weeks told the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
             point=point,
             onset=indices[change.onset],
             kind=change.kind,
-            throughput=_throughput_change(values, found, number),
+            throughput=_throughput_change(values, found, number, number),
         )
         for number, change in enumerate(found)
     )
@@ -223,40 +225,44 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last[0]) - 1,
         stands_out=last is not None and abs(last[0]) > last[1],
-        lost=_lost_level(found, changes, nights) if is_lost else None,
+        lost=_lost_level(values, found, changes, nights) if is_lost else None,
     )
 
 
 def _lost_level(
-    found: Sequence[LevelChange], changes: Sequence[RowChange], nights: Sequence[Night]
+    values: Sequence[float],
+    found: Sequence[LevelChange],
+    changes: Sequence[RowChange],
+    nights: Sequence[Night],
 ) -> LostLevel:
     """What the last change has lost, with those before it that follow each other unexplained."""
-    first = len(found) - 1
+    first = last = len(found) - 1
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
             break
         first -= 1
-    last = changes[-1]
-    if first == len(found) - 1:
-        kind, throughput = last.kind, last.throughput
-    else:
-        lost = found[-1].before + found[-1].change - found[first].before
-        kind, throughput = "drift", Estimate(value=exponential(-lost) - 1, low=None, high=None)
-    return LostLevel(kind=kind, since=changes[first].onset, onset=last.onset, throughput=throughput)
+    return LostLevel(
+        kind=changes[last].kind if first == last else "drift",
+        since=changes[first].onset,
+        onset=changes[last].onset,
+        is_new=found[last].seen == len(values) - 1,
+        throughput=_throughput_change(values, found, first, last),
+    )
 
 
 def _throughput_change(
-    values: Sequence[float], found: Sequence[LevelChange], number: int
+    values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
 ) -> Estimate:
-    """From the nights on the level before to those on the one after; at most 15 of each."""
-    change = found[number]
-    if change.kind == "drift":
+    """From the nights before the first of these changes to those after the last; at most 15."""
+    left, reached = found[first], found[last]
+    if "drift" in (left.kind, reached.kind):
         # Its levels are two weeks somewhere in the past: what there is between them is no sample.
-        return Estimate(value=exponential(-change.change) - 1, low=None, high=None)
-    begin = found[number - 1].onset if number else 0
-    end = found[number + 1].onset if number + 1 < len(found) else len(values)
-    before = _usual(values[max(begin, change.onset - REMEMBERED) : change.onset])
-    after = _usual(values[change.onset : min(end, change.onset + REMEMBERED)])
+        change = reached.before + reached.change - left.before
+        return Estimate(value=exponential(-change) - 1, low=None, high=None)
+    begin = found[first - 1].onset if first else 0
+    end = found[last + 1].onset if last + 1 < len(found) else len(values)
+    before = _usual(values[max(begin, left.onset - REMEMBERED) : left.onset])
+    after = _usual(values[reached.onset : min(end, reached.onset + REMEMBERED)])
     return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
 
 

@@ -17,7 +17,7 @@ _UNSAFE = r"\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udff
 UNPRINTABLE = rf"\x00-\x0a{_UNSAFE}"
 UNPRINTABLE_IN_LINES = rf"\x00-\x08{_UNSAFE}"
 """As character classes of a regular expression; text of several lines has breaks and tabs."""
-# Without quotes and backslashes: what is spelt out may be JSON.
+# Without quotes and backslashes, since what is spelt out may be JSON.
 _IN_ASCII = {
     **dict.fromkeys("−–—━─│║╸╺\u2011", "-"),
     **dict.fromkeys("█▌▓", "#"),
@@ -34,6 +34,7 @@ _IN_ASCII = {
     "≤": "<=",
     "≥": ">=",
     "≈": "~",
+    "≠": "!=",
     "⚠": "!",
     "❌": "x",
 }
@@ -93,7 +94,7 @@ def shown(value: object, limit: int = 40) -> str:
 
 
 def spell_out(*streams: TextIO | None) -> None:
-    """Let streams write in ASCII what their encoding lacks: `-9.1 % [-10.2 %, -8.0 %]`."""
+    r"""Let streams write in ASCII what their encoding lacks: `-9.1 %`, and `\u0416` for `Ж`."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=SPELT_OUT)
@@ -111,7 +112,8 @@ def _spelt_out(error: UnicodeError) -> tuple[str, int]:
         from unicodedata import normalize
 
         letters = normalize("NFKD", sign).encode("ascii", "ignore").decode()
-        return (letters if letters.isalnum() else "?"), error.start + 1
+        escape = f"\\u{ord(sign):04x}" if sign <= "\uffff" else f"\\U{ord(sign):08x}"
+        return (letters if letters.isalnum() else escape), error.start + 1
     return _IN_ASCII[sign], error.start + 1
 
 

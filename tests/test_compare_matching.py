@@ -105,7 +105,7 @@ def test_another_sample_shape_is_incomparable_and_named() -> None:
     comparison = compare(BASELINE, [results(wider)])
     different = FieldChange("sample_shape", (1, 28, 28), (1, 56, 56))
     assert comparison.entries[0].reason.facts["differences"] == (different,)
-    assert "(sample_shape: 1×28×28 → 1×56×56)" in reason_text(comparison.entries[0])
+    assert "(sample shape: 1×28×28 → 1×56×56)" in reason_text(comparison.entries[0])
 
 
 def test_a_speedup_is_judged_where_the_baseline_does_not_know_its_sample_shape() -> None:

@@ -97,7 +97,7 @@ def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> N
         ),
         (
             EnvironmentChange(name="GPU", before=(), after=("A",), host="node1"),
-            "GPU A of node1 was not in the baseline",
+            "GPU A of node1 is new",
         ),
     ],
 )

@@ -96,6 +96,14 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
     assert "less from 2026-" in late.stdout
 
 
+def test_the_night_after_a_sick_one_is_mended_is_no_loss(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 24, lambda night: 1.1 if 20 <= night < 23 else 1.0)
+    lost, mended = (compare("--history", tmp_path, nights[at]) for at in (22, 23))
+    assert lost.returncode == 1
+    assert mended.returncode in {0, 3}
+    assert "1 night that began after" in lost.stderr
+
+
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:
     (first,) = write_nights(tmp_path, 1, lambda night: 1.0)
     for arguments, said in (

@@ -110,9 +110,8 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset
         if entry.verdict.is_loss:
-            # It is a loss beside the nights on the present level, so a further one, unless that
-            # level has a single night before this one, which nothing told from the others then.
-            return replace(entry, since=since) if row.level_nights <= 2 else entry
+            # Beside nights on the lost level already, it is tonight's own.
+            return replace(entry, since=since) if lost.is_new else entry
         facts: dict[str, object] = {
             "change": -lost.throughput.value,
             "since": onset,

@@ -190,7 +190,8 @@ class _MeasuringSession:
             lacks = environment.device == "cuda" and plan.gpus > there
             return reason, "GPUs missing" if lacks else "cannot be measured"
         if (broken := broken_by(plan.key, self._recorder.new_runs)) is not None:
-            return f"as {broken.key.label}, run {broken.index}, failed", "cannot be measured"
+            reason = f"would fail as {broken.key.label}, run {broken.index}, did"
+            return reason, "cannot be measured"
         if resumed is not None:
             request = self._request(plan)
             if not isinstance(request, str) and results_file.is_recorded(
@@ -317,13 +318,13 @@ class _MeasuringSession:
         )
         for line in lines:
             terminalreporter.write_line(line)
+        for reason, count in self._skips.items():
+            terminalreporter.write_line(f"{count} skipped: {reason}")
         if self._judge is not None and results.runs:
             terminalreporter.section(f"against {self._judge.path.name}", sep="-", bold=True)
             colour, code = terminalreporter.hasmarkup, self._exit_code
             for line in terminal.verdict_lines(self._judge, results, colour, code):
                 terminalreporter.write_line(line)
-        for reason, count in self._skips.items():
-            terminalreporter.write_line(f"{count} skipped: {reason}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

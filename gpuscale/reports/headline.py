@@ -1,5 +1,6 @@
 """The lines that stand first: the verdict, the first cause, what changed, both sides, what next."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import cast
@@ -28,8 +29,16 @@ _DOUBTS = {
     "too_few_valid_runs": "too few of the runs gave a number",
     "too_few_of_all_runs": "too few of the runs gave a number",
     "not_beyond_chance": "slower, but not by more than chance could do",
+    "not_measured": "not measured",
+    "on_neither_side": "on neither side",
+    "all_runs_failed": "all runs failed",
+    "no_entry": "not in the baseline",
+    "no_entry_alike": "in the baseline in another configuration only",
+    "no_earlier_night": "in no earlier night",
+    "no_earlier_night_alike": "in earlier nights in another configuration only",
+    "other_measurement": "not the same measurement",
 }
-"""What several rows have in common, by the code of their reason."""
+"""Why rows are no pass in a few words, by the code of their reason."""
 _DOUBTED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -84,7 +93,8 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     """What was lost, for each finding that rows have, and how the scaling is."""
     groups: dict[object, list[Row]] = {}
     for row in chosen:
-        groups.setdefault(row.entry.finding or row.entry.changed_quantity, []).append(row)
+        of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
+        groups.setdefault(row.entry.finding or of_speedup, []).append(row)
     for group in groups.values():
         count = f" ({counted(len(group), 'row')})" if len(groups) > 1 else ""
         yield f"{_loss(group)}{count}"
@@ -130,11 +140,15 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
-    if verdict is Verdict.INCONCLUSIVE:
-        codes = {row.entry.reason.code for row in rows}
-        return _DOUBTS.get(codes.pop() if len(codes) == 1 else "", _UNCERTAIN)
-    reasons = {row.reason for row in rows}
-    return reasons.pop() if len(reasons) == 1 else ""
+    """Why the rows are no pass: the reason that all have, or in a few words each that some have."""
+    reasons = dict.fromkeys(row.reason for row in rows)
+    if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
+        return next(iter(reasons))
+    usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
+    counts = Counter(_DOUBTS.get(row.entry.reason.code, usual) for row in rows)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{text} ({counted(its, 'row')})" for text, its in counts.items() if text)
 
 
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:

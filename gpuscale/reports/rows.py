@@ -171,7 +171,7 @@ def finding_text(finding: Finding | MetricSpec) -> str:
 def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
     if len(rows) == len(among) > 1:
-        return f"all {len(rows)} rows"
+        return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
     counts: dict[str, list[int]] = {}
     for row in rows:
         counts.setdefault(row.name, []).append(row.entry.key.gpus)
