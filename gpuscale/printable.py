@@ -38,7 +38,8 @@ _IN_ASCII = {
     "⚠": "!",
     "❌": "x",
 }
-_SPREAD = re.compile(r"±([\d.]+) %")
+# In tables, as wide as it was: a spread, and an arrow that more columns stand behind.
+_AS_WIDE = re.compile(r"±([\d.]+) %|→ (?=[^\n]*\S {2,}\S)")
 SPELT_OUT = "gpuscale-spelt-out"
 """The error handler of streams that `spell_out` has changed."""
 _LINE_BREAK = re.compile(r" *[\t\n\v\f\r\x85\u2028\u2029]\s*")
@@ -103,9 +104,8 @@ def spell_out(*streams: TextIO | None) -> None:
 def _spelt_out(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    if spread := _SPREAD.match(error.object, error.start):
-        # As wide as it was, since tables are full of it.
-        return f"+-{spread[1]}%", spread.end()
+    if found := _AS_WIDE.match(error.object, error.start):
+        return f"+-{found[1]}%" if found[1] else "->", found.end()
     sign = error.object[error.start]
     if sign not in _IN_ASCII:
         # Costs a millisecond that hardly anybody needs.

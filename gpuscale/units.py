@@ -40,5 +40,7 @@ def significant(number: float, digits: int = 3) -> str:
     """A positive number with that many significant digits and no exponent: `0.0412`, `1520`."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    # Of the rounded number: 99.96 has three digits as 100, not as 100.0.
+    exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
+    decimals = max(0, digits - 1 - exponent)
     return f"{number:.{decimals}f}"

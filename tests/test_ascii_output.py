@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,20 @@ from measuring import REPOSITORY
 from gpuscale.printable import SPELT_OUT
 from gpuscale.store import write_baseline
 
-POOR = {
-    "told": {"PYTHONIOENCODING": "ascii"},
+STREAMS = {
+    "utf-8": {"PYTHONIOENCODING": "utf-8"},
+    "ascii": {"PYTHONIOENCODING": "ascii"},
     "C locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 }
 
 
-def given(
-    folder: Path, *arguments: str, environment: dict[str, str]
-) -> "subprocess.CompletedProcess[bytes]":
+@cache
+def given(folder: Path, *arguments: str, stream: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(
         [sys.executable, "-m", "gpuscale", *arguments],
         capture_output=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **STREAMS[stream]},
         timeout=120,
         check=False,
     )
@@ -42,48 +43,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-COMMANDS = (
-    ("compare", "b.json", "night.jsonl", "--format", "markdown=out.md"),
-    ("show", "night.jsonl"),
-    ("history", "night.jsonl"),
-    ("doctor",),
-    ("run", "--gpus"),
+COMPARE = ("compare", "b.json", "night.jsonl")
+SHOW = ("show", "night.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stream"),
+    [
+        (COMPARE, "ascii"),
+        (COMPARE, "C locale"),
+        (SHOW, "ascii"),
+        (("history", "night.jsonl"), "ascii"),
+        (("doctor",), "ascii"),
+        (("run", "--gpus"), "C locale"),
+    ],
 )
-
-
-@pytest.mark.parametrize("poor", POOR)
-@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
 def test_what_has_no_ascii_is_spelt_out(
-    folder: Path, arguments: tuple[str, ...], poor: str
+    folder: Path, arguments: tuple[str, ...], stream: str
 ) -> None:
-    rich = given(folder, *arguments, environment={"PYTHONIOENCODING": "utf-8"})
-    plain = given(folder, *arguments, environment=POOR[poor])
+    rich = given(folder, *arguments, stream="utf-8")
+    plain = given(folder, *arguments, stream=stream)
     text = plain.stdout.decode("ascii") + plain.stderr.decode("ascii")
-    said = (rich.stdout + rich.stderr).decode()
     assert plain.returncode == rich.returncode
     assert "Traceback" not in text
     assert "\\u" not in text
-    assert len(text.splitlines()) == len(said.splitlines())
+    assert len(text.splitlines()) == len((rich.stdout + rich.stderr).decode().splitlines())
 
 
-def test_tables_stay_as_wide_and_files_stay_as_they_are(folder: Path) -> None:
-    compared = COMMANDS[0]
-    written = []
-    for environment in ({"PYTHONIOENCODING": "utf-8"}, *POOR.values()):
-        given(folder, *compared, environment=environment)
-        written.append((folder / "out.md").read_text(encoding="utf-8"))
-    assert len(set(written)) == 1
-    assert "−" in written[0]
-    shown = [
-        given(folder, "show", "night.jsonl", environment={"PYTHONIOENCODING": encoding})
-        for encoding in ("utf-8", "ascii")
-    ]
-    tables = [each.stdout.decode().split("\n\n")[1] for each in shown]
-    assert "±" in tables[0]
-    assert "+-" in tables[1]
-    assert [len(row) for row in tables[0].splitlines()] == [
-        len(row) for row in tables[1].splitlines()
-    ]
+@pytest.mark.parametrize("command", [COMPARE, SHOW], ids=["compare", "show"])
+def test_tables_stay_as_wide_as_they_are(folder: Path, command: tuple[str, ...]) -> None:
+    shown = [given(folder, *command, stream=name).stdout.decode() for name in ("utf-8", "ascii")]
+    rich, plain = (text.split("\n\n")[1].splitlines() for text in shown)
+    assert any(sign in row for row in rich for sign in "±→")
+    assert [len(row) for row in rich] == [len(row) for row in plain]
+
+
+def test_files_stay_as_they_are(folder: Path) -> None:
+    given(folder, *COMPARE, "--format", "markdown=out.md", stream="C locale")
+    assert "−" in (folder / "out.md").read_text(encoding="utf-8")
 
 
 def test_what_is_of_the_users_keeps_its_letters_or_is_escaped() -> None:

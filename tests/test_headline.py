@@ -5,6 +5,7 @@ from changing import replace
 from comparison_records import ALL_REDUCE, comparison, entry, peak_memory, view
 
 from gpuscale.records import (
+    METRICS_BY_NAME,
     EntryVerdict,
     EnvironmentChange,
     Estimate,
@@ -114,6 +115,14 @@ def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:
 def test_time_that_noise_puts_below_zero_is_none() -> None:
     line = whole_line(replace(ALL_REDUCE, before_s=-0.0058))
     assert "(baseline: about 0 ms)" in line
+
+
+def test_a_cause_whose_own_metric_is_open_says_so() -> None:
+    metric = METRICS_BY_NAME["exposed_communication_s"]
+    doubt = replace(peak_memory(Verdict.INCONCLUSIVE), metric=metric, loss_bound=0.1)
+    row = entry(Verdict.REGRESSED, metrics=[doubt], causes=[ALL_REDUCE])
+    (found,) = view(comparison(row)).explanations
+    assert "too uncertain to call" in found.causes[0].facts[-1]
 
 
 def test_a_metric_says_its_amounts_and_no_cause_of_time_beside_them() -> None:

@@ -171,7 +171,7 @@ def test_comparing_and_showing_never_load_torch_pytest_or_pynvml() -> None:
     for arguments in (["compare", str(baseline), str(results)], ["show", str(baseline)]):
         loaded = loaded_after(*arguments)
         assert "gpuscale.store" in loaded
-        assert not loaded & {"torch", "pytest", "_pytest", "pynvml"}
+        assert not loaded & {"torch", "pytest", "_pytest", "pynvml", "matplotlib"}
 
 
 def test_help_loads_no_heavy_library() -> None:

@@ -12,6 +12,7 @@ from golden.inputs import CNN, RESNET, Fault, Night, baseline_of, write_night
 from test_over_nights import write_nights
 
 from gpuscale.cli import main
+from gpuscale.page.nights_index import write_index
 from gpuscale.store import write_baseline
 
 Report = Callable[..., str]
@@ -99,6 +100,27 @@ def test_a_hundred_rows_take_less_than_half_a_megabyte(report: Report, tmp_path:
     page = report(tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json")
     assert "of 102 rows" in page
     assert len(page.encode()) < 500_000
+
+
+def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_path: Path) -> None:
+    for name, record, files in (
+        ("2026-11-01_1", "night: ok\nexit: 0\n", ("report.html",)),
+        ("2026-11-02_<b>2#", "night: regressed\nexit: 1\n", ()),
+        ("2026-11-03_3", "", ()),
+    ):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+        if record:
+            (tmp_path / name / "night.txt").write_text(record)
+    write_index(tmp_path)
+    index = (tmp_path / "index.html").read_text()
+    assert "<b>" not in index
+    assert re.findall(r'href="(2026[^"]+)"', index) == [
+        "2026-11-02_%3Cb%3E2%23/night.txt",
+        "2026-11-01_1/report.html",
+    ]
+    assert re.findall(r"2026-11-0\d(?=<)", index) == ["2026-11-03", "2026-11-02", "2026-11-01"]
 
 
 def test_what_pages_are_made_with_is_named_where_it_is_not_installed(

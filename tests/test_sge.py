@@ -59,7 +59,7 @@ def arc4_site(folder: Path, *, case: str, samples_per_s: tuple[float, float]) ->
 
 
 def night_in(site: Path) -> Path:
-    (night,) = (site / ".gpuscale/nightly/arc4").iterdir()
+    (night,) = (site / ".gpuscale/nightly/arc4").glob("*_*")
     return night
 
 

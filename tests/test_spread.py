@@ -201,17 +201,25 @@ def test_a_spread_of_runs_keeps_three_allocations_at_the_declared_deviation() ->
     three = {name: LONE[name] for name in "abc"}
     now = sample({"e": (2.0,)}, told(0.004))
     assert parts(side(sample(three, told(0.004))), side(now))[-1].df == math.inf
-    # Where nothing tells it, two allocations tell what they can: (2·0.01 + 1·0.005)/(2 + 1).
-    two = {name: LONE[name] for name in "ab"}
-    (between,) = parts(side(sample(two)), side(sample({"e": (2.0,)})))
-    assert between.variance == pytest.approx(0.025 / 3 * (1 / 2 + 1))
-    assert between.df == 3
     one = side(sample({"a": (1.0,)}))
     assert gain_of(one, side(sample({"e": (2.0,)})), deviation=0.1).parts is None
     # Ends tonight that no allocation has both of are no value of a night.
     both = side(sample(LONE), sample(LONE))
     apart = side(sample({"e": (2.0,)}), sample({"f": (2.0,)}))
     assert gain_of(both, apart, deviation=0.1).parts is None
+
+
+def test_single_runs_of_two_or_three_nights_tell_their_spread_together() -> None:
+    few, many = {name: LONE[name] for name in "ab"}, LONE
+    before, now = moderated_samples({"x": few, "y": many}, {"x": {"e": (2.0,)}})
+    # Two values at a distance of 0.1 have the variance 0.1²/2; four nights tell it by themselves.
+    assert before["x"].moderated.sample.variance == pytest.approx(0.005)
+    assert before["y"].moderated.sample.variance is None
+    # The declared deviation counts as well: a² (1/2 + 1).
+    assert parts(side(before["x"]), side(now["x"]))[-1].variance == pytest.approx(0.01 * 1.5)
+    # A second run in any night tells how much runs differ.
+    twice = {"x": {"e": (2.0, 2.1)}}
+    assert moderated_samples({"x": few}, twice)[0]["x"].moderated.sample.variance is None
 
 
 def test_an_allocation_that_lies_far_from_the_others_counts_neither_in_mean_nor_spread() -> None:

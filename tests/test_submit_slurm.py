@@ -104,7 +104,7 @@ def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, s
     assert answer.returncode == 0, answer.stdout
     assert "on 1,3 GPUs, 2 nodes with 2 each, launcher slurm" in answer.stdout
     assert "ended as COMPLETED: ok" in answer.stdout
-    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     record = record_of(night)
     assert (record["night"], record["all measured"]) == ("ok", "yes")
     assert record["nodes"] == "n1 n2"
@@ -120,7 +120,7 @@ def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, 
     answer = submit(cluster, site, "--gpus", "1")
     assert answer.returncode == 0, answer.stdout
     assert "was submitted once more as job" in answer.stdout
-    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     first, last = record_of(night / "attempt-1"), record_of(night)
     assert first["exit"] == "6"
     assert "rank 0 was killed by SIGKILL" in first["infrastructure"]
@@ -148,7 +148,7 @@ def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
     # What the job's --signal=B:TERM does before the limit.
     cluster.run("scancel", "--batch", "--signal=TERM", job)
     assert process.wait(timeout=LIMIT_S) == 5, (site / "said").read_text()
-    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     record = record_of(night)
     assert "stopped by SIGTERM" in record["night"]
     assert (night / "comparison.json").is_file()
@@ -165,7 +165,7 @@ def test_a_job_goes_on_with_its_first_node_when_another_dies(cluster: Cluster, s
     process = submit_and_wait_until(cluster, site, "--gpus", "1,3", condition=started.exists)
     cluster.nodes[1].kill()
     assert process.wait(timeout=LIMIT_S) == 0, (site / "said").read_text()
-    (night,) = (site / ".gpuscale/nightly/mysite").iterdir()
+    (night,) = (site / ".gpuscale/nightly/mysite").glob("*_*")
     record = record_of(night)
     assert record["attempts"] == "2, see attempt-1"
     assert record["all measured"] == "yes"

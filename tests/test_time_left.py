@@ -74,3 +74,14 @@ def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(
     runs: Sequence[Run], broken: tuple[int, ...]
 ) -> None:
     assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken
+
+
+@pytest.mark.parametrize(("last", "is_broken"), [("KeyError: 'lr'", True), ("NCCL error", False)])
+def test_of_a_command_its_last_lines_tell_whose_fault_it_was(last: str, is_broken: bool) -> None:
+    made = failed(1, message="the command ended with exit code 1")
+    assert made.failure is not None
+    configuration = replace(made.configuration, strategy="command", command="train")
+    made = replace(
+        made, configuration=configuration, failure=replace(made.failure, detail=f"step 1\n{last}")
+    )
+    assert (broken_by(made.key, [made]) is not None) is is_broken

@@ -26,9 +26,6 @@ _Row = TypeVar("_Row")
 MINIMUM_ALLOCATIONS = 4
 """From so many allocations on, a baseline's own spread between them is used."""
 
-FEWEST_ALLOCATIONS = 2
-"""The same where no allocation has two runs, so that nothing else tells a spread."""
-
 DECLARED_DF = 2.0
 """Degrees of freedom that the declared deviation is worth beside that estimate.
 
@@ -103,6 +100,15 @@ def moderated_samples(
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
+    if all(sample.variance is None for sample in samples):
+        # One run a night. Too few nights to tell what nights differ by tell it of runs and nights
+        # together, and the declared deviation counts as well.
+        samples = [
+            log_sample([value for each in values.values() for value in each])
+            if len(values) < MINIMUM_ALLOCATIONS
+            else own
+            for values, own in zip(sides, samples, strict=True)
+        ]
     priors = priors_of(samples)
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
@@ -194,9 +200,8 @@ def _difference(logs: Sequence[float]) -> float:
 
 def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     """True where the baseline's own spread between allocations is used, not the declared one."""
-    is_untold = any(end.moderated.variance is None for end in (*baseline.ends, *current.ends))
-    fewest = FEWEST_ALLOCATIONS if is_untold else MINIMUM_ALLOCATIONS
-    return len(baseline.common_allocations) >= fewest and bool(current.common_allocations)
+    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
+    return enough and bool(current.common_allocations)
 
 
 def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Statement:

@@ -43,9 +43,9 @@ _GREY = _Ink("#bdbdbd", "#000000")
 _INKS = {
     "communication": _Ink("#d55e00", "#000000"),
     "bubble": _Ink("#d55e00", "#000000"),
-    "data": _Ink("#e69f00", "#000000"),
-    "h2d": _Ink("#56b4e9", "#000000"),
-    "micro-batching": _Ink("#56b4e9", "#000000"),
+    "data": _Ink("#56b4e9", "#000000"),
+    "h2d": _Ink("#e69f00", "#000000"),
+    "micro-batching": _Ink("#009e73", "#000000"),
     "forward": _Ink("#0072b2", "#ffffff"),
     "skew": _Ink("#0072b2", "#ffffff"),
     "imbalance": _Ink("#0072b2", "#ffffff"),

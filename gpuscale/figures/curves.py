@@ -47,10 +47,8 @@ def curves_of(measurements: Measurements) -> tuple[Curve, ...]:
 
     Without runs they are those of the baseline.
     """
-    baseline, measured = (
-        measurements.baseline,
-        _measured(scaling_points(measurements.runs), "measured"),
-    )
+    baseline = measurements.baseline
+    measured = _measured(scaling_points(measurements.runs), "measured")
     if baseline is None:
         return tuple(measured.values())
     before = _measured(scaling_points(baseline.runs), "baseline")

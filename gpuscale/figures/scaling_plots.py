@@ -1,7 +1,7 @@
 """Scaling over GPUs: the three plots of the CTE-POWER course, together and each by itself."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -29,7 +29,6 @@ MOST_CASES = 4
 """Cases below each other in one figure."""
 _TIMED = {"epoch": "time per epoch", "training_loop": "time of training", "job": "time of the job"}
 _IDEAL = "ideal"
-_IDEAL_DASHES = (0, (6, 3))
 _APART = 1.03
 """The factor by which a curve's intervals stand beside those of the next one."""
 
@@ -75,49 +74,53 @@ def _draw(
     axes: Axes, quantity: Quantity, curves: Sequence[Curve], styles: Mapping[str, Style]
 ) -> None:
     """One quantity of the curves of one case."""
-    lay_gpus(axes, (gpus for curve in curves for gpus in curve.points))
+    counts = sorted({gpus for curve in curves for gpus in curve.points})
+    lay_gpus(axes, counts)
     axes.set_xlabel(_gpus_text(curves))
     known = [curve for curve in curves if curve.has(quantity)]
-    words: str = quantity
-    if quantity == "time" and known:
+    if quantity == "time":
         # The time of a job is not that of an epoch.
         known = [curve for curve in known if curve.timed == known[0].timed]
-        words = _TIMED[known[0].timed]
-    axes.set_ylabel(words)
     if not known:
-        axes.text(0.5, 0.5, "not known", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, f"{quantity} not known", ha="center", transform=axes.transAxes)
         axes.set_yticks([])
         return
-    values = [its[quantity] for curve in known for its in curve.points.values() if quantity in its]
-    factor = 1.0
-    if quantity in ("time", "step time"):
-        unit_s, unit = time_unit(value.value for value in values)
-        factor = 1 / unit_s
-        axes.set_ylabel(f"{words} ({unit})")
-    elif quantity == "throughput":
-        axes.set_ylabel("throughput (samples/s)")
-    for number, curve in enumerate(known):
-        scaled = {
-            n: its[quantity].scaled(factor) for n, its in curve.points.items() if quantity in its
-        }
-        _draw_curve(
-            axes, curve, scaled, styles[curve.way], _APART ** (number - (len(known) - 1) / 2)
-        )
-    bounds = [
-        bound * factor for each in values for bound in (each.value, each.low, each.high) if bound
+    values = [
+        {gpus: its[quantity] for gpus, its in curve.points.items() if quantity in its}
+        for curve in known
     ]
+    factor, words = 1.0, f"{quantity} (samples/s)" if quantity == "throughput" else str(quantity)
+    if quantity in ("time", "step time"):
+        unit_s, unit = time_unit(value.value for its in values for value in its.values())
+        named = _TIMED[known[0].timed] if quantity == "time" else quantity
+        factor, words = 1 / unit_s, f"{named} ({unit})"
+    axes.set_ylabel(words)
+    scaled = [{gpus: each.scaled(factor) for gpus, each in its.items()} for its in values]
+    for place, (curve, its) in enumerate(zip(known, scaled, strict=True)):
+        beside = _APART ** (place - (len(known) - 1) / 2)
+        _draw_curve(axes, curve, its, styles[curve.way], beside)
+    _lay_values(axes, quantity, scaled, counts)
+
+
+def _lay_values(
+    axes: Axes,
+    quantity: Quantity,
+    values: Iterable[Mapping[int, Estimate]],
+    counts: Sequence[int],
+) -> None:
+    """Makes the y axis hold the values with their intervals, and what would be ideal."""
+    shown = [each for its in values for each in its.values()]
+    bounds = [bound for each in shown for bound in (each.value, each.low, each.high) if bound]
+    if quantity in ("speedup", "efficiency"):
+        ends = (1, counts[-1])
+        ideal = ends if quantity == "speedup" else (1, 1)
+        axes.plot(ends, ideal, color=INK, linewidth=0.8, linestyle=(0, (6, 3)), label=_IDEAL)
+        bounds += ideal
     if quantity == "efficiency":
-        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
         axes.set_ylim(0, max(1.1, *bounds))
         return
-    if quantity != "speedup":
-        lay_amounts(axes, bounds)
-        return
-    counts = sorted({gpus for curve in curves for gpus in curve.points})
-    ends = (1, counts[-1])
-    axes.plot(ends, ends, color=INK, linewidth=0.8, linestyle=_IDEAL_DASHES, label=_IDEAL)
-    lay_amounts(axes, (*bounds, *ends))
-    if len(counts) > 2:
+    lay_amounts(axes, bounds)
+    if quantity == "speedup" and len(counts) > 2:
         label_ticks(axes.yaxis, axes.get_xticks())
 
 
@@ -127,18 +130,17 @@ def _draw_curve(
     """A line through the values, each with its interval as a bar; hollow unless measured now."""
     color, marker, line = style
     is_measured = curve.origin == "measured"
+    bars = [
+        (each.value - each.low, each.high - each.value)
+        if each.low is not None and each.high is not None
+        else (math.nan, math.nan)
+        for each in values.values()
+    ]
     has_bars = any(each.has_interval for each in values.values())
-    below, above = (
-        [math.nan if bound is None else abs(bound - each.value) for each, bound in pairs]
-        for pairs in (
-            [(each, each.low) for each in values.values()],
-            [(each, each.high) for each in values.values()],
-        )
-    )
     axes.errorbar(
         [gpus * beside for gpus in values],
         [each.value for each in values.values()],
-        yerr=(below, above) if has_bars else None,
+        yerr=[*zip(*bars, strict=True)] if has_bars else None,
         label=curve.name,
         color=color,
         marker="*" if curve.origin == "published" else marker,

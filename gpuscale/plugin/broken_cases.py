@@ -7,7 +7,8 @@ from gpuscale.records import EntryKey, Run
 
 # What devices and peers cause as well; but for what CUDA says of a wrong index.
 _PERHAPS_NOT_ITS_OWN = re.compile(
-    r"CUDA error(?!: device-side assert)|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error", re.IGNORECASE
+    r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
+    re.IGNORECASE,
 )
 
 
@@ -31,4 +32,6 @@ def _raised_by_itself(run: Run) -> bool:
     failure = run.failure
     if failure is None or failure.kind != "raised":
         return False
-    return _PERHAPS_NOT_ITS_OWN.search(failure.message) is None
+    # Of a command only its last lines tell what it raised.
+    told = failure.message if run.configuration.command is None else failure.detail
+    return _PERHAPS_NOT_ITS_OWN.search(told) is None

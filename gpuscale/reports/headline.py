@@ -21,6 +21,7 @@ from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.folding import likeness_of_cause
 from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
 from gpuscale.reports.rows import Row, smallest_losses, subject_of, weight
+from gpuscale.units import whole_percent
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
@@ -186,12 +187,15 @@ def _bound(reason: Statement) -> float | None:
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
-    """`computing +10 ms to +11 ms, in all 3 rows`: the heaviest cause that most rows share."""
+    """`computing +10 ms (99 % of the loss); all 3 rows`: the heaviest cause that most share."""
     shared = _sharing(rows)
     if not shared or not _is_established(shared[0]):
         return ""
-    causes = (row.entry.causes[0] for row in shared)
-    return f"{headline(*causes)}; {subject_of(shared, rows)}"
+    causes = [row.entry.causes[0] for row in shared]
+    shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
+    ends = dict.fromkeys(whole_percent(share) for share in (*shares[:1], *shares[-1:]))
+    of_loss = f" ({' to '.join(ends)} of the loss)" if ends else ""
+    return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
 
 
 def _sharing(rows: Sequence[Row]) -> list[Row]:

@@ -27,8 +27,8 @@ LONGEST_LINE = 32 * 1024 * 1024
 
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {
-    RESULTS_FORMAT: "give it after the baseline: gpuscale compare BEFORE RESULTS",
-    BASELINE_FORMAT: "give it first: gpuscale compare BEFORE RESULTS",
+    RESULTS_FORMAT: "'gpuscale show' shows it, and 'gpuscale baseline record' makes one of it",
+    BASELINE_FORMAT: "'gpuscale baseline show' shows it, and 'gpuscale compare' takes it first",
 }
 _HEAD = 200
 _RUN_FIELDS = {"configuration", "gpus"}

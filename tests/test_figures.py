@@ -1,0 +1,245 @@
+"""What pictures show, and that they are safe in files and in pages."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from builders import CNN, figure, phased_run, phases, published, results, results_text, run
+from changing import replace
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from test_over_nights import write_nights
+
+from gpuscale.cli import main
+from gpuscale.figures import FIGURES, KINDS, Measurements, Picture, content_of, svg_of
+from gpuscale.figures.bars import MOST_BARS
+from gpuscale.history import history_of
+from gpuscale.recording import as_baseline
+from gpuscale.records import Configuration, Run
+from gpuscale.scaling import scaling_points
+from gpuscale.store import read_results
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def measured(
+    configuration: Configuration = CNN, *, counts: Sequence[int] = (1, 2, 4), factor: float = 1.0
+) -> list[Run]:
+    """Two runs on each number of GPUs that differ by 2%."""
+    return [
+        replace(
+            run(gpus, 0.1 * factor * gpus**0.1 * spread, configuration=configuration, index=index),
+            samples_per_epoch=60_000,
+        )
+        for gpus in counts
+        for index, spread in enumerate((0.99, 1.01), start=1)
+    ]
+
+
+def drawn(name: str, measurements: Measurements) -> Picture:
+    picture = FIGURES[name](measurements)
+    assert picture is not None
+    return picture
+
+
+def curves_in(axes: Axes) -> dict[str, ErrorbarContainer]:
+    found = (each for each in axes.containers if isinstance(each, ErrorbarContainer))
+    return {str(each.get_label()): each for each in found}
+
+
+def at_of(line: Line2D) -> NDArray[np.float64]:
+    """The points of a line, one in a row."""
+    return np.asarray(line.get_xydata(), dtype=np.float64)
+
+
+def notes_below(picture: Picture) -> str:
+    return picture.figure.get_supxlabel()
+
+
+def test_a_curve_is_at_its_values_with_its_intervals_and_gpus_as_ticks() -> None:
+    runs = measured()
+    (axes,) = drawn("throughput", Measurements(runs=runs)).figure.axes
+    (curve,) = curves_in(axes).values()
+    line, _, (bars,) = curve.lines
+    assert line is not None
+    assert [*axes.get_xticks()] == [1, 2, 4]
+    points = scaling_points(runs)
+    for point, value, bar in zip(points, at_of(line)[:, 1], bars.get_segments(), strict=True):
+        assert point.samples_per_s is not None
+        assert value == pytest.approx(point.samples_per_s.value)
+        bounds = (point.samples_per_s.low, point.samples_per_s.high)
+        assert [*bar[:, 1]] == pytest.approx(bounds)
+
+
+def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_counted() -> None:
+    runs = [
+        each for i in range(6) for each in measured(replace(CNN, case=f"case_{i}"), counts=(1, 2))
+    ]
+    picture = drawn("scaling", Measurements(runs=runs))
+    words = ["time per epoch (s)", "throughput (samples/s)", "speedup"]
+    assert [axes.get_ylabel() for axes in picture.figure.axes] == words * 4
+    assert "2 more cases" in notes_below(picture)
+
+
+def test_single_runs_have_no_bars_and_one_gpu_has_no_speedup() -> None:
+    picture = drawn("scaling", Measurements(runs=[run(1, 0.1)]))
+    (axes,) = picture.figure.axes
+    assert axes.get_ylabel() == "throughput (samples/s)"
+    assert not any(each.has_yerr for each in curves_in(axes).values())
+    assert "one run each" in notes_below(picture)
+    assert FIGURES["speedup"](Measurements(runs=[run(1, 0.1)])) is None
+    assert FIGURES["scaling"](Measurements(runs=[run(1, None)])) is None
+
+
+def test_a_baseline_is_drawn_beside_what_it_is_comparable_with() -> None:
+    before = measured(factor=0.9) + measured(replace(CNN, strategy="fsdp"))
+    measurements = Measurements(runs=measured(), baseline=as_baseline(results(*before), "before"))
+    (axes,) = drawn("speedup", measurements).figure.axes
+    assert [*curves_in(axes)] == ["ddp", "ddp, baseline"]
+
+
+def test_a_published_time_of_a_job_is_drawn_alone_but_its_speedup_beside_others() -> None:
+    baseline = published(figure(1, time_s=90.0), figure(2, time_s=50.0))
+    alone = drawn("time", Measurements(baseline=baseline))
+    assert [*curves_in(alone.figure.axes[0])] == ["ddp, published"]
+    beside = drawn("scaling", Measurements(runs=measured(), baseline=baseline))
+    time, _, speedup = (curves_in(axes) for axes in beside.figure.axes)
+    assert [*time] == ["ddp"]
+    assert [*speedup] == ["ddp", "ddp, published"]
+    assert baseline.source is not None
+    assert baseline.source.title in notes_below(beside)
+
+
+def of_phases(gpus: int, case: str = "mnist_cnn") -> Run:
+    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    return phased_run(
+        [rank] * gpus,
+        communication_s=0.025 if gpus > 1 else 0.0,
+        configuration=replace(CNN, case=case),
+    )
+
+
+def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
+    runs = [of_phases(gpus) for gpus in (1, 2)]
+    (axes,) = drawn("budget", Measurements(runs=runs)).figure.axes
+    widths = [bar.get_width() for each in axes.containers for bar in each]
+    assert sum(widths) == pytest.approx(1)
+    (axes,) = drawn("phases", Measurements(runs=runs)).figure.axes
+    ends = {round(bar.get_x() + bar.get_width(), 6) for each in axes.containers for bar in each}
+    # In milliseconds.
+    assert {100.0, 125.0} <= ends
+    many = [of_phases(gpus, f"case_{i}") for i in range(MOST_BARS + 3) for gpus in (1, 2)]
+    assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
+
+
+def test_a_straggler_stands_out_in_every_window() -> None:
+    plain = of_phases(4)
+    busy_s = (0.1, 0.1, 0.12, 0.1)
+    slow = replace(plain.windows[0], busy_s=busy_s)
+    made = replace(plain, windows=(slow,) * 5, unsynced_windows=(slow,) * 5)
+    picture = drawn("windows", Measurements(runs=[made]))
+    (image,) = picture.figure.axes[0].images
+    shown = image.get_array()
+    assert shown is not None
+    assert shown.shape == (4, 5)
+    assert [*shown.mean(axis=1)] == pytest.approx([0, 0, 0.2, 0])
+    assert "rank 2 on node1 was busy longest, +20.0 %" in picture.description
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nights")
+    paths = write_nights(folder, 20, lambda night: 1.0 if night < 12 else 1.08)
+    for path in paths[12:]:
+        path.write_text(
+            path.read_text().replace('"torch_version":"2.11"', '"torch_version":"2.12"')
+        )
+    return folder
+
+
+def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) -> None:
+    history = history_of([read_results(path) for path in sorted(nights.rglob("*.jsonl"))])
+    picture = drawn("history", Measurements(history=history))
+    axes = picture.figure.axes[0]
+    levels = [line for line in axes.lines if line.get_label() == "level"]
+    first, second = (at_of(line)[0, 1] for line in levels)
+    assert (first, second) == pytest.approx((0, 1 / 1.08 - 1), abs=0.01)
+    (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
+    assert at_of(changed)[0, 0] == history.nights[12].began_at.timestamp() / 86400
+    assert "torch 2.11 → 2.12" in notes_below(picture)
+
+
+def test_pictures_of_one_page_share_no_id_and_say_what_they_show() -> None:
+    measurements = Measurements(runs=[*measured(), of_phases(2, "<b>&")])
+    pictures = [picture for draw in FIGURES.values() if (picture := draw(measurements))]
+    texts = [svg_of(picture) for picture in pictures]
+    roots = [ElementTree.fromstring(text) for text in texts]
+    ids = [each.attrib["id"] for root in roots for each in root.iter() if "id" in each.attrib]
+    assert len(ids) == len(set(ids)) > 0
+    for picture, root, text in zip(pictures, roots, texts, strict=True):
+        assert root.attrib["role"] == "img"
+        assert [each.text for each in root[:2]] == [picture.title, picture.description]
+        assert {"<?xml", "<style", "http://www.w3.org/1999/xhtml"} & {*text.split()} == set()
+        # Text stays text, in the colour around it.
+        words = [each for each in root.iter() if each.tag.endswith("}text")]
+        assert any("currentColor" in each.attrib["style"] for each in words)
+
+
+def test_a_picture_is_written_as_what_its_name_says(tmp_path: Path) -> None:
+    now, before = tmp_path / "now.jsonl", tmp_path / "before.jsonl"
+    now.write_text(results_text(results(*measured())))
+    before.write_text(results_text(results(*measured(factor=0.9))))
+    for kind, beginning in (("svg", b"<svg "), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        path = tmp_path / f"scaling.{kind}"
+        subprocess.run(
+            [sys.executable, "-m", "gpuscale", "plot", now, "--baseline", before, "-o", path],
+            timeout=120,
+            check=True,
+        )
+        assert path.read_bytes().startswith(beginning)
+
+
+def test_the_same_input_gives_the_same_picture() -> None:
+    measurements = Measurements(runs=measured())
+    for kind in KINDS:
+        once, again = (content_of(drawn("speedup", measurements), kind) for _ in range(2))
+        assert once == again
+
+
+def test_what_cannot_be_drawn_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "now.jsonl"
+    file.write_text(results_text(results(*measured())))
+    baseline = PACKAGE / "baselines" / "arc4.json"
+    for arguments, said in (
+        ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
+        ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "nothing of it"),
+        ((file, "--case", "other", "-o", tmp_path / "x.svg"), "nothing of it"),
+        ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
+    ):
+        assert main(["plot", *map(str, arguments)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert len(printed.err.splitlines()) == 1
+        assert said in printed.err
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from gpuscale.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", code, "plot", "x.jsonl", "-o", "x.svg"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert len(answer.stderr.splitlines()) == 1
+    assert "pip install 'gpuscale[plots]'" in answer.stderr

@@ -1,0 +1,22 @@
+import pytest
+
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(99.94, "99.9"), (99.96, "100"), (0.09996, "0.100"), (1520.4, "1520"), (0, "0")],
+)
+def test_a_number_keeps_three_digits_where_rounding_adds_one(number: float, text: str) -> None:
+    assert significant(number) == text
+
+
+def test_units_fit_the_size_of_what_they_measure() -> None:
+    assert [format_seconds(s) for s in (0.000412, 0.0412, 4.12, 412)] == [
+        *("412 µs", "41.2 ms", "4.12 s"),
+        "6 min 52 s",
+    ]
+    assert [format_bytes(count) for count in (512, 1.5 * 2**30)] == ["512 B", "1.50 GiB"]
+    assert [format_percent(f, signed=True) for f in (-0.0912, 0.02, -0.0001)] == [
+        *("−9.1 %", "+2.0 %", "+0.0 %")
+    ]
