@@ -27,7 +27,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.scaling import PointKey, References
+from gpuscale.scaling import PointKey, References, point_keys
 from gpuscale.statistics.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.statistics.significance import nominal_error
 
@@ -146,11 +146,16 @@ class _Session:
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
         # For each run the analysis that has it first, counted from 1.
-        self._positions = [[self._position(run) for run in result.runs] for result in results]
+        self._positions = [
+            [
+                self._position(key, run)
+                for key, run in zip(point_keys(result.runs), result.runs, strict=True)
+            ]
+            for result in results
+        ]
         self._references = References(self._valid)
 
-    def _position(self, run: Run) -> int:
-        key = PointKey.of(run)
+    def _position(self, key: PointKey, run: Run) -> int:
         position = self._valid[key] + 1
         self._attempts[key] += 1
         if run.is_valid:

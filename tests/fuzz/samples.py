@@ -46,6 +46,7 @@ def _results() -> Results:
     )
     load = HostLoad(load_average=3.5, cores=2, cpu_pressure=0.5, steal=0.0, gpu_processes=1)
     first = replace(first, gpu_summaries=(summary, *first.gpu_summaries[1:]), host_load=load)
+    first = replace(first, reported_step_s=0.1)
     found_by_driver = {
         "smi_index": 3,
         "pci_address": "00000000:C1:00.0",
@@ -85,7 +86,12 @@ def _baseline() -> str:
             source=Source(title="A course", url="https://example.org", published="2026", note="x"),
             published=(
                 replace(figure(1, time_s=145.0), discard_first=1, times_s=(150.0, 145.0), note="x"),
-                replace(figure(8, samples_per_s=2650.0, nodes=2), precision="fp16", data="real"),
+                replace(
+                    figure(8, samples_per_s=2650.0, nodes=2),
+                    precision="fp16",
+                    data="real",
+                    nights={"2026-09-01": 2640.0, "2026-09-02": 2660.0},
+                ),
             ),
             tolerances=Tolerances(overrides=(override,)),
             history=(change,),
