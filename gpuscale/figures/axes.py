@@ -2,13 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+_Tick = TypeVar("_Tick")
+_MOST_COUNTS = 9
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
 """Of a power of ten: those of ticks, coarse to fine."""
 _FEWEST_TICKS = 3
@@ -22,7 +25,7 @@ def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:
     ascending = sorted(set(counts))
     axes.set_xscale("log", base=2)
     axes.set_xlim(ascending[0] / 1.3, ascending[-1] * 1.3)
-    label_ticks(axes.xaxis, _thinned(ascending))
+    label_ticks(axes.xaxis, thinned(ascending, _MOST_COUNTS, math.log))
 
 
 def lay_amounts(axes: Axes, values: Iterable[float]) -> None:
@@ -73,11 +76,13 @@ def _round_numbers(low: float, high: float) -> list[float]:
     return [float(number) for number in between if low <= number <= high]
 
 
-def _thinned(counts: Sequence[int]) -> list[int]:
-    """Those of the counts whose labels have room beside each other."""
-    room = math.log(counts[-1] / counts[0]) / _MOST_TICKS / 1.5
-    kept = [counts[0]]
-    for count in counts[1:]:
-        if math.log(count / kept[-1]) > room:
-            kept.append(count)
+def thinned(
+    ascending: Sequence[_Tick], most: int, position: Callable[[_Tick], float]
+) -> list[_Tick]:
+    """Those whose labels have room beside each other, where an axis has room for so many."""
+    room = (position(ascending[-1]) - position(ascending[0])) / most
+    kept = [ascending[0]]
+    for each in ascending[1:]:
+        if position(each) - position(kept[-1]) > room:
+            kept.append(each)
     return kept

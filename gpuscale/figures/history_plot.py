@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, DateFormatter
 from matplotlib.ticker import FuncFormatter
 
 from gpuscale.environment_diff import change_text
-from gpuscale.figures.axes import legend_of
+from gpuscale.figures.axes import legend_of, thinned
 from gpuscale.figures.picture import (
     INK,
     PAGE_IN,
@@ -31,6 +30,7 @@ from gpuscale.statistics.estimates import exponential
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
 """Changes of the environment that are told below the picture, the latest."""
+_MOST_DATES = 6
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
 
@@ -58,9 +58,11 @@ def history_picture(measurements: Measurements) -> Picture | None:
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, history.nights, [night for night, _ in changed])
             axes.set_title(label, loc="left")
-        bottom = grid[-1][0]
-        bottom.xaxis.set_major_locator(AutoDateLocator(maxticks=7))
-        bottom.xaxis.set_major_formatter(DateFormatter("%Y-%m-%d"))
+        named = thinned(history.nights, _MOST_DATES, lambda night: _number(night.began_at))
+        grid[-1][0].set_xticks(
+            [_number(night.began_at) for night in named],
+            [f"{night.began_at:%Y-%m-%d}" for night in named],
+        )
         figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=5)
         notes = [
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
