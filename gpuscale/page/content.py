@@ -111,8 +111,12 @@ def without_unknown(table: Table) -> Table:
     )
 
 
-def with_short_uuids(text: str) -> str:
-    """The text with the beginnings of UUIDs, which nvidia-smi takes too; a table has the whole."""
+def readable(text: str) -> str:
+    """The text with numbers that keep their percent sign, and with the beginnings of UUIDs.
+
+    nvidia-smi takes these too, and a table has the whole.
+    """
+    text = text.replace(" %", "\u00a0%")
     return re.sub(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}", r"\1", text)
 
 

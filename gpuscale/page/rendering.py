@@ -5,7 +5,7 @@ from typing import Any
 
 from gpuscale import __version__
 from gpuscale.errors import UsageError
-from gpuscale.page.content import with_short_uuids
+from gpuscale.page.content import readable
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -18,7 +18,7 @@ def rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["short"] = with_short_uuids
+    environment.filters["readable"] = readable
     text: str = environment.get_template(template).render(version=__version__, **values)
     return text
 

@@ -11,8 +11,8 @@ from gpuscale.page.content import (
     Section,
     Subject,
     Table,
+    readable,
     tone_of,
-    with_short_uuids,
     without_unknown,
 )
 from gpuscale.records import Estimate, Run, Verdict
@@ -112,7 +112,7 @@ def _compared_row(row: Row) -> Sequence[Cell]:
         _then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency,
         Cell(change or UNKNOWN, interval and f"[{interval}"),
-        Cell(with_short_uuids(row.short_reason)),
+        Cell(readable(row.short_reason)),
     )
 
 
