@@ -226,6 +226,9 @@ def test_a_speedup_shows_how_the_table_writes_decimals_and_whole_numbers_have_no
     assert (german.samples_per_s, english.samples_per_s) == (1.563, 1563)
     (figure,) = read("n;img/s;global batch\n4;398;1,024\n")
     assert figure.batch_per_gpu == 256
+    for written in ("24 m 48.169 s", "24 m 48,169 s", "24:48,169"):
+        (figure,) = read(f"n;time;Speedup\n4;{written};3,9\n")
+        assert figure.times_s == pytest.approx((1488.169,))
     both = "n;img/s;time\n1;1,563;1.5\n1;1,563;1,5\n"
     assert len(refusals(both)) == 2
 

@@ -176,7 +176,7 @@ def test_results_are_judged_against_earlier_ones_of_three_runs_each(tmp_path: Pa
 def test_a_terminal_without_arrows_gets_ascii_and_the_same_exit_code() -> None:
     answer = gpuscale("compare", ARC4, RESULTS, variables={"PYTHONIOENCODING": "ascii"})
     assert answer.returncode == 4
-    assert "0.86 -> " in answer.stdout
+    assert "0.86 ->" in answer.stdout
 
 
 def test_a_full_disk_under_the_output_is_no_regression() -> None:

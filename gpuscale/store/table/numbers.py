@@ -88,7 +88,13 @@ def measures_of(text: str, column: Column, signs: Collection[str]) -> tuple[floa
     """The values of a cell, several between `;` or `, `: seconds, or what is in a second."""
     measure = _seconds if column.meaning in TIMES else _rate
     parts = (part.strip().lower() for part in _SEVERAL.split(text))
-    return tuple(measure(_plain(part, signs), column, part) for part in parts)
+    return tuple(measure(_plain(part, _signs_in(part, signs)), column, part) for part in parts)
+
+
+def _signs_in(part: str, signs: Collection[str]) -> Collection[str]:
+    """Of `24 m 48.169 s` its own: seconds behind minutes have no thousands."""
+    own = "." if "." in part else ","
+    return {own} if len(_PART.findall(part)) > 1 else signs
 
 
 def _seconds(text: str, column: Column, written: str) -> float:
