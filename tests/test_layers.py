@@ -29,8 +29,6 @@ LAYERS = {
     "command_case": 2,
     "log_formats": 2,
     "injections": 2,
-    "device_paces": 2,
-    "night_order": 2,
     "history": 2,
     "run_directory": 2,
     "run_defaults": 2,
@@ -121,8 +119,7 @@ def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
                 "budget": {"scaling", "statistics"},
                 "projection": {"budget", "scaling", "statistics"},
                 "typical_step": {"budget", "scaling", "statistics"},
-                "history": {"scaling", "statistics", "environment_diff", "device_paces"},
-                "device_paces": {"scaling"},
+                "history": {"scaling", "statistics", "environment_diff"},
                 "run_defaults": {"cases", "command_case"},
                 "command_case": {"cases", "log_formats"},
             }

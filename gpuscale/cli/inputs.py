@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
+from gpuscale.history.night_order import doubts
 from gpuscale.night import FIRST_ATTEMPT
-from gpuscale.night_order import doubts
 from gpuscale.printable import visible
 from gpuscale.records import Results
 from gpuscale.reports.phrases import age_text

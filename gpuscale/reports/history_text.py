@@ -4,9 +4,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscale.device_paces import DeviceChange
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
+from gpuscale.history.device_paces import DeviceChange
 from gpuscale.records import Configuration
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text

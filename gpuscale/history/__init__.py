@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gpuscale.device_paces import DeviceChange, devices_that_changed
 from gpuscale.environment_diff import changes, host_changes
 from gpuscale.errors import UsageError
+from gpuscale.history.device_paces import DeviceChange, devices_that_changed
 from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.estimates import Sample, difference, exponential, log_sample
