@@ -1,12 +1,13 @@
 """Starting pytest as a user would, in a process and a folder of its own."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from warm_sessions import can_be_warm, environment_of_sessions, warm_session
 
 from gpuscale.records import Results
 from gpuscale.store import read_results
@@ -61,13 +62,14 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
     """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
+    if not environment and can_be_warm():
+        exit_code, output = warm_session(folder, pytest_command(*arguments)[3:], TIMEOUT_S)
+        return Session(exit_code=exit_code, output=output, folder=folder)
     variables = dict(pair.split("=", 1) for pair in environment)
-    # A worker of pytest-xdist tells pytest-benchmark by it that another writes the files.
-    own = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     answer = subprocess.run(
         pytest_command(*arguments),
         cwd=folder,
-        env={**own, **variables},
+        env={**environment_of_sessions(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
