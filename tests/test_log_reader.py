@@ -102,3 +102,11 @@ def test_what_the_lines_report_of_a_step_stands_beside_what_was_measured(
     outcome = reader.outcome(told, started_s=0, clock_s=0)
     assert outcome.windows[0].time_s / outcome.steps_per_window == 0.25
     assert outcome.reported_step_s == reported_s
+
+
+def test_a_counter_that_stands_while_lines_go_on_is_a_hang() -> None:
+    lines = [(number * 1.0, f'GPUSCALE {{"step": {number}}}') for number in range(3)]
+    reader = reader_of(None, [*lines, *((2.5 + 0.1 * n, "retrying") for n in range(90))])
+    assert reader.standstill(now_s=4.0) is None
+    said = known(reader.standstill(now_s=62.0))
+    assert "in the last 60 s, after step 2, and its last line is: retrying" in said
