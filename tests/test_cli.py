@@ -49,6 +49,7 @@ def test_version_and_help_answer() -> None:
         (["compare", "deep.json", RESULTS], "nested"),
         (["compare", "future.json", RESULTS], "upgrade gpuscale"),
         (["compare", RESULTS, RESULTS], "is given as both sides"),
+        (["report", RESULTS, "--baseline", RESULTS], "is given as both sides"),
         (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["compare", ARC4], "there are no results yet"),
         (["show"], "there are no results yet"),

@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         baseline = None if arguments.baseline is None else Path(arguments.baseline)
         if any(is_same(output, path) for path in (*paths, *([baseline] if baseline else []))):
             raise UsageError(f"-o: {visible(str(output))} is an input and is not overwritten")
+        if baseline is not None and any(is_same(baseline, path) for path in paths):
+            raise UsageError(f"{visible(str(baseline))} is given as both sides; name another file")
         gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
         subject = _subject(paths, baseline, cases=arguments.case, gpus=gpus)
         page = report_html(subject)
