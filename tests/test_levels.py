@@ -48,11 +48,20 @@ def test_a_step_of_three_percent_is_found_within_two_nights() -> None:
     rng = random.Random(2)
     found = []
     for _ in range(SERIES):
-        series = nights(
-            rng, 32, deviation=0.003, outlying=0.0, truth=lambda i: STEP if i >= 30 else 0.0
-        )
+        series = nights(rng, 32, deviation=0.003, truth=lambda i: STEP if i >= 30 else 0.0)
         found.append(any(change.seen >= 30 for change in level_changes(series)))
-    assert share(found) >= 0.99
+    # 99% are promised; so few of 400 fall short of that by chance in one of a thousand trials.
+    assert share(found) >= 0.97
+
+
+@pytest.mark.parametrize("last", [[0.031, 0.15], [0.15, 0.031]])
+def test_an_outlying_night_does_not_hide_the_step_beside_it(last: list[float]) -> None:
+    series = [0.0, 0.001] * 10
+    (change,) = level_changes([*series, *last])
+    assert (change.kind, change.onset, change.seen) == ("step", 20, 21)
+    # The nearer one: the other may be worse for a reason of its own.
+    assert change.change == pytest.approx(0.0305, abs=0.001)
+    assert level_changes([*series, 0.019, 0.15]) == ()
 
 
 def test_a_drift_is_found_before_it_has_cost_four_percent() -> None:

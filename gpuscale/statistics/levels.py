@@ -1,10 +1,10 @@
 """Levels of a series of nights: when it changed, told from nights that only scatter.
 
 A night counts as its logarithm. Single nights may lie anywhere, so a change is believed only when
-two in succession lie beyond the level and agree, or three do in any way, or when the median of a
-week has moved away from the best week since the last change, which a slow drift does in steps too
-small for the first. How far is beyond was set by simulation (docs/history.md has the rates,
-tests/test_levels.py holds them).
+two in succession lie beyond the level and agree, or lie far beyond it, or three do in any way, or
+when the median of a week has moved away from the best week since the last change, which a slow
+drift does in steps too small for the first. How far is beyond was set by simulation
+(docs/history.md has the rates, tests/test_levels.py holds them).
 """
 
 import itertools
@@ -22,6 +22,8 @@ FEWEST_NIGHTS = 4
 """Nights that a level needs before another can be told from it."""
 _SMALLEST_STEP = math.log(1.015)
 _STEP_DEVIATIONS = 2.6
+_FAR = 5 / 3
+"""How far beyond two nights must lie that do not agree, since one of them may be outlying."""
 _OF_FEW_NIGHTS = 5.0
 """Few nights tell their level and deviation badly: the step is larger by this over their number."""
 _WEEK = 7
@@ -113,9 +115,10 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
         _step_size(values[begin : tonight - 1]),
     )
     last = [value - level for value in values[max(begin, tonight - 2) : tonight + 1]]
-    if abs(last[-1] - last[-2]) <= beyond:
-        last = last[-2:]
-    if not (min(last) > beyond or max(last) < -beyond):
+    agree = abs(last[-1] - last[-2]) <= beyond
+    if not (
+        _all_beyond(last[-2:], beyond if agree else _FAR * beyond) or _all_beyond(last, beyond)
+    ):
         return None
 
     def left_over(onset: int) -> float:
@@ -124,8 +127,16 @@ def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | No
 
     # Two nights were enough to begin a level, so a short one may end after them.
     onset = min(range(first + 2, tonight), key=left_over)
-    after = statistics.median(values[onset : tonight + 1])
+    reached = values[onset : tonight + 1]
+    # Of two nights that differ, the one further away may be outlying.
+    is_sure = agree or len(reached) > 2
+    after = statistics.median(reached) if is_sure else min(reached, key=lambda v: abs(v - level))
     return LevelChange(kind="step", onset=onset, seen=tonight, before=level, change=after - level)
+
+
+def _all_beyond(departures: Sequence[float], limit: float) -> bool:
+    """True where all lie further from the level than the limit, on one side of it."""
+    return min(departures) > limit or max(departures) < -limit
 
 
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
