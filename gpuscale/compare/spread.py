@@ -10,6 +10,7 @@ from gpuscale.records import Statement
 from gpuscale.statistics.estimates import (
     Difference,
     Moderated,
+    Sample,
     Term,
     difference_of_levels,
     exponential,
@@ -54,6 +55,8 @@ class RunSample:
     """Logarithms of step times, or what else is judged; at least one."""
     moderated: Moderated
     """Their mean, and the variance of a run within its allocation."""
+    holds_allocations: bool = False
+    """That variance is of runs and allocations together, since nothing tells them apart."""
 
     @property
     def mean(self) -> float:
@@ -100,16 +103,17 @@ def moderated_samples(
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
-    if all(sample.variance is None for sample in samples):
-        # One run a night. Too few nights to tell what nights differ by tell it of runs and nights
-        # together, and the declared deviation counts as well.
+    is_together = all(sample.variance is None for sample in samples)
+    told = samples
+    if is_together:
+        # One run a night. Where nights are too few to tell what they differ by, the declared
+        # deviation counts as well.
+        told = [_told_together(values) for values in sides]
         samples = [
-            log_sample([value for each in values.values() for value in each])
-            if len(values) < MINIMUM_ALLOCATIONS
-            else own
-            for values, own in zip(sides, samples, strict=True)
+            together if len(values) < MINIMUM_ALLOCATIONS else own
+            for values, own, together in zip(sides, samples, told, strict=True)
         ]
-    priors = priors_of(samples)
+    priors = priors_of(told)
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
         if key in then:
@@ -119,11 +123,22 @@ def moderated_samples(
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
     moderated = (
-        RunSample(values=values, moderated=Moderated(sample=own, prior=prior))
+        RunSample(
+            values=values,
+            moderated=Moderated(sample=own, prior=prior),
+            holds_allocations=is_together,
+        )
         for values, own, prior in zip(sides, samples, priors, strict=True)
     )
     # The first zip ends before it takes from `moderated`, as the shorter one stands first.
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
+
+
+def _told_together(values: Mapping[str, tuple[float, ...]]) -> Sample:
+    """The only run of each allocation, but for those that lie far from the others."""
+    runs = {name: run for name, (run,) in values.items()}
+    outlying = outlying_allocations(runs)
+    return log_sample([run for name, run in runs.items() if name not in outlying])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +224,17 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
 
     A side is blamed for what its own runs differ by, not for what moderation adds.
     """
+    is_estimated = _estimates_allocations(baseline, current)
     of_current, of_baseline = (
-        math.fsum(end.own_variance / end.count for end in side.ends) for side in (current, baseline)
+        math.fsum(
+            end.own_variance / end.count
+            for end in side.ends
+            if not (is_estimated and end.holds_allocations)
+        )
+        for side in (current, baseline)
     )
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
-    is_estimated = _estimates_allocations(baseline, current)
     # Means of allocations hold the spread of the baseline's runs already.
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
@@ -260,7 +280,10 @@ def _gain_over_allocations(
     of_runs = math.fsum(
         (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
     )
-    between = Moderated(sample=means, prior=Term(variance=deviation**2 + of_runs, df=DECLARED_DF))
+    declared = deviation**2 + of_runs
+    if any(end.holds_allocations for end in baseline.ends):
+        declared = max(deviation**2, of_runs)
+    between = Moderated(sample=means, prior=Term(variance=declared, df=DECLARED_DF))
     of_allocations = Term(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
         df=means.df + DECLARED_DF,

@@ -178,7 +178,8 @@ def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
 
 
 @pytest.mark.parametrize(
-    ("nights", "deviation"), [(2, 0.003), (2, 0.05), (3, 0.003), (3, 0.05), (6, 0.003)]
+    ("nights", "deviation"),
+    [(2, 0.003), (2, 0.05), (3, 0.003), (3, 0.05), (4, 0.05), (6, 0.003), (6, 0.05)],
 )
 def test_identical_nights_are_rarely_alarmed_where_the_baseline_tells_their_spread(
     nights: int, deviation: float
