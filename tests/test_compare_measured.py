@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -139,6 +140,17 @@ def test_a_lost_speedup_has_its_size_and_interval() -> None:
     assert known(change.low) < change.value < known(change.high) < 0
 
 
+def test_a_comparison_turned_round_has_its_interval_turned_round() -> None:
+    few = {1: [0.1, 0.101, 0.107], 2: [0.11, 0.112, 0.1105]}
+    many = {gpus: [t * f for f in THEN] for gpus, t in {1: 0.104, 2: 0.12}.items()}
+    turns = compare(baseline(few), [measured(many)]), compare(baseline(many), [measured(few)])
+    for gpus in few:
+        change, back = (known(_row(each, gpus).change) for each in turns)
+        assert 1 + change.value == pytest.approx(1 / (1 + back.value))
+        assert 1 + known(change.low) == pytest.approx(1 / (1 + known(back.high)))
+        assert 1 + known(change.high) == pytest.approx(1 / (1 + known(back.low)))
+
+
 def test_a_sure_loss_within_the_margin_is_ok() -> None:
     tight = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
     before = replace(_then(n1=0.1), tolerances=tight)
@@ -184,7 +196,7 @@ WILD = [0.06, 0.11, 0.19]
         (QUIET, [0.103 * f for f in NOW], 0.1, "nights_differ"),
         ([0.1] * 6, [0.103] * 3, 0.1, "nights_differ"),
         # After fifty runs more of them nights differ by more; after forty, runs still would.
-        (QUIET, [0.0908, 0.104, 0.1192], 0.01, "nights_differ"),
+        (QUIET, [0.0943, 0.104, 0.1147], 0.01, "nights_differ"),
         (QUIET, WILD, 0.01, "runs_differ"),
         (WILD, [0.1 * f for f in NOW], 0.01, "baseline_runs_differ"),
     ],
@@ -200,8 +212,12 @@ def test_further_runs_are_none_where_they_cannot_settle_it_and_the_reason_says_w
     remedy = row.reason.facts["remedy"]
     assert isinstance(remedy, Statement)
     assert remedy.code is why
+    told = remedy.facts["deviation"]
     if why == "nights_differ":
-        assert remedy.facts["deviation"] == pytest.approx(math.expm1(deviation), rel=0.02)
+        assert told == pytest.approx(math.expm1(deviation), rel=0.02)
+    else:
+        # Of three runs, by themselves.
+        assert told == pytest.approx(math.expm1(statistics.stdev(map(math.log, WILD))))
 
 
 def test_a_single_current_run_is_judged_by_the_deviation_of_the_others() -> None:

@@ -56,7 +56,7 @@ def _only(now: list[float]) -> EntryVerdict:
 
 
 def test_a_loss_that_chance_may_explain_says_so_and_at_which_level() -> None:
-    row = _only([0.13, 0.155, 0.11])
+    row = _only([0.13, 0.155, 0.115])
     assert row.verdict is Verdict.INCONCLUSIVE
     assert known(known(row.change).high) < 0
     assert row.reason.code == "not_beyond_chance"

@@ -64,8 +64,15 @@ def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:
     for after in grown:
         assert (after.count, after.moderated.sample.df) == (9, 7)
         assert after.mean == pytest.approx(1.6)
-        # Its own are now of the moderated variance: (3·0.07 + 7·0.05)/(3 + 7) = 0.056
-        assert after.moderated.variance == pytest.approx(0.056)
+        assert after.moderated.variance == pytest.approx(0.05)
+    # Its own two degrees of freedom and the five of the moderated variance.
+    assert grown[0].moderated.sample.variance == pytest.approx((2 * 0.02 + 5 * 0.05) / 7)
+    assert side(before).with_further_runs(0) == side(before)
+    # A single run deviates by what the others tell; where nothing does, by nothing known.
+    (lone,) = side(sample({"a": (1.0,)}, told(0.07))).with_further_runs(5).ends
+    assert lone.moderated.variance == pytest.approx(0.07)
+    (unknown,) = side(sample({"a": (1.0,)})).with_further_runs(5).ends
+    assert unknown.moderated.variance is None
 
 
 def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> None:

@@ -136,11 +136,11 @@ class _Pairing:
         """The spread that makes T(n), or S(n), uncertain however many runs are added."""
         most = FURTHER_RUNS[-1]
         quantities = self.quantities(rule.tolerances, rule.rates, further_runs=most)
-        before, after = self.before, self.after.with_further_runs(most)
         if of_speedup and quantities.speedup is not None:
-            return largest_spread(before, after, quantities.speedup.gain)
-        alone = SideSample(before.ends[:1]), SideSample(after.ends[:1])
-        return largest_spread(*alone, quantities.time.gain)
+            gain = quantities.speedup.gain
+            return largest_spread(self.before, self.after, gain, further_runs=most)
+        alone = SideSample(self.before.ends[:1]), SideSample(self.after.ends[:1])
+        return largest_spread(*alone, quantities.time.gain, further_runs=most)
 
 
 def judge_measured(

@@ -81,14 +81,16 @@ class RunSample:
         return math.fsum((len(values) / total) ** 2 for values in self.values.values())
 
     def with_further_runs(self, count: int) -> "RunSample":
-        """The sample as so many more runs in the same allocation would leave it, mean unchanged."""
-        sample = self.moderated.sample
-        grown = replace(
-            sample,
-            variance=self.moderated.variance,
-            count=sample.count + count,
-            df=sample.df + count,
-        )
+        """The sample as so many more runs in the same allocation would leave it, mean unchanged.
+
+        They deviate by the moderated variance, which so stays what it is.
+        """
+        sample, of_run = self.moderated.sample, self.moderated.variance
+        if count == 0 or of_run is None:
+            return self
+        df = sample.df + count
+        squares = (sample.variance or 0.0) * sample.df + of_run * count
+        grown = replace(sample, variance=squares / df, count=sample.count + count, df=df)
         return replace(self, moderated=replace(self.moderated, sample=grown))
 
 
@@ -219,20 +221,21 @@ def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     return enough and bool(current.common_allocations)
 
 
-def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) -> Statement:
+def largest_spread(
+    baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
+) -> Statement:
     """The level that puts most on the variance of a gain, with its standard deviation.
 
-    A side is blamed for what its own runs differ by, not for what moderation adds.
+    The gain is one after further runs of the current side. A side is blamed for what its own runs
+    differ by, not for what moderation adds.
     """
     is_estimated = _estimates_allocations(baseline, current)
-    of_current, of_baseline = (
-        math.fsum(
-            end.own_variance / end.count
-            for end in side.ends
-            if not (is_estimated and end.holds_allocations)
-        )
-        for side in (current, baseline)
-    )
+
+    def of_own_runs(side: SideSample, further_runs: int) -> float:
+        told = [end for end in side.ends if not (is_estimated and end.holds_allocations)]
+        return math.fsum(end.own_variance / (end.count + further_runs) for end in told)
+
+    of_current, of_baseline = of_own_runs(current, further_runs), of_own_runs(baseline, 0)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
     # Means of allocations hold the spread of the baseline's runs already.
@@ -242,7 +245,8 @@ def largest_spread(baseline: SideSample, current: SideSample, gain: Difference) 
         means = log_sample([baseline.in_allocation(name) for name in baseline.usual_allocations])
         between = (means.variance or 0.0) * shares
     else:
-        between = (gain.variance or 0.0) - (baseline.variance_of_means + current.variance_of_means)
+        grown = current.with_further_runs(further_runs)
+        between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
     variance = max(end.own_variance for end in side.ends)
     if between > most:
         code, variance = "nights_differ", between / shares
