@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from gpuscale.history import History
 from gpuscale.records import Baseline, Results, Run, Verdict
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.rows import weight
 from gpuscale.reports.view import View
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
@@ -94,7 +93,7 @@ class Section:
 
 def tone_of(verdict: Verdict) -> Tone:
     """The tone of a row's verdict."""
-    return _BY_WEIGHT[weight(verdict)]
+    return _BY_WEIGHT[verdict.weight]
 
 
 def without_unknown(table: Table) -> Table:

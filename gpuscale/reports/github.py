@@ -8,7 +8,7 @@ tenth stands for all that are left.
 from collections.abc import Iterator, Sequence
 
 from gpuscale.reports.folding import Explanation
-from gpuscale.reports.rows import detail_lines, finding_text, weight
+from gpuscale.reports.rows import detail_lines, finding_text
 from gpuscale.reports.view import View
 
 SHOWN_OF_A_KIND = 10
@@ -24,8 +24,8 @@ def render(view: View) -> str:
     (verdict, found), *facts = view.headline
     title, notes = f"gpuscale: {verdict} {found}", "\n".join(view.notes)
     summary = "\n".join((*(f"{label}: {text}" for label, text in facts), view.summary))
-    lost = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 0]
-    doubted = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 1]
+    lost = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 0]
+    doubted = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 1]
     errors = [
         (_title(its), "\n".join((its.reason, *detail_lines(its.lost_metrics, its.causes))))
         for its in sorted(lost, key=_largest_loss, reverse=True)

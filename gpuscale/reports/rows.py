@@ -179,11 +179,6 @@ def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> I
             yield f"   next: {cause.next_step}"
 
 
-def weight(verdict: Verdict) -> int:
-    """0 for what got worse, 1 for what was not shown to be fine, 2 for a pass."""
-    return 0 if verdict.is_loss else 2 if verdict.is_pass else 1
-
-
 def finding_text(finding: Finding | MetricSpec) -> str:
     """`scaling loss`, `more memory`."""
     return finding.value if isinstance(finding, Finding) else finding.worse

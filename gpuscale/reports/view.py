@@ -9,7 +9,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.folding import Explanation, explanations
 from gpuscale.reports.headline import headline_of
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.rows import Row, rows_of, weight
+from gpuscale.reports.rows import Row, rows_of
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -63,7 +63,7 @@ class View:
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     """The comparison of one or more results for reading, in a file or a log."""
     rows = rows_of(comparison.entries, results)
-    ranked = tuple(sorted(rows, key=lambda row: weight(row.entry.verdict)))
+    ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
     injected = (
         f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
