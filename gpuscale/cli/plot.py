@@ -13,7 +13,7 @@ from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.history import history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline
-from gpuscale.records import Baseline, EntryKey
+from gpuscale.records import Baseline
 from gpuscale.store import RESULTS_FOLDER, read_any
 from gpuscale.store.files import write_content
 
@@ -80,18 +80,15 @@ def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
 
 
 def _of_cases(measurements: Measurements, cases: Collection[str]) -> Measurements:
-    def is_wanted(key: EntryKey) -> bool:
-        return bool({key.case, f"{key.case}/{key.strategy}"} & {*cases})
-
     baseline = measurements.baseline
     if baseline is not None:
         baseline = replace(
             baseline,
-            runs=tuple(run for run in baseline.runs if is_wanted(run.key)),
-            published=tuple(each for each in baseline.published if is_wanted(each.key)),
+            runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
+            published=tuple(each for each in baseline.published if each.key.is_of(cases)),
         )
     return Measurements(
-        runs=[run for run in measurements.runs if is_wanted(run.key)],
+        runs=[run for run in measurements.runs if run.key.is_of(cases)],
         baseline=baseline,
         injections=measurements.injections,
     )

@@ -105,7 +105,7 @@ def _published_table(
     headers += hours_header(steps)
     rows = [
         [
-            f"{figure.case}/{figure.strategy}",
+            figure.key.name,
             *map(str, (figure.gpus, figure.nodes, figure.batch_per_gpu, figure.runs)),
             *_published_text(figure),
             *_published_pair(figure, figures),

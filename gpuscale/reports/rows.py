@@ -218,7 +218,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
-        name = f"{entry.key.case}/{entry.key.strategy}"
+        name = entry.key.name
         if entry.configuration is not None:
             name = apart.get(entry.configuration, name)
         seen[name, entry.key.gpus] += 1
