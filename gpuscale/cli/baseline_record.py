@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_name, new_baseline
-from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
+from gpuscale.cli.inputs import add_selection, read_all_results
 from gpuscale.compare import compare
 from gpuscale.errors import ExitCode
 from gpuscale.recording import (
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=name,
         cluster=arguments.cluster,
         cases=arguments.case,
-        gpus=None if arguments.gpus is None else gpu_counts(arguments.gpus),
+        gpus=arguments.gpus,
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
     write_baseline(output, baseline)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.inputs import is_same, newest_input, read_all_results, read_nights
+from gpuscale.cli.inputs import newest_input, read_all_results, read_nights, refuse_as_output
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.history import history_of
@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
     before = None if arguments.baseline is None else Path(arguments.baseline)
-    if any(is_same(output, path) for path in (*paths, *([before] if before else []))):
-        raise UsageError(f"-o: {shown} is an input and is not overwritten")
+    refuse_as_output(output, [*paths, *([before] if before else [])])
     if arguments.figure == "history":
         nights = read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
