@@ -91,16 +91,14 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     """An average step of each row, phase by phase; each case on an axis of its own."""
     steps = typical_steps(measurements.runs)
     names = set_apart([point.configuration for point in steps])
-    order = [*names]
-    points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
     bars = [
         _Bar(
             case=point.configuration.case,
             label=row_text(names[point.configuration], point.configuration, point.gpus),
-            parts={name: s for name, s in steps[point].phases_s.items() if s is not None},
-            end=format_seconds(steps[point].time_s),
+            parts={name: s for name, s in step.phases_s.items() if s is not None},
+            end=format_seconds(step.time_s),
         )
-        for point in points
+        for point, step in steps.items()
     ]
     notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
     return _picture(measurements, "An average step, phase by phase", bars, bars[:MOST_BARS], notes)
