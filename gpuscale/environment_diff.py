@@ -128,10 +128,10 @@ def change_text(change: EnvironmentChange) -> str:
     return f"{name} {listed(change.before)} → {listed(change.after)}"
 
 
-def listed(values: Sequence[str]) -> str:
+def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:
     """`node1, node2`, and how many more where they are many."""
-    more = len(values) - _MOST_NAMED
-    shown = ", ".join(values[:_MOST_NAMED])
+    more = len(values) - most
+    shown = ", ".join(values[:most])
     return f"{shown} and {more} more" if more > 0 else shown
 
 

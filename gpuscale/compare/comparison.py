@@ -84,7 +84,6 @@ def compare(
     *,
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
-    rates: ErrorRates = ONE_ANALYSIS,
 ) -> Comparison:
     """The verdict on every row of the results and of the baseline.
 
@@ -93,7 +92,7 @@ def compare(
     speedups. Raises UsageError for one that neither side has.
     """
     choice = Choice(cases=cases, gpus=gpus)
-    assessment = assess(baseline, results, choice, rates)
+    assessment = assess(baseline, results, choice, ONE_ANALYSIS)
     if assessment.known_keys:
         choice.refuse_unknown(assessment.known_keys)
     entries = [judgement.entry for judgement in assessment.judgements]

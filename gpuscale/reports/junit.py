@@ -79,8 +79,9 @@ def _case(row: Row) -> Element:
 
 
 def _properties(view: View) -> Iterator[tuple[str, str]]:
-    yield "baseline", view.baseline
-    yield "current", view.comparison.current_machine
+    comparison = view.comparison
+    yield "baseline", f"{comparison.baseline_name}: {comparison.baseline_machine}"
+    yield "current", comparison.current_machine
     yield "summary", view.summary
     yield "exit_code", str(view.exit_code)
     for row in view.ranked:

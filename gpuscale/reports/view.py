@@ -35,8 +35,6 @@ class View:
     """First the rows that got worse, then those not shown to be fine, then the passes."""
     explanations: tuple[Explanation, ...]
     """Of the ranked rows, each once for all rows that share it."""
-    baseline: str
-    """Its name and its machine."""
     injections: tuple[str, ...]
     """The faults that were made on purpose in the results."""
     warning: str
@@ -81,7 +79,6 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(explanations(ranked)),
-        baseline=f"{comparison.baseline_name}: {comparison.baseline_machine}",
         injections=injections,
         warning=phrases.injection_warning(injections) if injections else "",
         notes=(*injected_notes, *notes),
