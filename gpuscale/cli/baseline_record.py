@@ -22,8 +22,8 @@ from gpuscale.recording import (
 )
 from gpuscale.records import Baseline
 from gpuscale.records.run import busy_loads
-from gpuscale.reports.baseline_text import step_time_text
 from gpuscale.reports.phrases import load_text
+from gpuscale.reports.show.baseline_text import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
 

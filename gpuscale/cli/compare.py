@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib import import_module
@@ -28,9 +28,9 @@ from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.reports import FORMATS
+from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.reports.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 
@@ -160,8 +160,8 @@ def _write(outputs: Iterable[Output], view: View) -> None:
     for output in outputs:
         shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
         # Each format is imported only when it is asked for.
-        render: Callable[[View], str] = import_module(f"gpuscale.reports.{output.format}").render
-        text = f"{render(shown)}\n"
+        format_module = import_module(f"gpuscale.reports.comparison.as_{output.format}")
+        text = f"{format_module.render(shown)}\n"
         if output.path is None:
             printed = text
             continue

@@ -21,7 +21,7 @@ from gpuscale.page.content import Subject
 from gpuscale.page.document import report_html
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline
-from gpuscale.reports.view import view_of
+from gpuscale.reports.comparison.view import view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from gpuscale.history import History
 from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.view import View
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
 """What a colour says beside the words; never without them."""

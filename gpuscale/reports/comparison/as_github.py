@@ -7,9 +7,9 @@ tenth stands for all that are left.
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.reports.folding import Explanation
-from gpuscale.reports.rows import detail_lines, finding_text
-from gpuscale.reports.view import View
+from gpuscale.reports.comparison.folding import Explanation
+from gpuscale.reports.comparison.rows import detail_lines, finding_text
+from gpuscale.reports.comparison.view import View
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000

@@ -20,9 +20,9 @@ from gpuscale.records import (
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.scaling_rows import published_step_time_s
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.tables import (
+from gpuscale.reports.show.scaling_rows import published_step_time_s
+from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
     hours_header,
     hours_text,

@@ -7,10 +7,10 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
-from gpuscale.reports.folding import Explanation
+from gpuscale.reports.comparison.folding import Explanation
+from gpuscale.reports.comparison.rows import Row, smallest_losses
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
-from gpuscale.reports.rows import Row, smallest_losses
-from gpuscale.reports.view import View
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By the weight of a verdict."""

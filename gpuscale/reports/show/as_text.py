@@ -1,10 +1,10 @@
 """Results and baselines as text: the tables that people read first."""
 
 from gpuscale.records import Results
-from gpuscale.reports.baseline_text import baseline_text
-from gpuscale.reports.projection_text import projection_lines
-from gpuscale.reports.scaling_rows import Shown
-from gpuscale.reports.tables import results_text
+from gpuscale.reports.show.baseline_text import baseline_text
+from gpuscale.reports.show.projection_text import projection_lines
+from gpuscale.reports.show.scaling_rows import Shown
+from gpuscale.reports.show.scaling_table import results_text
 
 
 def render(shown: Shown) -> str:

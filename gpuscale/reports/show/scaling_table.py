@@ -18,9 +18,9 @@ from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.scaling_rows import gpu_hours
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.step_time import budget_lines, phase_lines
+from gpuscale.reports.show.scaling_rows import gpu_hours
+from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.scaling import (
     PointKey,
     ScalingPoint,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Results
 from gpuscale.reports import phrases
-from gpuscale.reports.folding import Explanation, explanations
-from gpuscale.reports.headline import headline_of
+from gpuscale.reports.comparison.folding import Explanation, explanations
+from gpuscale.reports.comparison.headline import headline_of
+from gpuscale.reports.comparison.rows import Row, rows_of
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.rows import Row, rows_of
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {

@@ -21,7 +21,7 @@ from gpuscale.records import (
     Estimate,
     Verdict,
 )
-from gpuscale.reports.view import View
+from gpuscale.reports.comparison.view import View
 from gpuscale.scaling import ScalingPoint, scaling_points
 
 Labels = Mapping[str, object]

@@ -7,7 +7,7 @@ import msgspec
 from gpuscale.projection import Projection
 from gpuscale.records import Results
 from gpuscale.records.as_json import document_text
-from gpuscale.reports.scaling_rows import ScalingRow, Shown, scaling_rows
+from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
 
 
 def render(shown: Shown) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from gpuscale.records import Verdict
+from gpuscale.reports.comparison.rows import Row, detail_lines, smallest_losses
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.rows import Row, detail_lines, smallest_losses
 from gpuscale.reports.screen import Screen, wrapped
-from gpuscale.reports.view import View
 
 _GAP = "  "
 _INDENT = "    "

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from gpuscale.projection import Projection
 from gpuscale.reports import phrases
-from gpuscale.reports.scaling_rows import gpu_hours
 from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.show.scaling_rows import gpu_hours
 from gpuscale.units import format_percent, format_seconds, significant
 
 _HEADERS = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")

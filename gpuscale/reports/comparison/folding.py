@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
-from gpuscale.reports.rows import Row, ShownCause, subject_of
+from gpuscale.reports.comparison.rows import Row, ShownCause, subject_of
 
 
 class Explanation(NamedTuple):

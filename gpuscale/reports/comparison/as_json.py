@@ -6,9 +6,9 @@ import msgspec
 
 from gpuscale.records.as_json import document_text
 from gpuscale.reports import cause_words
+from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.reason_words import metric_reason
-from gpuscale.reports.rows import Row, finding_text
-from gpuscale.reports.view import View
 
 
 def render(view: View) -> str:

@@ -18,9 +18,9 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.cause_words import headline, next_step
-from gpuscale.reports.folding import likeness_of_cause
+from gpuscale.reports.comparison.folding import likeness_of_cause
+from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
-from gpuscale.reports.rows import Row, smallest_losses, subject_of
 from gpuscale.units import whole_percent
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
