@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from gpuscale.projection import Projection
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.show.scaling_rows import gpu_hours
-from gpuscale.units import format_percent, format_seconds, significant
+from gpuscale.reports.show.scaling_rows import projected_row
+from gpuscale.reports.show.scaling_table import cells_under, hours_header
+from gpuscale.units import format_percent
 
 _HEADERS = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
 _FIRST = ("step time", "speedup", "efficiency")
@@ -20,22 +21,13 @@ def projection_lines(
     yield from fitted([title], columns)
     yield ""
     names = phrases.set_apart([each.configuration for each in projections])
-    headers = [*_HEADERS, *(() if steps is None else ("GPU-hours",))]
+    headers = [*_HEADERS, *hours_header(steps)]
     rows = [
-        [
-            names[projection.configuration],
-            str(point.gpus),
-            str(point.batch_per_gpu),
-            phrases.with_spread(point.step_time_s, format_seconds),
-            phrases.with_spread(point.samples_per_s, significant),
-            phrases.interval_text(point.speedup),
-            phrases.interval_text(point.efficiency),
-            phrases.with_spread(gpu_hours(point.step_time_s, point.gpus, steps), significant),
-        ][: len(headers)]
+        projected_row(projection.configuration, point, steps)
         for projection in projections
         for point in projection.points
     ]
-    yield table(headers, rows, columns, first=_FIRST)
+    yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
     yield ""
     for projection in projections:
         name = names[projection.configuration]
