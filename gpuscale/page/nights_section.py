@@ -4,7 +4,6 @@ from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.history_text import STANDING, event_lines, night_names, standings
-from gpuscale.reports.screen import Screen
 
 
 def last_loss(subject: Subject) -> str:
@@ -16,7 +15,7 @@ def last_loss(subject: Subject) -> str:
     events = [event for event in history.events if lost & {*event.changes}]
     if not events:
         return ""
-    first, *_, changed = event_lines(events[-1], history, Screen())
+    first, *_, changed = event_lines(events[-1], history)
     return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
 
 
@@ -41,7 +40,7 @@ def nights(subject: Subject) -> Section | None:
     )
     blocks = []
     for event in reversed(history.events):
-        first, *rest = event_lines(event, history, Screen())
+        first, *rest = event_lines(event, history)
         is_loss = event.changes[0].is_loss
         items = [Item(line.strip()) for line in rest]
         blocks.append(

@@ -42,7 +42,8 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     if not history.events:
         yield "no change of level"
     for event in reversed(history.events):
-        for line in event_lines(event, history, screen):
+        first, *rest = event_lines(event, history)
+        for line in (screen.bold(first), *rest):
             yield from wrapped(line, screen.columns)
     for row in history.rows:
         if row.lost and row.lost.since != row.lost.onset:
@@ -119,14 +120,14 @@ def _standing(row: RowHistory) -> str:
     return f"{text}, stands out" if row.stands_out else text
 
 
-def event_lines(event: HistoryEvent, history: History, screen: Screen) -> Iterator[str]:
+def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
     """When and how rows changed; then each of the first rows, and what else changed, indented."""
     changes, names = event.changes, _row_names(history)
     is_slower = changes[0].throughput.value < 0
     word = "slower" if is_slower else "faster"
     begun = "drifted until" if changes[0].kind == "drift" else "from"
     rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
-    yield screen.bold(f"{begun} {night_names(history.nights)[event.night]}  {rows} {word}")
+    yield f"{begun} {night_names(history.nights)[event.night]}  {rows} {word}"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     for change in shown[:_MOST_ROWS]:
         moved = phrases.change_text(change.throughput)
