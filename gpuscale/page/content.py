@@ -38,6 +38,8 @@ class Cell(NamedTuple):
     below: str = ""
     """Said in small type, such as the value before."""
     tone: Tone = ""
+    link: str = ""
+    """To another page; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
