@@ -1,10 +1,18 @@
-"""Results and baselines as text: the tables that people read first."""
+"""Results and baselines as text: the tables that people read first, and projections below them."""
 
+from collections.abc import Iterator, Sequence
+
+from gpuscale.projection import Projection
 from gpuscale.records import Results
+from gpuscale.reports import phrases
+from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.projection_text import projection_lines
-from gpuscale.reports.show.scaling_rows import Shown
-from gpuscale.reports.show.scaling_table import results_text
+from gpuscale.reports.show.scaling_rows import Shown, projected_row
+from gpuscale.reports.show.scaling_table import cells_under, hours_header, results_text
+from gpuscale.units import format_percent
+
+_PROJECTED = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
+_FIRST = ("step time", "speedup", "efficiency")
 
 
 def render(shown: Shown) -> str:
@@ -16,5 +24,41 @@ def render(shown: Shown) -> str:
     else:
         today = shown.now.astimezone().date()
         text = baseline_text(content, today, columns=columns, steps=steps)
-    further = projection_lines(shown.projections, columns, steps) if shown.projections else ()
+    further = _projections(shown.projections, columns, steps) if shown.projections else ()
     return "\n".join((text, *([""] if further else []), *further))
+
+
+def _projections(
+    projections: Sequence[Projection], columns: int | None, steps: int | None
+) -> Iterator[str]:
+    """A row for each number of GPUs that was not measured, and what is known of its error."""
+    title = "further than measured: a projection, which no verdict rests on; bands: 95 %"
+    yield from fitted([title], columns)
+    yield ""
+    names = phrases.set_apart([each.configuration for each in projections])
+    headers = [*_PROJECTED, *hours_header(steps)]
+    rows = [
+        projected_row(projection.configuration, point, steps)
+        for projection in projections
+        for point in projection.points
+    ]
+    yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
+    yield ""
+    for projection in projections:
+        name = names[projection.configuration]
+        yield from fitted((f"{name}: {each}" for each in _rests_on(projection)), columns)
+
+
+def _rests_on(projection: Projection) -> Iterator[str]:
+    """What a projection rests on, and by how much it errs where its end is known."""
+    measured = phrases.gpus_text(*projection.measured)
+    yield f"from {measured}, {projection.scaling} scaling"
+    for each in projection.left_out:
+        off = f"{format_percent(abs(each.error))} too {'long' if each.error > 0 else 'short'}"
+        fitted_to = phrases.numbers_text(each.fitted)
+        yield (
+            f"the same from {fitted_to} gives a step time on {phrases.gpus_text(each.gpus)} that "
+            f"is {off}"
+        )
+    if projection.on_one_node:
+        yield "measured on one node: links between nodes are in neither the numbers nor the bands"
