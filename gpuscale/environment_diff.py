@@ -34,12 +34,12 @@ class Field:
 def _of_gpus(name: str, unit: str) -> Callable[[Environment], str | None]:
     """A number of the GPUs on all nodes, each value once: `250, 300 W`; None where none tells."""
 
-    def values(here: Environment) -> str | None:
-        gpus = (*here.gpus, *(gpu for node in here.nodes for gpu in node.gpus))
-        known = {value for gpu in gpus if (value := getattr(gpu, name)) is not None}
-        return f"{', '.join(f'{value:g}' for value in sorted(known))} {unit}" if known else None
+    def value(here: Environment) -> str | None:
+        values = {getattr(gpu, name) for _, gpu in here.placed_gpus}
+        known = sorted(value for value in values if value is not None)
+        return f"{', '.join(f'{value:g}' for value in known)} {unit}" if known else None
 
-    return values
+    return value
 
 
 # Hosts, GPU UUIDs and limits, kernels and job numbers may differ within a results file: a job
@@ -128,10 +128,10 @@ def change_text(change: EnvironmentChange) -> str:
     return f"{name} {listed(change.before)} → {listed(change.after)}"
 
 
-def listed(values: Sequence[str]) -> str:
+def listed(values: Sequence[str], most: int = _MOST_NAMED) -> str:
     """`node1, node2`, and how many more where they are many."""
-    more = len(values) - _MOST_NAMED
-    shown = ", ".join(values[:_MOST_NAMED])
+    more = len(values) - most
+    shown = ", ".join(values[:most])
     return f"{shown} and {more} more" if more > 0 else shown
 
 

@@ -10,6 +10,7 @@ LINE_LIMIT = 10_000
 """Characters in a string of one line."""
 DETAIL_LIMIT = 200_000
 """Characters in a string of many lines, such as a traceback."""
+_LONGEST_SHOWN = 40
 
 # Control characters (terminal escapes among them), line and paragraph separators,
 # bidirectional overrides, and lone surrogates, which no terminal or file can encode.
@@ -79,8 +80,8 @@ def escaped(text: str) -> str:
     return "".join(signs)
 
 
-def shown(value: object, limit: int = 40) -> str:
-    """A JSON value in an error message: its kind, and its text cut to `limit` characters."""
+def shown(value: object) -> str:
+    """A JSON value in an error message: its kind, and its text cut where it is long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, dict):
@@ -88,8 +89,9 @@ def shown(value: object, limit: int = 40) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     if isinstance(value, str):
-        return f"text {repr(value) if len(value) <= limit else repr(value[:limit]) + '…'}"
-    if isinstance(value, int) and abs(value) >= 10**limit:
+        cut = value[:_LONGEST_SHOWN]
+        return f"text {value!r}" if cut == value else f"text {cut!r}…"
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST_SHOWN:
         return "a number of too many digits"
     return f"{value}"
 

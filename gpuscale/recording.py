@@ -257,14 +257,12 @@ def _chosen(
     chosen = {
         entry: runs
         for entry, runs in entries.items()
-        if (gpus is None or entry.gpus in gpus)
-        and (cases is None or {entry.configuration.case, entry.configuration.label} & {*cases})
+        if (gpus is None or entry.gpus in gpus) and entry.key.is_of(cases)
     }
     where = "" if gpus is None else " on those GPUs"
     held = f"they hold {', '.join(dict.fromkeys(entry.key.label for entry in entries))}"
-    names = {name for e in chosen for name in (e.configuration.case, e.configuration.label)}
     for case in cases or ():
-        if case not in names:
+        if not any(entry.key.is_of((case,)) for entry in chosen):
             raise UsageError(f"the results hold no '{case}'{where}; {held}")
     for count in sorted({*(gpus or ())} - {entry.gpus for entry in chosen}):
         raise UsageError(f"the results hold nothing on {count} GPUs; {held}")

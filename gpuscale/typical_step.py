@@ -30,8 +30,11 @@ class TypicalStep:
 
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
-    """An average step of every point whose windows have phases."""
-    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
+    """An average step of every point whose windows have phases, in the order of scaling points."""
+    by_point = valid_by_point(runs)
+    order = [*dict.fromkeys(point.configuration for point in by_point)]
+    points = sorted(by_point, key=lambda point: (order.index(point.configuration), point.gpus))
+    found = {point: _step(by_point[point]) for point in points}
     return {point: step for point, step in found.items() if step is not None}
 
 

@@ -10,7 +10,7 @@ from commands import is_living, measured, request_for, watch
 from hosts import within_limit
 from msgspec.structs import replace
 
-from gpuscale.reports.tables import scaling_table
+from gpuscale.reports.show.scaling_table import scaling_table
 from gpuscale.scaling import scaling_points
 
 FOREVER = "steps(range(10**6))\n"

@@ -10,7 +10,7 @@ from comparison_records import of_each_verdict, view
 
 from gpuscale.records import Configuration
 from gpuscale.reports import FORMATS
-from gpuscale.reports import json as json_format
+from gpuscale.reports.comparison import as_json
 
 PAGE = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
 ESTIMATE = {"value", "low", "high"}
@@ -36,7 +36,7 @@ def documented() -> set[str]:
 
 
 def document() -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(json_format.render(view(of_each_verdict(), "data=5ms")))
+    value: dict[str, Any] = json.loads(as_json.render(view(of_each_verdict(), "data=5ms")))
     return value
 
 

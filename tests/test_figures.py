@@ -18,7 +18,7 @@ from test_over_nights import write_nights
 
 from gpuscale.cli import main
 from gpuscale.figures import FIGURES, KINDS, Measurements, Picture, content_of, svg_of
-from gpuscale.figures.bars import MOST_BARS
+from gpuscale.figures.stacked_bars import MOST_BARS
 from gpuscale.history import history_of
 from gpuscale.recording import as_baseline
 from gpuscale.records import Configuration, Run

@@ -19,7 +19,7 @@ from gpuscale import TrainingCase
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records.configuration import Precision
-from gpuscale.reports.tables import results_text
+from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.worker.data import LoadedBatches
 from gpuscale.worker.loop import timed_window
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy

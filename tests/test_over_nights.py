@@ -16,7 +16,7 @@ from gpuscale.compare.over_nights import with_levels
 from gpuscale.history import History
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
 from gpuscale.records.cause import Cause, Remedy
-from gpuscale.reports import text
+from gpuscale.reports.comparison import as_text
 from gpuscale.store import read_results
 
 BEGAN_AT_S = 1.79e9
@@ -189,4 +189,4 @@ def test_nights_advise_no_baseline_that_is_not_used() -> None:
         entry(Verdict.REGRESSED, causes=[cause]),
     ]
     nights = History(machine="x", nights=(), rows=(), events=())
-    assert "baseline record" not in text.render(view(with_levels(comparison(*rows), nights)))
+    assert "baseline record" not in as_text.render(view(with_levels(comparison(*rows), nights)))

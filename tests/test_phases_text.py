@@ -7,7 +7,7 @@ from changing import replace
 from test_cli import ARC4, gpuscale
 
 from gpuscale.records import Run
-from gpuscale.reports.tables import results_text
+from gpuscale.reports.show.scaling_table import results_text
 
 WORKSHOP = phases(
     data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003

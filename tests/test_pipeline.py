@@ -23,7 +23,7 @@ from gpuscale.errors import CaseError, InvalidTrainingError, UsageError
 from gpuscale.plugin.items import ItemPlan, refuse_uncut, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
-from gpuscale.reports.step_time import budget_lines, phase_lines
+from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.store import read_results
 from gpuscale.strategies import is_older
 from gpuscale.worker.blocks import cut, stages_of

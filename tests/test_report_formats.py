@@ -21,8 +21,8 @@ from comparison_records import (
 
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Estimate, Verdict
-from gpuscale.reports import github, junit, markdown
-from gpuscale.reports.github import SHOWN_OF_A_KIND
+from gpuscale.reports.comparison import as_github, as_junit, as_markdown
+from gpuscale.reports.comparison.as_github import SHOWN_OF_A_KIND
 
 HOSTILE = "a|b`c` <img src=x> **d** [e](f) @someone #12 \\"
 RED = pytest.mark.parametrize("verdict", Verdict)
@@ -32,7 +32,7 @@ RED = pytest.mark.parametrize("verdict", Verdict)
 
 
 def test_rows_that_are_fine_are_folded_away_and_all_others_are_not() -> None:
-    seen, folded = markdown.render(view(of_each_verdict())).split("<details>", 1)
+    seen, folded = as_markdown.render(view(of_each_verdict())).split("<details>", 1)
     assert seen.count("\n| ") == 1 + 5
     assert "✅" not in seen
     assert folded.count("| ✅") == 4 + 1
@@ -41,7 +41,7 @@ def test_rows_that_are_fine_are_folded_away_and_all_others_are_not() -> None:
 def test_no_name_breaks_the_table_or_becomes_markup() -> None:
     rows = [entry(verdict, case=HOSTILE, reason=told(HOSTILE)) for verdict in Verdict]
     shown = comparison(*rows, notes=[noted(HOSTILE)], name=HOSTILE)
-    text = markdown.render(view(shown, HOSTILE))
+    text = as_markdown.render(view(shown, HOSTILE))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert len(tables) >= len(rows)
     for line in tables:
@@ -66,7 +66,7 @@ def test_500_rows_fit_into_a_comment_and_what_is_left_out_is_counted(
         for number in range(500)
     ]
     shown = comparison(*rows, notes=[noted(f"{n} " + "a note " * 20) for n in range(100)])
-    text = markdown.render(view(shown, "data=5ms"))
+    text = as_markdown.render(view(shown, "data=5ms"))
     assert len(text.encode()) <= 65_536
     rows_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| – ", text, re.MULTILINE))
     metrics_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| peak", text, re.MULTILINE))
@@ -122,13 +122,13 @@ RULES = {
 
 
 def suite_of(shown: Comparison, *injections: str) -> Element:
-    (suite,) = ElementTree.fromstring(junit.render(view(shown, *injections)).encode())
+    (suite,) = ElementTree.fromstring(as_junit.render(view(shown, *injections)).encode())
     return suite
 
 
 @pytest.mark.parametrize("shown", [of_each_verdict(), comparison()], ids=["every verdict", "empty"])
 def test_the_report_is_valid_by_both_schemas(shown: Comparison) -> None:
-    text = junit.render(view(shown))
+    text = as_junit.render(view(shown))
     assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>')
     for element in ElementTree.fromstring(text.encode()).iter():
         rule = RULES[element.tag]
@@ -185,7 +185,7 @@ class Annotation(NamedTuple):
 def annotations(shown: Comparison, *injections: str) -> list[Annotation]:
     """The annotations as GitHub's runner reads them: it takes apart, then undoes the escapes."""
     found = []
-    for line in github.render(view(shown, *injections)).split("\n"):
+    for line in as_github.render(view(shown, *injections)).split("\n"):
         parts = re.fullmatch(r"::(error|warning|notice) title=([^:,]*)::(.*)", line)
         assert parts is not None, line
         title = parts[2].replace("%3A", ":").replace("%2C", ",")

@@ -22,7 +22,6 @@ from gpuscale.records.cause import (
     RanksOf,
     Remedy,
 )
-from gpuscale.reports import text
 from gpuscale.reports.cause_words import (
     NEXT_STEPS,
     NOT_ESTABLISHED,
@@ -31,6 +30,7 @@ from gpuscale.reports.cause_words import (
     whole_line,
 )
 from gpuscale.reports.cause_words import WORDS as CAUSES
+from gpuscale.reports.comparison import as_text
 from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, wrapped
 
@@ -141,16 +141,16 @@ def test_the_last_line_counts_the_verdicts_the_worst_first_and_has_the_exit_code
         "1 regressed, 1 inconsistent, 1 inconclusive, 1 incomparable, "
         "1 missing, 2 ok, 1 consistent, 1 improved"
     )
-    assert text.render(view(comparison())).endswith("\nnothing to compare (exit code 4)")
+    assert as_text.render(view(comparison())).endswith("\nnothing to compare (exit code 4)")
     ended = replace(view(comparison(entry(Verdict.OK))), exit_code=2)
-    assert text.render(ended).endswith("\n1 ok (exit code 2)")
+    assert as_text.render(ended).endswith("\n1 ok (exit code 2)")
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
 def test_lines_keep_to_the_width(columns: int) -> None:
     long_name = replace(of_each_verdict(), baseline_machine=" ".join(["V100"] * 60))
     shown = replace(view(long_name, "data=5ms"), screen=Screen(columns=columns))
-    lines = text.render(shown).splitlines()
+    lines = as_text.render(shown).splitlines()
     assert lines[0] == "INJECTED data=5ms: not a real result"
     assert max(map(len, lines[:-1])) <= columns
 
@@ -161,9 +161,9 @@ def test_a_wrapped_number_keeps_its_unit() -> None:
 
 def test_colour_adds_escapes_and_nothing_else() -> None:
     plain = view(of_each_verdict(), "data=5ms")
-    coloured = text.render(replace(plain, screen=Screen(colour=True)))
+    coloured = as_text.render(replace(plain, screen=Screen(colour=True)))
     assert "\033[1;31mREGRESSED\033[0m" in coloured
-    assert re.sub(r"\033\[[\d;]*m", "", coloured) == text.render(plain)
+    assert re.sub(r"\033\[[\d;]*m", "", coloured) == as_text.render(plain)
 
 
 def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from gpuscale.cli import main
 from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports import SHOWN_FORMATS
-from gpuscale.reports import csv as comparison_csv
-from gpuscale.reports.scaling_rows import Shown
+from gpuscale.reports.comparison import as_csv
+from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.store import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -47,7 +47,7 @@ def shown(
 
 
 def rendered(name: str, what: Shown) -> str:
-    text: str = import_module(f"gpuscale.reports.scaling_{name}").render(what)
+    text: str = import_module(f"gpuscale.reports.show.as_{name}").render(what)
     return text
 
 
@@ -146,7 +146,7 @@ def test_text_that_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers(sign
     hostile = measured({1: [0.1]}, configuration=replace(CNN, case=name))
     (line,) = lines_of(rendered("csv", shown(hostile)))
     assert line["case"] == f"'{name}"
-    (judged,) = lines_of(comparison_csv.render(view(comparison(entry(Verdict.OK, case=name)))))
+    (judged,) = lines_of(as_csv.render(view(comparison(entry(Verdict.OK, case=name)))))
     assert judged["case"] == f"'{name}"
     assert float(judged["change"]) < 0
 
@@ -159,7 +159,7 @@ def test_a_name_with_commas_quotes_and_other_signs_comes_back_as_it_was() -> Non
 
 def test_a_comparison_is_a_line_for_each_row() -> None:
     told = of_each_verdict()
-    lines = lines_of(comparison_csv.render(view(told, "data=5ms")))
+    lines = lines_of(as_csv.render(view(told, "data=5ms")))
     assert [line["verdict"] for line in lines] == [each.verdict for each in told.entries]
     lost = next(line for line in lines if line["verdict"] == "regressed")
     assert [float(lost[f"change{end}"]) for end in ("", "_low", "_high")] == [
@@ -172,7 +172,7 @@ def test_a_comparison_is_a_line_for_each_row() -> None:
     missing = next(line for line in lines if line["verdict"] == "missing")
     assert missing["change"] == ""
     memory = peak_memory(Verdict.REGRESSED)
-    (line,) = lines_of(comparison_csv.render(view(comparison(entry(Verdict.OK, metrics=[memory])))))
+    (line,) = lines_of(as_csv.render(view(comparison(entry(Verdict.OK, metrics=[memory])))))
     assert line["verdict_of_peak_memory_bytes"] == "regressed"
     assert float(line["current_peak_memory_bytes"]) == memory.current.value
     assert line["verdict_of_energy_per_sample_j"] == ""
@@ -283,7 +283,7 @@ def test_the_page_lists_the_formats_that_there_are() -> None:
 
 def test_the_page_of_comparisons_has_every_column_of_their_csv() -> None:
     page = PAGE_OF_COMPARISONS.split("\n## CSV\n")[1].split("\n## ")[0]
-    (header, *_) = csv.reader(io.StringIO(comparison_csv.render(view(of_each_verdict()))))
+    (header, *_) = csv.reader(io.StringIO(as_csv.render(view(of_each_verdict()))))
     sides = ("baseline_", "current_", "verdict_of_")
     plain = [name for name in header if not name.startswith(sides) and name[-4:] not in ENDS]
     assert {*plain} <= {*re.findall(r"`(\w+)`", page)}

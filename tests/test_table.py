@@ -5,7 +5,7 @@ from builders import gpu_summary, measured, results, run, window, with_values
 from changing import replace
 
 from gpuscale.records import Failure, Run
-from gpuscale.reports.tables import results_text, scaling_table, table_notes
+from gpuscale.reports.show.scaling_table import results_text, scaling_table, table_notes
 from gpuscale.scaling import scaling_points
 
 

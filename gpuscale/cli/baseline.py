@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a baseline: `gpuscale baseline show`."""
-    from gpuscale.reports.baseline_text import baseline_text
     from gpuscale.reports.screen import columns_of
+    from gpuscale.reports.show.baseline_text import baseline_text
 
     baseline = read_baseline(Path(arguments.file))
     text = baseline_text(baseline, date.today(), columns=columns_of(sys.stdout))

@@ -16,7 +16,7 @@ from gpuscale.environment_diff import changes as environment_changes
 from gpuscale.errors import ExitCode
 from gpuscale.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
-from gpuscale.reports.baseline_text import EntryChange, changes_text
+from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline
 
 _HEAD = ("name", "cluster", "hardware", "source", "tolerances", "recorded_at", "expires_on")

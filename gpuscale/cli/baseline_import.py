@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from gpuscale.cli.baseline import add_output, new_baseline
+from gpuscale.environment_diff import listed
 from gpuscale.errors import DecodeError, ExitCode
 from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
@@ -84,9 +85,8 @@ def _told_once(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
     for problem in problems:
         lines[problem.place, problem.problem].append(problem.line or 1)
     for (place, text), (first, *others) in lines.items():
-        also = ", ".join(map(str, others[:_MOST_LINES]))
-        more = f" and {len(others) - _MOST_LINES} more" if len(others) > _MOST_LINES else ""
-        told = f"{text} (lines {also}{more} too)" if others else text
+        also = listed([*map(str, others)], _MOST_LINES)
+        told = f"{text} (lines {also} too)" if others else text
         yield DecodeError(place, told, line=first)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_name, new_baseline
-from gpuscale.cli.inputs import add_selection, gpu_counts, read_all_results
+from gpuscale.cli.inputs import add_selection, read_all_results
 from gpuscale.compare import compare
+from gpuscale.environment_diff import listed
 from gpuscale.errors import ExitCode
 from gpuscale.recording import (
     MINIMUM_RUNS,
@@ -21,8 +22,8 @@ from gpuscale.recording import (
 )
 from gpuscale.records import Baseline
 from gpuscale.records.run import busy_loads
-from gpuscale.reports.baseline_text import step_time_text
 from gpuscale.reports.phrases import load_text
+from gpuscale.reports.show.baseline_text import step_time_text
 from gpuscale.store import write_baseline
 from gpuscale.units import whole_percent
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=name,
         cluster=arguments.cluster,
         cases=arguments.case,
-        gpus=None if arguments.gpus is None else gpu_counts(arguments.gpus),
+        gpus=arguments.gpus,
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
     write_baseline(output, baseline)
@@ -73,13 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         span += f" ({at_smallest}) to {_size(largest)} ({at_largest})"
     sys.stdout.write(f"the smallest loss that as many runs again would find: {span}\n")
     if weak := [text for loss, _, text in losses if loss > _WEAK]:
-        named = ", ".join(weak[:_MOST_NAMED])
-        more = f" and {len(weak) - _MOST_NAMED} more" if len(weak) > _MOST_NAMED else ""
         sys.stderr.write(
             "gpuscale: warning: against this baseline only large losses can be found: "
-            f"{named}{more}; "
-            "runs that differ that much blur the other rows too, so measure those with wide "
-            "intervals again, longer (--run-seconds) or while nothing else runs\n"
+            f"{listed(weak, _MOST_NAMED)}; runs that differ that much blur the other rows too, so "
+            "measure those with wide intervals again, longer (--run-seconds) or while nothing else "
+            "runs\n"
         )
     return ExitCode.OK
 

@@ -16,8 +16,8 @@ from gpuscale.compare.hardware import machine_mismatch
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
 from gpuscale.records import Baseline, Results
-from gpuscale.reports.baseline_text import EntryChange, changes_text
 from gpuscale.reports.reason_words import statement_text
+from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "

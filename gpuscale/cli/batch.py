@@ -1,7 +1,6 @@
 """`gpuscale batch`: the largest batch of a case that fits into memory."""
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -9,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import get_args
 
-import msgspec
 from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase
@@ -21,6 +19,7 @@ from gpuscale.launch.local import LocalLauncher
 from gpuscale.plugin.items import ItemPlan, refuse_missing_tf32, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Run, RunRequest
+from gpuscale.records.as_json import document_text
 from gpuscale.records.configuration import Precision
 from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
@@ -160,16 +159,15 @@ def _conclude(
     file = shlex.quote(arguments.case.partition("::")[0])
     command = f"pytest {file} --gpus {gpus} {' '.join([*options, f'--batch {batch}'])}"
     if arguments.format == "json":
-        document = {
-            "format": "gpuscale-batch",
-            "version": 1,
-            "configuration": msgspec.to_builtins(first.configuration),
-            "gpus": arguments.gpus,
-            "batch": batch,
-            "tries": msgspec.to_builtins(made),
-            "command": command,
-        }
-        sys.stdout.write(f"{json.dumps(document, indent=2, ensure_ascii=False)}\n")
+        text = document_text(
+            "gpuscale-batch",
+            configuration=first.configuration,
+            gpus=arguments.gpus,
+            batch=batch,
+            tries=made,
+            command=command,
+        )
+        sys.stdout.write(f"{text}\n")
     of = "over all GPUs" if strong else "per GPU"
     _say(
         arguments,

@@ -1,9 +1,8 @@
 """`gpuscale compare`: results against a baseline, in one or more formats."""
 
 import argparse
-import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 from importlib import import_module
@@ -12,25 +11,26 @@ from typing import NamedTuple
 
 from gpuscale.cli.inputs import (
     add_selection,
-    gpu_counts,
     is_same,
     newest_input,
     read_all_results,
     read_nights,
+    refuse_as_both_sides,
+    without_collecting,
 )
 from gpuscale.compare import compare
 from gpuscale.compare.notes import with_validity
 from gpuscale.compare.over_nights import earlier_nights, with_levels
 from gpuscale.diagnose import diagnose
 from gpuscale.errors import FileError, UsageError
-from gpuscale.history import history_of
+from gpuscale.history import History, history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
-from gpuscale.records import Comparison
+from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.reports import FORMATS
+from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.reports.view import View, view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 
@@ -68,28 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="FORMAT[=FILE]", action="append", help=text)
 
 
+@without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Compare, and write the verdict in every format asked for; the exit code is the verdict's."""
-    # Values by the hundred thousand, none of them in a circle: to look for circles again and again
-    # takes a third of a large comparison.
-    gc.disable()
-    try:
-        return _compare(arguments)
-    finally:
-        gc.enable()
-
-
-def _compare(arguments: argparse.Namespace) -> int:
     outputs = outputs_of(arguments.format)
-    gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
     files = [Path(text) for text in arguments.files]
     if arguments.history is None and not files:
         raise UsageError("compare: give a baseline or an earlier results file, or --history DIR")
     before = files.pop(0) if arguments.history is None else Path(arguments.history)
     paths = files or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [before, *paths])
-    if any(is_same(before, path) for path in paths):
-        raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
+    refuse_as_both_sides(before, paths)
     results = read_all_results(paths)
     nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
     if nights and nights.later:
@@ -100,19 +89,26 @@ def _compare(arguments: argparse.Namespace) -> int:
         if nights
         else as_baseline(read_any(before), before.stem)
     )
-    comparison = diagnose(
-        baseline, results, compare(baseline, results, cases=arguments.case, gpus=gpus)
-    )
-    if nights:
-        comparison = with_levels(comparison, history_of([*nights.all, *results]))
-    comparison = with_validity(comparison, baseline, results, today=date.today())
-    comparison = with_files(comparison, before, paths)
+    history = history_of([*nights.all, *results]) if nights else None
+    comparison = judged(baseline, results, arguments, (before, paths), history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 
 
-def with_files(comparison: Comparison, before: Path, after: Sequence[Path]) -> Comparison:
-    """The comparison, whose sides name the files that they were read from."""
+def judged(
+    baseline: Baseline,
+    results: Sequence[Results],
+    arguments: argparse.Namespace,
+    files: tuple[Path, Sequence[Path]],
+    history: History | None = None,
+) -> Comparison:
+    """The comparison of the rows asked for, with causes and notes, and the files of both sides."""
+    chosen = compare(baseline, results, cases=arguments.case, gpus=arguments.gpus)
+    comparison = diagnose(baseline, results, chosen)
+    if history is not None:
+        comparison = with_levels(comparison, history)
+    comparison = with_validity(comparison, baseline, results, today=date.today())
+    before, after = files
     return replace(
         comparison,
         before=replace(comparison.before, files=(visible(str(before)),)),
@@ -164,8 +160,8 @@ def _write(outputs: Iterable[Output], view: View) -> None:
     for output in outputs:
         shown = view if output.path else replace(view, screen=Screen.of(sys.stdout))
         # Each format is imported only when it is asked for.
-        render: Callable[[View], str] = import_module(f"gpuscale.reports.{output.format}").render
-        text = f"{render(shown)}\n"
+        format_module = import_module(f"gpuscale.reports.comparison.as_{output.format}")
+        text = f"{format_module.render(shown)}\n"
         if output.path is None:
             printed = text
             continue

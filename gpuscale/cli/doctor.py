@@ -1,7 +1,6 @@
 """`gpuscale doctor`: what this machine offers for measuring, what it lacks, and what is wrong."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 from gpuscale.diagnose.slow_nodes import find_slow
 from gpuscale.launch import ACROSS_NODES
 from gpuscale.launch.nodes import NodesLauncher
+from gpuscale.records.as_json import document_text
 from gpuscale.records.request import NodeProbeRequest
 from gpuscale.reports.machine_text import doctor_text, nodes_text
 from gpuscale.store import RESULTS_FOLDER
@@ -45,45 +45,41 @@ def run(arguments: argparse.Namespace) -> int:
     """Look at the machine and print it; 1 where a problem was found, 0 also without a GPU."""
     look = _look_at_nodes if arguments.nodes else _look_at_machine
     text, document, has_problems = look(arguments)
-    if arguments.format == "json":
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{document if arguments.format == 'json' else text}\n")
     return 1 if has_problems else 0
 
 
-def _look_at_machine(_: argparse.Namespace) -> tuple[str, dict[str, Any], bool]:
+def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
     machine = examine()
     problems = find_problems(machine)
-    head = {"format": "gpuscale-doctor", "version": 1}
-    document = {**head, **_document(machine), "problems": list(problems)}
+    document = document_text("gpuscale-doctor", **_fields(machine), problems=problems)
     return doctor_text(machine, problems), document, bool(problems)
 
 
-def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], bool]:
+def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
     launcher = NodesLauncher(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )
     request = _ON_GPU if launcher.environment.device == "cuda" else _ON_CPU
     probes = launcher.probe(request)
     findings = find_slow(probes)
-    document = {
-        "format": "gpuscale-doctor-nodes",
-        "version": 1,
-        "message_bytes": request.message_bytes,
-        "nodes": msgspec.to_builtins(probes),
-        "findings": msgspec.to_builtins(findings),
-    }
+    document = document_text(
+        "gpuscale-doctor-nodes",
+        message_bytes=request.message_bytes,
+        nodes=probes,
+        findings=findings,
+    )
     text = nodes_text(probes, findings, message_bytes=request.message_bytes)
     return text, document, bool(findings)
 
 
-def _document(machine: Machine) -> dict[str, Any]:
+def _fields(machine: Machine) -> dict[str, Any]:
     """Every field, with null for the unknown."""
-    document: dict[str, Any] = msgspec.to_builtins(machine)
-    for gpu in document["gpus"]:
+    fields: dict[str, Any] = msgspec.to_builtins(machine)
+    for gpu in fields["gpus"]:
         reading = gpu.pop("reading")
         for part, is_often in (("reading", True), ("condition", False)):
             moments = [m for m, field in MOMENTS.items() if (field.when == "windows") is is_often]
             absent = {m: reading["absent"][m] for m in moments if m in reading["absent"]}
             gpu[part] = {**{m: reading["answers"].get(m) for m in moments}, "absent": absent}
-    return document
+    return fields

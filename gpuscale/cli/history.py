@@ -1,11 +1,10 @@
 """`gpuscale history`: nights after nights, when a row changed, and what else changed then."""
 
 import argparse
-import gc
 import sys
 from pathlib import Path
 
-from gpuscale.cli.inputs import add_selection, gpu_counts, read_nights
+from gpuscale.cli.inputs import add_selection, read_nights, without_collecting
 from gpuscale.errors import ExitCode
 from gpuscale.history import history_of
 from gpuscale.reports.history_text import render
@@ -21,14 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, "show")
 
 
+@without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Print the history; what cannot be read is named and left out."""
-    gc.disable()
-    try:
-        paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
-        gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
-        history = history_of(read_nights(paths), cases=arguments.case, gpus=gpus)
-        sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")
-        return ExitCode.OK
-    finally:
-        gc.enable()
+    paths = [Path(text) for text in arguments.paths] or [RESULTS_FOLDER]
+    history = history_of(read_nights(paths), cases=arguments.case, gpus=arguments.gpus)
+    sys.stdout.write(f"{render(history, Screen.of(sys.stdout))}\n")
+    return ExitCode.OK

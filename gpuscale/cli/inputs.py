@@ -1,8 +1,10 @@
 """The results files, rows and cases that a command is given, or finds for itself."""
 
 import argparse
+import gc
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,19 @@ from gpuscale.printable import visible
 from gpuscale.records import Results
 from gpuscale.reports.phrases import age_text
 from gpuscale.store import newest_results, read_results
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Has no circles looked for among values by the hundred thousand: there are none in them.
+
+    To look again and again takes a third of a large comparison.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
@@ -106,10 +121,22 @@ def is_same(path: Path, other: Path) -> bool:
         return path.absolute() == other.absolute()
 
 
+def refuse_as_output(path: Path, inputs: Sequence[Path]) -> None:
+    """Refuses an input as the file of `-o`."""
+    if any(is_same(path, other) for other in inputs):
+        raise UsageError(f"-o: {visible(str(path))} is an input and is not overwritten")
+
+
+def refuse_as_both_sides(before: Path, after: Sequence[Path]) -> None:
+    """Refuses to compare a file with itself."""
+    if any(is_same(before, path) for path in after):
+        raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
+
+
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add which rows a command takes."""
     text = f"{verb} only these numbers of GPUs (default: all)"
-    parser.add_argument("--gpus", metavar="N,N,…", help=text)
+    parser.add_argument("--gpus", metavar="N,N,…", type=gpu_counts, help=text)
     text = f"{verb} only this case; may be given several times (default: all)"
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.inputs import is_same, newest_input, read_all_results, read_nights
+from gpuscale.cli.inputs import newest_input, read_all_results, read_nights, refuse_as_output
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.history import history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline
-from gpuscale.records import Baseline, EntryKey
+from gpuscale.records import Baseline
 from gpuscale.store import RESULTS_FOLDER, read_any
 from gpuscale.store.files import write_content
 
@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise UsageError(f"-o: {shown}: a picture's name ends with .{', .'.join(KINDS)}")
     before = None if arguments.baseline is None else Path(arguments.baseline)
-    if any(is_same(output, path) for path in (*paths, *([before] if before else []))):
-        raise UsageError(f"-o: {shown} is an input and is not overwritten")
+    refuse_as_output(output, [*paths, *([before] if before else [])])
     if arguments.figure == "history":
         nights = read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
@@ -80,18 +79,15 @@ def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
 
 
 def _of_cases(measurements: Measurements, cases: Collection[str]) -> Measurements:
-    def is_wanted(key: EntryKey) -> bool:
-        return bool({key.case, f"{key.case}/{key.strategy}"} & {*cases})
-
     baseline = measurements.baseline
     if baseline is not None:
         baseline = replace(
             baseline,
-            runs=tuple(run for run in baseline.runs if is_wanted(run.key)),
-            published=tuple(each for each in baseline.published if is_wanted(each.key)),
+            runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
+            published=tuple(each for each in baseline.published if each.key.is_of(cases)),
         )
     return Measurements(
-        runs=[run for run in measurements.runs if is_wanted(run.key)],
+        runs=[run for run in measurements.runs if run.key.is_of(cases)],
         baseline=baseline,
         injections=measurements.injections,
     )

@@ -1,31 +1,27 @@
 """`gpuscale report`: one HTML file of what was measured, judged and seen."""
 
 import argparse
-import gc
 import sys
-from datetime import date
 from pathlib import Path
 
-from gpuscale.cli.compare import with_files
+from gpuscale.cli.compare import judged
 from gpuscale.cli.inputs import (
     add_selection,
-    gpu_counts,
-    is_same,
     newest_input,
     read_all_results,
     read_nights,
+    refuse_as_both_sides,
+    refuse_as_output,
+    without_collecting,
 )
-from gpuscale.compare import compare
-from gpuscale.compare.notes import with_validity
 from gpuscale.compare.over_nights import last_night
-from gpuscale.diagnose import diagnose
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.history import history_of
 from gpuscale.page.content import Subject
 from gpuscale.page.document import report_html
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline
-from gpuscale.reports.view import view_of
+from gpuscale.reports.comparison.view import view_of
 from gpuscale.store import RESULTS_FOLDER, read_any, write_report
 
 
@@ -47,48 +43,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help=text)
 
 
+@without_collecting()
 def run(arguments: argparse.Namespace) -> int:
     """Write the page; the exit code says whether it was, and nothing about the verdict."""
-    gc.disable()
-    try:
-        output = Path(arguments.output)
-        paths = [Path(text) for text in arguments.paths] or [newest_input(RESULTS_FOLDER)]
-        baseline = None if arguments.baseline is None else Path(arguments.baseline)
-        if any(is_same(output, path) for path in (*paths, *([baseline] if baseline else []))):
-            raise UsageError(f"-o: {visible(str(output))} is an input and is not overwritten")
-        if baseline is not None and any(is_same(baseline, path) for path in paths):
-            raise UsageError(f"{visible(str(baseline))} is given as both sides; name another file")
-        gpus = None if arguments.gpus is None else gpu_counts(arguments.gpus)
-        subject = _subject(paths, baseline, cases=arguments.case, gpus=gpus)
-        page = report_html(subject)
-        write_report(output, page)
-        size_kb = len(page.encode()) / 1000
-        sys.stdout.write(f"{visible(str(output))}: {size_kb:.0f} kB\n")
-        return ExitCode.OK
-    finally:
-        gc.enable()
+    output = Path(arguments.output)
+    paths = [Path(text) for text in arguments.paths] or [newest_input(RESULTS_FOLDER)]
+    baseline = None if arguments.baseline is None else Path(arguments.baseline)
+    refuse_as_output(output, [*paths, *([baseline] if baseline else [])])
+    if baseline is not None:
+        refuse_as_both_sides(baseline, paths)
+    page = report_html(_subject(arguments, paths, baseline))
+    write_report(output, page)
+    size_kb = len(page.encode()) / 1000
+    sys.stdout.write(f"{visible(str(output))}: {size_kb:.0f} kB\n")
+    return ExitCode.OK
 
 
-def _subject(
-    paths: list[Path],
-    baseline_path: Path | None,
-    *,
-    cases: list[str] | None,
-    gpus: frozenset[int] | None,
-) -> Subject:
+def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | None) -> Subject:
     files = [path for path in paths if not path.is_dir()]
     history = None
     nights = read_nights(paths) if len(files) < len(paths) else []
     results = read_all_results(files) if files else last_night(nights)
     if nights:
         try:
-            history = history_of(nights, cases=cases, gpus=gpus)
+            history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
             sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
-    if baseline_path is None:
+    if before is None:
         return Subject(results=results, history=history)
-    baseline = as_baseline(read_any(baseline_path), baseline_path.stem)
-    comparison = diagnose(baseline, results, compare(baseline, results, cases=cases, gpus=gpus))
-    comparison = with_validity(comparison, baseline, results, today=date.today())
-    view = view_of(with_files(comparison, baseline_path, files), results)
+    baseline = as_baseline(read_any(before), before.stem)
+    view = view_of(judged(baseline, results, arguments, (before, files)), results)
     return Subject(results=results, baseline=baseline, view=view, history=history)

@@ -1,7 +1,6 @@
 """`gpuscale selftest`: gpuscale tried on this machine."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpuscale.errors import ExitCode, UsageError
 from gpuscale.launch import RunTerminated
 from gpuscale.launch.local import LocalLauncher
 from gpuscale.records import Environment
+from gpuscale.records.as_json import document_text
 from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.phrases import counted
@@ -132,9 +132,7 @@ def _numbers_of_gpus(asked: str | None, environment: Environment) -> tuple[int, 
 
 def _write(form: str, kind: str, report: OverheadReport | TrialsReport, text: str) -> None:
     if form == "json":
-        head = {"format": f"gpuscale-selftest-{kind}", "version": 1}
-        document = {**head, **msgspec.to_builtins(report)}
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        text = document_text(f"gpuscale-selftest-{kind}", **msgspec.to_builtins(report))
     sys.stdout.write(f"{text}\n")
 
 

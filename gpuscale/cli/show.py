@@ -12,9 +12,9 @@ from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
-from gpuscale.reports.scaling_rows import Shown
 from gpuscale.reports.screen import columns_of
-from gpuscale.reports.tables import results_text
+from gpuscale.reports.show.scaling_rows import Shown
+from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
 
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = _phases_text(shown, arguments.format)
     else:
         # Each format is imported only when it is asked for.
-        text = import_module(f"gpuscale.reports.scaling_{arguments.format}").render(shown)
+        text = import_module(f"gpuscale.reports.show.as_{arguments.format}").render(shown)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK
 

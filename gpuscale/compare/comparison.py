@@ -42,14 +42,11 @@ class Choice:
         chosen = [
             key
             for key in keys
-            if self._has_case(key) and (self.gpus is None or key.gpus in self.gpus)
+            if key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
         ]
-        left = [name for name in self.cases or () if not any(_names(name, key) for key in chosen)]
+        left = [name for name in self.cases or () if not any(key.is_of((name,)) for key in chosen)]
         absent = (
-            key._replace(gpus=count)
-            for key in keys
-            if any(_names(name, key) for name in left)
-            for count in self.gpus or ()
+            key._replace(gpus=count) for key in keys if key.is_of(left) for count in self.gpus or ()
         )
         return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
 
@@ -59,24 +56,16 @@ class Choice:
         Else a comparison of the others could end with 0.
         """
         for name in self.cases or ():
-            if not any(_names(name, key) for key in keys):
-                known = ", ".join(dict.fromkeys(f"{key.case}/{key.strategy}" for key in keys))
+            if not any(key.is_of((name,)) for key in keys):
+                known = ", ".join(dict.fromkeys(key.name for key in keys))
                 problem = f"the case '{name}' is neither in the baseline nor in the results"
                 raise UsageError(f"{problem}; there are {known}")
-        counts = {key.gpus for key in keys if self._has_case(key)}
+        counts = {key.gpus for key in keys if key.is_of(self.cases)}
         for count in sorted(set(self.gpus or ()) - counts):
             known = ", ".join(map(str, sorted(counts)))
             problem = "neither the baseline nor the results have such a row"
             gpus = f"{count} GPU{'' if count == 1 else 's'}"
             raise UsageError(f"{gpus}: {problem}; there are {known}")
-
-    def _has_case(self, key: EntryKey) -> bool:
-        return self.cases is None or any(_names(name, key) for name in self.cases)
-
-
-def _names(name: str, key: EntryKey) -> bool:
-    """True where `mnist_cnn` or `mnist_cnn/ddp` means this row."""
-    return name in (key.case, f"{key.case}/{key.strategy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +84,6 @@ def compare(
     *,
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
-    rates: ErrorRates = ONE_ANALYSIS,
 ) -> Comparison:
     """The verdict on every row of the results and of the baseline.
 
@@ -104,7 +92,7 @@ def compare(
     speedups. Raises UsageError for one that neither side has.
     """
     choice = Choice(cases=cases, gpus=gpus)
-    assessment = assess(baseline, results, choice, rates)
+    assessment = assess(baseline, results, choice, ONE_ANALYSIS)
     if assessment.known_keys:
         choice.refuse_unknown(assessment.known_keys)
     entries = [judgement.entry for judgement in assessment.judgements]

@@ -19,7 +19,7 @@ from gpuscale.compare.decision import (
     required_runs,
 )
 from gpuscale.compare.matching import Row, Side
-from gpuscale.compare.metrics import MetricChange, metric_changes
+from gpuscale.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.compare.spread import (
     RunSample,
     SideSample,

@@ -1,7 +1,7 @@
 """Judging while measuring: rows that are settled, that need more runs, that are confirmed.
 
 The data are analysed after each run from the fewest to the most. Each of these interim analyses is
-held to a stricter level (`sequential.nominal_error`), so that the whole session errs as rarely as
+held to a stricter level (`significance.nominal_error`), so that the whole session errs as rarely as
 one comparison does. And a loss is only called so once runs that were made afterwards show it too.
 """
 

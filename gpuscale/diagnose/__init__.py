@@ -1,7 +1,7 @@
 """The causes of a loss: values in, values out; no files, no output.
 
 A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and its words in
-`report.cause_words`.
+`reports.cause_words`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

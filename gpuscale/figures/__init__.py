@@ -15,10 +15,10 @@ except ImportError:
     problem = "pictures need matplotlib; install it with: pip install 'gpuscale[plots]'"
     raise UsageError(problem) from None
 
-from gpuscale.figures.bars import budget_picture, phases_picture
 from gpuscale.figures.history_plot import history_picture
 from gpuscale.figures.picture import KINDS, Measurements, Picture, content_of, svg_of
 from gpuscale.figures.scaling_plots import scaling_picture
+from gpuscale.figures.stacked_bars import budget_picture, phases_picture
 from gpuscale.figures.window_map import windows_picture
 
 FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {

@@ -104,8 +104,8 @@ def _published(baseline: Baseline) -> dict[str, Curve]:
     """By label."""
     figures = {figure.key: figure for figure in baseline.published}
     curves = {}
-    for label in dict.fromkeys(f"{key.case}/{key.strategy}" for key in figures):
-        its = [f for f in figures.values() if f"{f.case}/{f.strategy}" == label]
+    for label in dict.fromkeys(key.name for key in figures):
+        its = [f for f in figures.values() if f.key.name == label]
         curves[label] = Curve(
             case=its[0].case,
             way=its[0].strategy,

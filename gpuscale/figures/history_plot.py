@@ -17,9 +17,7 @@ from gpuscale.figures.picture import (
     SURFACE,
     Measurements,
     Picture,
-    add_note,
-    look,
-    new_figure,
+    drawn,
     notes_of_left_out,
     row_text,
 )
@@ -52,8 +50,16 @@ def history_picture(measurements: Measurements) -> Picture | None:
         for night in range(1, len(history.nights))
         if (changes := environment_at(history.nights, night))
     ]
-    with look():
-        figure = new_figure(PAGE_IN, 0.7 + 1.05 * len(shown))
+    notes = [
+        "throughput of each night against the row's first level; dates in UTC",
+        *(
+            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
+            for night, changes in changed[-MOST_ENVIRONMENTS:]
+        ),
+        *notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "change of the environment"),
+        *notes_of_left_out(len(ordered) - len(shown), "row"),
+    ]
+    with drawn(measurements, PAGE_IN, 0.7 + 1.05 * len(shown), notes) as figure:
         grid = figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, history.nights, [night for night, _ in changed])
@@ -64,14 +70,6 @@ def history_picture(measurements: Measurements) -> Picture | None:
             [f"{night.began_at:%Y-%m-%d}" for night in named],
         )
         figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=5)
-        notes = [
-            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
-            for night, changes in changed[-MOST_ENVIRONMENTS:]
-        ]
-        left_out = notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "change of the environment")
-        left = notes_of_left_out(len(ordered) - len(shown), "row")
-        what = "throughput of each night against the row's first level; dates in UTC"
-        add_note(figure, measurements, [what, *notes, *left_out, *left])
     return Picture(
         figure=figure,
         title=f"{counted(len(history.nights), 'night')} of {history.machine}",

@@ -5,7 +5,7 @@ import io
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,27 +98,23 @@ def row_text(name: str, configuration: Configuration, gpus: int) -> str:
     return f"{name}, {counted(gpus, 'CPU rank')}"
 
 
-def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure that no display and no pyplot knows."""
-    return Figure(figsize=(width_in, height_in), layout="constrained")
+@contextmanager
+def drawn(
+    measurements: Measurements, width_in: float, height_in: float, notes: Iterable[str]
+) -> Iterator[Figure]:
+    """An empty figure that no display and no pyplot knows, in the look of all of them.
 
-
-def look() -> AbstractContextManager[None]:
-    """The settings under which figures are drawn and written."""
-    return mpl.rc_context(_LOOK)
-
-
-def add_note(figure: Figure, measurements: Measurements, lines: Iterable[str]) -> None:
-    """Adds the lines below the figure, in small print and wrapped to its width.
-
-    Faults that were made on purpose are said first.
+    The notes stand below it in small print, faults that were made on purpose first.
     """
     if measurements.injections:
-        lines = (injection_warning(measurements.injections), *lines)
-    width = int(figure.get_figwidth() * _NOTE_CHARACTERS_PER_IN)
-    wrapped = [part for line in lines for part in textwrap.wrap(line, width)]
-    if wrapped:
-        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
+        notes = (injection_warning(measurements.injections), *notes)
+    width = int(width_in * _NOTE_CHARACTERS_PER_IN)
+    wrapped = [part for line in notes for part in textwrap.wrap(line, width)]
+    with mpl.rc_context(_LOOK):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        yield figure
+        if wrapped:
+            figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
 
 
 def notes_of_left_out(count: int, word: str) -> Iterator[str]:
@@ -143,7 +139,7 @@ def content_of(picture: Picture, kind: str) -> bytes:
     words = {"Title": picture.title}
     metadata = {"pdf": {**words, "CreationDate": None}, "png": words}
     written = io.BytesIO()
-    with look():
+    with mpl.rc_context(_LOOK):
         picture.figure.savefig(
             written, format=kind, dpi=300, facecolor="white", metadata=metadata[kind]
         )
@@ -154,7 +150,7 @@ def _element(picture: Picture, *, background: str) -> str:
     """An SVG element with its accessible name and description, without rules of style."""
     title, description = html.escape(picture.title), html.escape(picture.description)
     written = io.StringIO()
-    with look(), mpl.rc_context({"svg.hashsalt": title + description}):
+    with mpl.rc_context({**_LOOK, "svg.hashsalt": title + description}):
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         picture.figure.savefig(written, format="svg", facecolor=background, metadata=metadata)
     text = written.getvalue()

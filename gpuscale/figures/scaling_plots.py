@@ -16,9 +16,7 @@ from gpuscale.figures.picture import (
     Measurements,
     Picture,
     Style,
-    add_note,
-    look,
-    new_figure,
+    drawn,
     notes_of_left_out,
 )
 from gpuscale.records import Estimate
@@ -50,10 +48,9 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         *notes_of_left_out(len(cases) - MOST_CASES, "case"),
         *notes_of_left_out(len(ways) - len(styles), "configuration"),
     ]
-    with look():
-        rows = min(len(cases), MOST_CASES)
-        width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
-        figure = new_figure(width_in, 0.8 + 2.0 * rows)
+    rows = min(len(cases), MOST_CASES)
+    width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
+    with drawn(measurements, width_in, 0.8 + 2.0 * rows, notes) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
             row[0].set_title(case, loc="left", fontweight="bold")
@@ -62,7 +59,6 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         columns = 2 if len(quantities) == 1 else 4
         order = [*(curve.name for curve in shown), _IDEAL]
         figure.legend(handles=legend_of(grid.flat, order), loc="outside upper left", ncols=columns)
-        add_note(figure, measurements, notes)
     return Picture(
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",

@@ -12,9 +12,7 @@ from gpuscale.figures.picture import (
     PAGE_IN,
     Measurements,
     Picture,
-    add_note,
-    look,
-    new_figure,
+    drawn,
     notes_of_left_out,
     row_text,
 )
@@ -40,9 +38,13 @@ def windows_picture(measurements: Measurements) -> Picture | None:
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
     norm = Normalize(0.0, _SLOWEST_SHOWN)
-    with look():
-        ranks = max(len(run.ranks) for run in shown)
-        figure = new_figure(PAGE_IN, 0.6 + rows * (0.8 + min(1.8, 0.16 * ranks)))
+    ranks = max(len(run.ranks) for run in shown)
+    height_in = 0.6 + rows * (0.8 + min(1.8, 0.16 * ranks))
+    notes = [
+        "of each row the most uneven run: the time that each rank was busy in each window",
+        *notes_of_left_out(len(chosen) - len(shown), "row"),
+    ]
+    with drawn(measurements, PAGE_IN, height_in, notes) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes, run in zip(grid.flat, shown, strict=False):
             row = row_text(names[run.configuration], run.configuration, run.gpus)
@@ -59,8 +61,6 @@ def windows_picture(measurements: Measurements) -> Picture | None:
             shrink=1 / rows,
             fraction=0.04,
         )
-        note = "of each row the most uneven run: the time that each rank was busy in each window"
-        add_note(figure, measurements, [note, *notes_of_left_out(len(chosen) - len(shown), "row")])
     return Picture(
         figure=figure,
         title="Busy time of each rank in each window",

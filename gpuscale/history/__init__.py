@@ -165,9 +165,7 @@ def nights_of(
     began: dict[str, datetime] = {}
     for result in results:
         for run in () if result.injections else result.runs:
-            its = run.configuration
-            wanted = cases is None or {its.case, its.label} & {*cases}
-            if run.is_valid and wanted and (gpus is None or run.gpus in gpus):
+            if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
                 name = result.allocation_of(run)
                 runs.setdefault(name, []).append(run)
                 environments.setdefault(name, result.environment)

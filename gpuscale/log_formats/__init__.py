@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from gpuscale.errors import UsageError
-from gpuscale.log_formats import bars, frameworks, protocol, structured
+from gpuscale.log_formats import frameworks, progress_bars, protocol, structured
 from gpuscale.log_formats.log_format import LogFormat, Mark, mark_of
 
 __all__ = ["FORMATS", "LogFormat", "Mark", "Recognition", "by_regex", "plain"]
@@ -19,7 +19,7 @@ FORMATS: Mapping[str, LogFormat] = {
         *protocol.FORMATS,
         *frameworks.FORMATS,
         *structured.FORMATS,
-        *bars.FORMATS,
+        *progress_bars.FORMATS,
     )
 }
 STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")

@@ -7,9 +7,8 @@ from typing import Literal, NamedTuple
 
 from gpuscale.history import History
 from gpuscale.records import Baseline, Results, Run, Verdict
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.rows import weight
-from gpuscale.reports.view import View
 
 Tone = Literal["loss", "doubt", "pass", "slow", "slower", "slowest", ""]
 """What a colour says beside the words; never without them."""
@@ -39,6 +38,8 @@ class Cell(NamedTuple):
     below: str = ""
     """Said in small type, such as the value before."""
     tone: Tone = ""
+    link: str = ""
+    """To another page; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Section:
 
 def tone_of(verdict: Verdict) -> Tone:
     """The tone of a row's verdict."""
-    return _BY_WEIGHT[weight(verdict)]
+    return _BY_WEIGHT[verdict.weight]
 
 
 def without_unknown(table: Table) -> Table:

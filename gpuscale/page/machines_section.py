@@ -102,15 +102,13 @@ def _devices(environments: Sequence[Environment]) -> list[Table]:
     """Each GPU with what tells it from others, as far as it is known."""
     rows: dict[tuple[Cell, ...], None] = {}
     for here in environments:
-        places = [(here.host, here.gpus), *((node.host, node.gpus) for node in here.nodes)]
-        for host, gpus in places:
-            for gpu in gpus:
-                memory = UNKNOWN if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
-                limit = UNKNOWN if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
-                number = gpu.index if gpu.smi_index is None else gpu.smi_index
-                place = gpu.pci_address or UNKNOWN
-                named = (f"{host or UNKNOWN} GPU {number}", gpu.name, gpu.uuid or UNKNOWN, place)
-                rows[cells(*named, memory, limit)] = None
+        for host, gpu in here.placed_gpus:
+            memory = UNKNOWN if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
+            limit = UNKNOWN if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
+            number = gpu.index if gpu.smi_index is None else gpu.smi_index
+            place = gpu.pci_address or UNKNOWN
+            named = (f"{host or UNKNOWN} GPU {number}", gpu.name, gpu.uuid or UNKNOWN, place)
+            rows[cells(*named, memory, limit)] = None
     headers = ("GPU", "model", "UUID", "PCI address", "memory", "power limit")
     words = frozenset(headers[:4])
     if not rows:

@@ -3,9 +3,7 @@
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
-from gpuscale.reports.history_text import event_lines, night_names, standing
-from gpuscale.reports.screen import Screen
-from gpuscale.units import format_seconds
+from gpuscale.reports.history_text import STANDING, event_lines, night_names, standings
 
 
 def last_loss(subject: Subject) -> str:
@@ -17,9 +15,7 @@ def last_loss(subject: Subject) -> str:
     events = [event for event in history.events if lost & {*event.changes}]
     if not events:
         return ""
-    event, names = events[-1], night_names(history.nights)
-    labels = phrases.set_apart([row.point.configuration for row in history.rows])
-    first, *_, changed = event_lines(event, len(history.rows), labels, names, Screen())
+    first, *_, changed = event_lines(events[-1], history)
     return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
 
 
@@ -29,26 +25,22 @@ def nights(subject: Subject) -> Section | None:
     if history is None:
         return None
     names = night_names(history.nights)
-    labels = phrases.set_apart([row.point.configuration for row in history.rows])
-    headers = ("case", "GPUs", "step time", "against its level", "level since", "nights")
+    shown = standings(history)
+    headers = [header for header in shown[0] if header != "batch/GPU"]
     table = Table(
         caption="The last night of each row beside the nights before",
         headers=headers,
         rows=[
-            (
-                Cell(labels[row.point.configuration]),
-                Cell(str(row.point.gpus)),
-                Cell(format_seconds(row.last_step_time_s)),
-                Cell(standing(row), tone="doubt" if row.stands_out else ""),
-                Cell(names[row.nights[-row.level_nights]]),
-                Cell(str(len(row.nights))),
-            )
-            for row in history.rows
+            [
+                Cell(cells[header], tone="doubt" if its.stands_out and header == STANDING else "")
+                for header in headers
+            ]
+            for its, cells in zip(history.rows, shown, strict=True)
         ],
     )
     blocks = []
     for event in reversed(history.events):
-        first, *rest = event_lines(event, len(history.rows), labels, names, Screen())
+        first, *rest = event_lines(event, history)
         is_loss = event.changes[0].is_loss
         items = [Item(line.strip()) for line in rest]
         blocks.append(

@@ -1,6 +1,5 @@
 """HTML from the templates of this package, with Jinja2 (the extra `plots`)."""
 
-from types import ModuleType
 from typing import Any
 
 from gpuscale import __version__
@@ -10,7 +9,11 @@ from gpuscale.page.content import readable
 
 def rendered(template: str, **values: Any) -> str:
     """A template of this package with these values; all texts in them are escaped."""
-    jinja2 = _jinja2()
+    try:
+        import jinja2
+    except ImportError:
+        problem = "a page needs Jinja2 and matplotlib, which are not installed"
+        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gpuscale.page"),
         autoescape=True,
@@ -21,12 +24,3 @@ def rendered(template: str, **values: Any) -> str:
     environment.filters["readable"] = readable
     text: str = environment.get_template(template).render(version=__version__, **values)
     return text
-
-
-def _jinja2() -> ModuleType:
-    try:
-        import jinja2
-    except ImportError:
-        problem = "a page needs Jinja2 and matplotlib, which are not installed"
-        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
-    return jinja2

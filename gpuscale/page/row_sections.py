@@ -17,10 +17,10 @@ from gpuscale.page.content import (
 )
 from gpuscale.records import Estimate, Run, Verdict
 from gpuscale.reports import phrases
+from gpuscale.reports.comparison.rows import Row, smallest_losses
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.rows import Row, smallest_losses
-from gpuscale.reports.tables import table_notes
-from gpuscale.reports.view import View
+from gpuscale.reports.show.scaling_table import table_notes
 from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 

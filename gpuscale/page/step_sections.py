@@ -7,7 +7,7 @@ from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.step_time import budget_findings, budget_legend, phase_cells, phase_notes
+from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 from gpuscale.typical_step import typical_steps
 
 NAMED_LOSS = 0.1

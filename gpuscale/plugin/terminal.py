@@ -20,11 +20,11 @@ from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
 from gpuscale.printable import SPELT_OUT
 from gpuscale.records import Environment, Results, Run
-from gpuscale.reports import text
+from gpuscale.reports.comparison import as_text
+from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.phrases import counted, injection_warning, load_text, spread_text
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
-from gpuscale.reports.tables import scaling_lines
-from gpuscale.reports.view import view_of
+from gpuscale.reports.show.scaling_table import scaling_lines
 from gpuscale.store import ResumedResults
 from gpuscale.telemetry.host_load import HostLoadMeter
 
@@ -140,7 +140,7 @@ def verdict_lines(
     comparison = with_validity(comparison, baseline, [results], today=date.today())
     screen = Screen(columns=shutil.get_terminal_size().columns, colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
-    yield from text.render(view).splitlines()
+    yield from as_text.render(view).splitlines()
 
 
 def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:

@@ -48,6 +48,12 @@ def to_json(record: msgspec.Struct) -> str:
     return encoded.decode()
 
 
+def document_text(format_name: str, **fields: object) -> str:
+    """A document for scripts, in its version 1: these fields, whatever records are in them."""
+    document = msgspec.to_builtins({"format": format_name, "version": 1, **fields})
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
 def from_json(kind: type[T], text: str) -> T:
     """The value that a text stands for; whatever it holds, only `DecodeError` is raised."""
     try:

@@ -103,7 +103,7 @@ class Remedy(msgspec.Struct, frozen=True):
     """The next thing to run or look at."""
 
     code: str
-    """Of its words in `report.cause_words`."""
+    """Of its words in `reports.cause_words`."""
     hosts: tuple[str, ...] = ()
     runs: int | None = None
 
@@ -114,7 +114,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """One of `CauseKind`, or a finder's own, as the JSON report has it."""
     code: str
-    """Of its words in `report.cause_words`."""
+    """Of its words in `reports.cause_words`."""
     share: float | None = None
     """The part of the lost time that it carries, 1.0 for all; None where that cannot be told."""
     lost_s: float | None = None

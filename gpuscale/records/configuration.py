@@ -1,5 +1,6 @@
 """A training and the way it was run: the fields in which two results must agree."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
@@ -71,9 +72,18 @@ class EntryKey(NamedTuple):
     gpus: int
 
     @property
+    def name(self) -> str:
+        """The row without its number of GPUs: `mnist_cnn/ddp`."""
+        return f"{self.case}/{self.strategy}"
+
+    @property
     def label(self) -> str:
         """The name that messages use: `mnist_cnn/ddp on 4 GPUs`."""
-        return f"{self.case}/{self.strategy} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+        return f"{self.name} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+
+    def is_of(self, cases: Collection[str] | None) -> bool:
+        """True where `mnist_cnn` or `mnist_cnn/ddp` is one of the cases; None is all of them."""
+        return cases is None or self.case in cases or self.name in cases
 
 
 class FieldChange(NamedTuple):

@@ -1,6 +1,6 @@
 """Where a measurement was made: the machine, its software, and the job it ran in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -73,6 +73,12 @@ class Environment(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(gpu.name for gpu in self.gpus))
 
     @property
+    def placed_gpus(self) -> Iterator[tuple[str | None, GpuDevice]]:
+        """The GPUs of all nodes, each with its host; those of the first node come twice."""
+        yield from ((self.host, gpu) for gpu in self.gpus)
+        yield from ((node.host, gpu) for node in self.nodes for gpu in node.gpus)
+
+    @property
     def node_count(self) -> int:
         """Nodes that a run can have."""
         return max(1, len(self.nodes))
@@ -102,11 +108,7 @@ def gpu_places(environments: Iterable[Environment]) -> dict[str, str]:
     return {
         gpu.uuid: f"GPU {gpu.smi_index} at {gpu.pci_address} of {host}"
         for environment in environments
-        for host, gpus in (
-            (environment.host, environment.gpus),
-            *((node.host, node.gpus) for node in environment.nodes),
-        )
-        for gpu in gpus
+        for host, gpu in environment.placed_gpus
         if gpu.uuid and gpu.smi_index is not None and gpu.pci_address
     }
 

@@ -101,6 +101,11 @@ class Verdict(StrEnum):
         return self in (Verdict.REGRESSED, Verdict.INCONSISTENT)
 
     @property
+    def weight(self) -> int:
+        """0 for what got worse, 1 for what was not shown to be fine, 2 for a pass."""
+        return 0 if self.is_loss else 2 if self.is_pass else 1
+
+    @property
     def is_judged(self) -> bool:
         """True where two numbers were compared at all."""
         return self not in (Verdict.INCOMPARABLE, Verdict.MISSING)

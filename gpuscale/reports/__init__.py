@@ -1,8 +1,8 @@
 """Results and verdicts as text and data.
 
-A report format of a comparison is a module here, with `render(view: View) -> str`, and its line in
-`FORMATS`. One of `gpuscale show` is a module `scaling_…`, with `render(shown: Shown) -> str`, and
-its line in `SHOWN_FORMATS`.
+A report format of a comparison is a module `comparison/as_….py`, with `render(view: View) -> str`,
+and its line in `FORMATS`. One of `gpuscale show` is a module `show/as_….py`, with
+`render(shown: Shown) -> str`, and its line in `SHOWN_FORMATS`.
 """
 
 FORMATS = {

@@ -2,17 +2,18 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from gpuscale.environment_diff import change_text
 from gpuscale.history import History, HistoryEvent, Night, RowHistory
 from gpuscale.history.device_paces import DeviceChange
-from gpuscale.records import Configuration
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
+from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent, format_seconds
 
+STANDING = "against its level"
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
 
@@ -34,39 +35,20 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     last = nights[-1]
     yield f"last      {names[-1]}, {last.allocation}"
     yield ""
-    headers = (
-        "case",
-        "GPUs",
-        "batch/GPU",
-        "step time",
-        "against its level",
-        "level since",
-        "nights",
-    )
-    labels = phrases.set_apart([row.point.configuration for row in history.rows])
-    cells = [
-        (
-            labels[row.point.configuration],
-            str(row.point.gpus),
-            str(row.point.batch_per_gpu),
-            format_seconds(row.last_step_time_s),
-            standing(row),
-            names[row.nights[-row.level_nights]],
-            str(len(row.nights)),
-        )
-        for row in history.rows
-    ]
-    yield table(headers, cells, screen.columns, first=("step time", "against its level"))
+    rows = standings(history)
+    cells = [[*row.values()] for row in rows]
+    yield table([*rows[0]], cells, screen.columns, first=("step time", STANDING))
     yield ""
     if not history.events:
         yield "no change of level"
     for event in reversed(history.events):
-        for line in event_lines(event, len(history.rows), labels, names, screen):
+        first, *rest = event_lines(event, history)
+        for line in (screen.bold(first), *rest):
             yield from wrapped(line, screen.columns)
     for row in history.rows:
         if row.lost and row.lost.since != row.lost.onset:
-            label = f"{labels[row.point.configuration]} on {phrases.gpus_text(row.point.gpus)}"
-            text = f"slower and slower since {names[row.lost.since]}: {label}, in all "
+            name = _row_names(history)[row.point]
+            text = f"slower and slower since {names[row.lost.since]}: {name}, in all "
             text += phrases.change_text(row.lost.throughput)
             yield from wrapped(text, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
@@ -104,7 +86,33 @@ def night_names(nights: tuple[Night, ...]) -> list[str]:
     ]
 
 
-def standing(row: RowHistory) -> str:
+def standings(history: History) -> list[dict[str, str]]:
+    """The last night of each row beside those before it, by header."""
+    nights = night_names(history.nights)
+    cases = phrases.set_apart([row.point.configuration for row in history.rows])
+    return [
+        {
+            "case": cases[row.point.configuration],
+            "GPUs": str(row.point.gpus),
+            "batch/GPU": str(row.point.batch_per_gpu),
+            "step time": format_seconds(row.last_step_time_s),
+            STANDING: _standing(row),
+            "level since": nights[row.nights[-row.level_nights]],
+            "nights": str(len(row.nights)),
+        }
+        for row in history.rows
+    ]
+
+
+def _row_names(history: History) -> dict[PointKey, str]:
+    points = [row.point for row in history.rows]
+    cases = phrases.set_apart([point.configuration for point in points])
+    return {
+        each: f"{cases[each.configuration]} on {phrases.gpus_text(each.gpus)}" for each in points
+    }
+
+
+def _standing(row: RowHistory) -> str:
     """The last night against its level, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
@@ -112,26 +120,18 @@ def standing(row: RowHistory) -> str:
     return f"{text}, stands out" if row.stands_out else text
 
 
-def event_lines(
-    event: HistoryEvent,
-    rows_in_all: int,
-    labels: Mapping[Configuration, str],
-    names: Sequence[str],
-    screen: Screen,
-) -> Iterator[str]:
+def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
     """When and how rows changed; then each of the first rows, and what else changed, indented."""
-    changes = event.changes
+    changes, names = event.changes, _row_names(history)
     is_slower = changes[0].throughput.value < 0
     word = "slower" if is_slower else "faster"
     begun = "drifted until" if changes[0].kind == "drift" else "from"
-    rows = f"{len(changes)} of {phrases.counted(rows_in_all, 'row')}"
-    text = f"{begun} {names[event.night]}  {rows} {word}"
-    yield screen.bold(text)
+    rows = f"{len(changes)} of {phrases.counted(len(history.rows), 'row')}"
+    yield f"{begun} {night_names(history.nights)[event.night]}  {rows} {word}"
     shown = sorted(changes, key=lambda change: change.throughput.value, reverse=not is_slower)
     for change in shown[:_MOST_ROWS]:
-        point = change.point
-        row = f"{labels[point.configuration]} on {phrases.gpus_text(point.gpus)}"
-        yield f"    {row}: throughput {phrases.change_text(change.throughput)}"
+        moved = phrases.change_text(change.throughput)
+        yield f"    {names[change.point]}: throughput {moved}"
     if len(shown) > _MOST_ROWS:
         yield f"    and {phrases.counted(len(shown) - _MOST_ROWS, 'more row')}"
     for device in event.devices:

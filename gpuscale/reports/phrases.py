@@ -202,5 +202,5 @@ def verdict_word(verdict: Verdict) -> str:
 def counted_verdicts(verdicts: Iterable[Verdict]) -> str:
     """`1 regressed, 3 ok`: those that got worse first, then those not shown to be fine."""
     counts = Counter(verdicts)
-    order = sorted(Verdict, key=lambda v: 0 if v.is_loss else 2 if v.is_pass else 1)
-    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in order if counts[verdict])
+    order = sorted(counts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in order)

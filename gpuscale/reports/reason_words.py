@@ -301,7 +301,7 @@ def rows_text(keys: Sequence[EntryKey]) -> str:
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs, other/ddp on 2 GPUs`."""
     counts: dict[str, list[int]] = {}
     for key in keys:
-        counts.setdefault(f"{key.case}/{key.strategy}", []).append(key.gpus)
+        counts.setdefault(key.name, []).append(key.gpus)
     return ", ".join(f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items())
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
-from gpuscale.reports.baseline_text import baseline_text
-from gpuscale.reports.tables import results_text
+from gpuscale.reports.show.baseline_text import baseline_text
+from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import decoded
 

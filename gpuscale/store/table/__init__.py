@@ -16,7 +16,7 @@ from gpuscale.records.baseline import Timed
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
 from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
 from gpuscale.store.table.numbers import day_of, measures_of, whole_number
-from gpuscale.store.table.rows import Problems, Row, tables_in
+from gpuscale.store.table.reading import Problems, Row, tables_in
 from gpuscale.store.table.selection import (
     is_no_value,
     rows_of_machine,

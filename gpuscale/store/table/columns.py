@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
 from gpuscale.records.record import Gpus, PositiveCount
-from gpuscale.store.table.rows import Problems, Row
+from gpuscale.store.table.reading import Problems, Row
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "gpus": ("gpus", "gpu", "n", "#gpus", "ngpus", "gpu count", "devices", "ranks", "world size"),

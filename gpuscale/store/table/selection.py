@@ -8,7 +8,7 @@ from contextlib import suppress
 from gpuscale.errors import DecodeError
 from gpuscale.store.table.columns import COUNTS, MEASURES, TEXTS, TIMES, Column
 from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
-from gpuscale.store.table.rows import Problems, Row
+from gpuscale.store.table.reading import Problems, Row
 
 _NO_VALUE = re.compile(r"[-–—?]+|n/?a|none|null|tbd", re.IGNORECASE)
 _FAILED = re.compile(

@@ -7,9 +7,9 @@ tenth stands for all that are left.
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.reports.folding import Explanation
-from gpuscale.reports.rows import finding_text, weight
-from gpuscale.reports.view import View
+from gpuscale.reports.comparison.folding import Explanation
+from gpuscale.reports.comparison.rows import detail_lines, finding_text
+from gpuscale.reports.comparison.view import View
 
 SHOWN_OF_A_KIND = 10
 _LONGEST_MESSAGE = 4000
@@ -24,10 +24,10 @@ def render(view: View) -> str:
     (verdict, found), *facts = view.headline
     title, notes = f"gpuscale: {verdict} {found}", "\n".join(view.notes)
     summary = "\n".join((*(f"{label}: {text}" for label, text in facts), view.summary))
-    lost = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 0]
-    doubted = [its for its in view.explanations if weight(its.rows[0].entry.verdict) == 1]
+    lost = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 0]
+    doubted = [its for its in view.explanations if its.rows[0].entry.verdict.weight == 1]
     errors = [
-        (_title(its), "\n".join((its.reason, *_details(its))))
+        (_title(its), "\n".join((its.reason, *detail_lines(its.lost_metrics, its.causes))))
         for its in sorted(lost, key=_largest_loss, reverse=True)
     ]
     warnings = [("gpuscale", view.warning)] if view.warning else []
@@ -47,15 +47,6 @@ def _title(its: Explanation) -> str:
 
 def _largest_loss(its: Explanation) -> float:
     return max((abs(row.change.value) for row in its.rows if row.change is not None), default=0.0)
-
-
-def _details(its: Explanation) -> Iterator[str]:
-    yield from its.lost_metrics
-    for number, cause in enumerate(its.causes, start=1):
-        yield f"{number}. {cause.line}"
-        yield from (f"   · {fact}" for fact in cause.facts)
-        if cause.next_step:
-            yield f"   next: {cause.next_step}"
 
 
 def _annotations(kind: str, messages: Sequence[tuple[str, str]]) -> Iterator[str]:

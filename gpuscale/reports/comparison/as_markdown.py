@@ -7,13 +7,13 @@ the space of its section is counted instead of shown.
 import re
 from collections.abc import Iterable, Sequence
 
-from gpuscale.reports.folding import Explanation
+from gpuscale.reports.comparison.folding import Explanation
+from gpuscale.reports.comparison.rows import Row, smallest_losses
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
-from gpuscale.reports.rows import Row, smallest_losses, weight
-from gpuscale.reports.view import View
 
 _SIGNS = ("❌", "⚠️", "✅")
-"""By `weight`."""
+"""By the weight of a verdict."""
 # Bytes of UTF-8, so that no way of counting finds more than 65,536.
 _ROWS_BYTES = 14_000
 _REASONS_BYTES = 16_000
@@ -40,7 +40,7 @@ _REFERENCE = re.compile(r"(?<!\w)([@#!])(?=\w)")
 def render(view: View) -> str:
     """The comparison in GitHub's and GitLab's Markdown, without a line break at its end."""
     rows = view.ranked
-    worst = min((weight(row.entry.verdict) for row in rows), default=1)
+    worst = min((row.entry.verdict.weight for row in rows), default=1)
     blocks = [f"**{_plain(view.warning)}**"] if view.warning else []
     blocks += [
         f"### {_SIGNS[worst]} GPU scaling: {view.outcome}",
@@ -68,7 +68,7 @@ def _row(row: Row) -> str:
         row.samples_per_s,
         row.efficiency,
         row.moved or UNKNOWN,
-        f"{_SIGNS[weight(row.entry.verdict)]} {word}",
+        f"{_SIGNS[row.entry.verdict.weight]} {word}",
         _plain(row.short_reason),
     )
 
@@ -96,7 +96,7 @@ def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
 
 def _metrics(rows: Sequence[Row]) -> list[str]:
     found = [(row, metric) for row in rows for metric in row.entry.metrics]
-    found.sort(key=lambda item: weight(item[1].verdict))
+    found.sort(key=lambda item: item[1].verdict.weight)
     lines = [
         _cells(
             _plain(row.name),
@@ -105,7 +105,7 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
             amount_text(metric.baseline.value, metric.metric.unit),
             amount_text(metric.current.value, metric.metric.unit),
             change_text(metric.change),
-            f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
+            f"{_SIGNS[metric.verdict.weight]} {verdict_word(metric.verdict)}",
         )
         for row, metric in found
     ]

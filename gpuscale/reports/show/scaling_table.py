@@ -3,24 +3,19 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from gpuscale.printable import visible
-from gpuscale.records import (
-    EntryKey,
-    Estimate,
-    Results,
-    Run,
-)
+from gpuscale.records import EntryKey, Results, Run
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.scaling_rows import gpu_hours
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.step_time import budget_lines, phase_lines
+from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row
+from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.scaling import (
     PointKey,
     ScalingPoint,
@@ -113,32 +108,30 @@ def scaling_table(
         of_point = unsteady[point.point_key]
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        made.append(f"{point.valid_runs} ({without})" if without else str(point.valid_runs))
-    shared = {name for name in _SHARED if len({point_cells(point)[name] for point in points}) == 1}
-    headers = [name for name in headers if name not in shared]
-    return table(headers, point_rows(points, headers, "runs", made, steps), columns, first=_FIRST)
+        counted = f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
+        made.append({"runs": counted})
+    headers = [name for name in headers if name not in _shared_cells(points)]
+    rows = [measured_row(point, steps) for point in points]
+    return table(headers, cells_under(headers, rows, made), columns, first=_FIRST)
 
 
-def point_rows(
-    points: Sequence[ScalingPoint],
-    headers: Sequence[str],
-    name: str,
-    texts: Iterable[str],
-    steps: int | None,
+def _shared_cells(points: Sequence[ScalingPoint]) -> dict[str, str]:
+    """What all points have alike of the columns that need not be shown then, by header."""
+    cells = [row_cells(measured_row(point)) for point in points]
+    found = {name: {each[name] for each in cells} for name in _SHARED}
+    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+
+
+def cells_under(
+    headers: Sequence[str], rows: Sequence[ScalingRow], further: Sequence[Mapping[str, str]] = ()
 ) -> list[list[str]]:
-    """The cells of each point under these headers; its text is under the header of that name."""
-    names = phrases.set_apart([point.configuration for point in points])
-    rows = []
-    for point, text in zip(points, texts, strict=True):
-        hours = hours_text(point.step_time_s, point.key.gpus, steps)
-        cells = {
-            **point_cells(point),
-            "GPU-hours": hours,
-            "case": names[point.configuration],
-            name: text,
-        }
-        rows.append([cells[header] for header in headers])
-    return rows
+    """The cells of each row under these headers; further ones of it stand in place of its own."""
+    names = phrases.set_apart([row.configuration for row in rows])
+    cells = (
+        {"case": names[row.configuration], **row_cells(row), **its}
+        for row, its in zip(rows, further or [{}] * len(rows), strict=True)
+    )
+    return [[each[header] for header in headers] for each in cells]
 
 
 def hours_header(steps: int | None) -> list[str]:
@@ -146,25 +139,21 @@ def hours_header(steps: int | None) -> list[str]:
     return [] if steps is None else ["GPU-hours"]
 
 
-def hours_text(step_time_s: Estimate | None, gpus: int, steps: int | None) -> str:
-    """`11.1 ±0.7 %` GPU-hours that so many steps take."""
-    return phrases.with_spread(gpu_hours(step_time_s, gpus, steps), significant)
-
-
-def point_cells(point: ScalingPoint) -> dict[str, str]:
-    """The numbers of a point as tables show them, by the headers of their columns."""
-    used, peak = point.gpu_utilization, point.peak_memory_bytes
-    on_host = point.peak_host_memory_bytes
+def row_cells(row: ScalingRow) -> dict[str, str]:
+    """The numbers of a row as tables show them, by the headers of their columns."""
+    used, peak = row.gpu_utilization, row.peak_memory_bytes
+    on_host = row.peak_host_memory_bytes
     return {
-        "gpus": str(point.key.gpus),
-        "scaling": point.configuration.scaling or UNKNOWN,
-        "batch/gpu": str(point.batch_per_gpu or UNKNOWN),
-        "step time": phrases.with_spread(point.step_time_s, format_seconds),
-        "samples/s": phrases.with_spread(point.samples_per_s, significant),
-        "epoch": UNKNOWN if point.epoch_s is None else format_seconds(point.epoch_s),
-        "speedup": phrases.interval_text(point.speedup),
-        "efficiency": phrases.interval_text(point.efficiency),
-        "samples/J": phrases.with_spread(point.samples_per_j, significant),
+        "gpus": str(row.gpus),
+        "scaling": row.configuration.scaling or UNKNOWN,
+        "batch/gpu": str(row.batch_per_gpu or UNKNOWN),
+        "step time": phrases.with_spread(row.step_time_s, format_seconds),
+        "samples/s": phrases.with_spread(row.samples_per_s, significant),
+        "epoch": UNKNOWN if row.epoch_s is None else format_seconds(row.epoch_s),
+        "speedup": phrases.interval_text(row.speedup),
+        "efficiency": phrases.interval_text(row.efficiency),
+        "GPU-hours": phrases.with_spread(row.gpu_hours, significant),
+        "samples/J": phrases.with_spread(row.samples_per_j, significant),
         "GPU util": UNKNOWN if used is None else format_percent(used),
         "peak memory": UNKNOWN if peak is None else format_bytes(peak),
         "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
@@ -199,10 +188,9 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
 def _shared_texts(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """`weak scaling` and `batch 128 on each GPU`, where all rows have the same."""
     texts = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
-    for name, text in texts.items():
-        found = {point_cells(point)[name] for point in points}
-        if len(found) == 1 and UNKNOWN not in found:
-            yield text.format(*found)
+    for name, found in _shared_cells(points).items():
+        if found != UNKNOWN:
+            yield texts[name].format(found)
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:

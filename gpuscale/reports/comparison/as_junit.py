@@ -12,11 +12,11 @@ from datetime import datetime
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from gpuscale.reports import text
+from gpuscale.reports.comparison import as_text
+from gpuscale.reports.comparison.rows import Row
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import quantity_text
-from gpuscale.reports.rows import Row
 from gpuscale.reports.screen import Screen
-from gpuscale.reports.view import View
 
 # What XML 1.0 cannot hold, not even as a reference.
 _NO_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -57,7 +57,7 @@ def render(view: View) -> str:
     for key, value in _properties(view):
         SubElement(properties, "property", name=key, value=value)
     suite.extend(cases)
-    SubElement(suite, "system-out").text = f"{text.render(replace(view, screen=Screen()))}\n"
+    SubElement(suite, "system-out").text = f"{as_text.render(replace(view, screen=Screen()))}\n"
     SubElement(suite, "system-err")
     for element in report.iter():
         element.text = element.text and _NO_CHARACTER.sub("�", element.text)
@@ -79,8 +79,9 @@ def _case(row: Row) -> Element:
 
 
 def _properties(view: View) -> Iterator[tuple[str, str]]:
-    yield "baseline", view.baseline
-    yield "current", view.comparison.current_machine
+    comparison = view.comparison
+    yield "baseline", f"{comparison.baseline_name}: {comparison.baseline_machine}"
+    yield "current", comparison.current_machine
     yield "summary", view.summary
     yield "exit_code", str(view.exit_code)
     for row in view.ranked:

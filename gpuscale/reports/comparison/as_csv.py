@@ -3,9 +3,9 @@
 from gpuscale.records import METRICS_BY_NAME
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
+from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.csv_rows import csv_text, flat
-from gpuscale.reports.rows import Row, finding_text
-from gpuscale.reports.view import View
 
 _SIDES = ("baseline", "current")
 _OF_SIDE = ("step_time_s", "samples_per_s", "speedup", "efficiency")

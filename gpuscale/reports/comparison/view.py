@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Results
 from gpuscale.reports import phrases
-from gpuscale.reports.folding import Explanation, explanations
-from gpuscale.reports.headline import headline_of
+from gpuscale.reports.comparison.folding import Explanation, explanations
+from gpuscale.reports.comparison.headline import headline_of
+from gpuscale.reports.comparison.rows import Row, rows_of
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.rows import Row, rows_of, weight
 from gpuscale.reports.screen import Screen
 
 _OUTCOMES = {
@@ -35,8 +35,6 @@ class View:
     """First the rows that got worse, then those not shown to be fine, then the passes."""
     explanations: tuple[Explanation, ...]
     """Of the ranked rows, each once for all rows that share it."""
-    baseline: str
-    """Its name and its machine."""
     injections: tuple[str, ...]
     """The faults that were made on purpose in the results."""
     warning: str
@@ -63,7 +61,7 @@ class View:
 def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
     """The comparison of one or more results for reading, in a file or a log."""
     rows = rows_of(comparison.entries, results)
-    ranked = tuple(sorted(rows, key=lambda row: weight(row.entry.verdict)))
+    ranked = tuple(sorted(rows, key=lambda row: row.entry.verdict.weight))
     injections = tuple(dict.fromkeys(each for result in results for each in result.injections))
     injected = (
         f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
@@ -81,7 +79,6 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         rows=tuple(rows),
         ranked=ranked,
         explanations=tuple(explanations(ranked)),
-        baseline=f"{comparison.baseline_name}: {comparison.baseline_machine}",
         injections=injections,
         warning=phrases.injection_warning(injections) if injections else "",
         notes=(*injected_notes, *notes),

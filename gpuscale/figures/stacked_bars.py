@@ -16,9 +16,7 @@ from gpuscale.figures.picture import (
     SURFACE,
     Measurements,
     Picture,
-    add_note,
-    look,
-    new_figure,
+    drawn,
     notes_of_left_out,
     row_text,
 )
@@ -91,16 +89,14 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     """An average step of each row, phase by phase; each case on an axis of its own."""
     steps = typical_steps(measurements.runs)
     names = set_apart([point.configuration for point in steps])
-    order = [*names]
-    points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
     bars = [
         _Bar(
             case=point.configuration.case,
             label=row_text(names[point.configuration], point.configuration, point.gpus),
-            parts={name: s for name, s in steps[point].phases_s.items() if s is not None},
-            end=format_seconds(steps[point].time_s),
+            parts={name: s for name, s in step.phases_s.items() if s is not None},
+            end=format_seconds(step.time_s),
         )
-        for point in points
+        for point, step in steps.items()
     ]
     notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
     return _picture(measurements, "An average step, phase by phase", bars, bars[:MOST_BARS], notes)
@@ -118,8 +114,8 @@ def _picture(
         return None
     facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
     heights = [len(its) + 1.6 for its in facets]
-    with look():
-        figure = new_figure(PAGE_IN, 0.8 + _BAR_IN * sum(heights))
+    notes = [*notes, *notes_of_left_out(len(bars) - len(shown), "row")]
+    with drawn(measurements, PAGE_IN, 0.8 + _BAR_IN * sum(heights), notes) as figure:
         grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
         for (axes,), its in zip(grid, facets, strict=True):
             _draw(axes, its)
@@ -128,7 +124,6 @@ def _picture(
         found = dict.fromkeys(name for bar in fullest for name in bar.parts)
         patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
         figure.legend(handles=patches, loc="outside upper left", ncols=len(patches))
-        add_note(figure, measurements, [*notes, *notes_of_left_out(len(bars) - len(shown), "row")])
     texts = (f"{bar.label}: {_parts_text(bar)}" for bar in shown)
     return Picture(figure=figure, title=title, description="; ".join(texts))
 

@@ -6,9 +6,10 @@ which the collector refuses.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,63 +21,49 @@ from gpuscale.records import (
     Estimate,
     Verdict,
 )
-from gpuscale.reports.view import View
+from gpuscale.reports.comparison.view import View
 from gpuscale.scaling import ScalingPoint, scaling_points
 
-_T = TypeVar("_T")
 Labels = Mapping[str, object]
 """By name; one whose value is None is left out."""
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _UNITS = {"s": "seconds", "bytes": "bytes", "J": "joules"}
 
 
-class _Gauge(NamedTuple, Generic[_T]):
+class _Gauge(NamedTuple):
     """A metric; the bounds of an estimate are metrics as well, such as `speedup_low_ratio`."""
 
+    field: str
+    """Of a point or of an entry."""
     name: str
     unit: str
     meaning: str
-    of: Callable[[_T], Estimate | float | None]
 
 
-_OF_POINTS: tuple[_Gauge[ScalingPoint], ...] = (
-    _Gauge("step_time", "seconds", "Time of a step", lambda point: point.step_time_s),
+_OF_POINTS = (
+    _Gauge("step_time_s", "step_time", "seconds", "Time of a step"),
+    _Gauge("samples_per_s", "throughput", "samples_per_second", "Samples per second over all GPUs"),
+    _Gauge("speedup", "speedup", "ratio", "Throughput over that of 1 GPU"),
+    _Gauge("efficiency", "efficiency", "ratio", "Speedup over GPUs"),
     _Gauge(
-        "throughput",
-        "samples_per_second",
-        "Samples per second over all GPUs",
-        lambda point: point.samples_per_s,
-    ),
-    _Gauge("speedup", "ratio", "Throughput over that of 1 GPU", lambda point: point.speedup),
-    _Gauge("efficiency", "ratio", "Speedup over GPUs", lambda point: point.efficiency),
-    _Gauge(
+        "gpu_utilization",
         "gpu_utilization",
         "ratio",
         "Share of time with a kernel running, mean over GPUs and runs",
-        lambda point: point.gpu_utilization,
     ),
-    _Gauge("valid_runs", "", "Runs that gave a number", lambda point: point.valid_runs),
-    _Gauge("failed_runs", "", "Runs that gave none", lambda point: point.failed_runs),
+    _Gauge("valid_runs", "valid_runs", "", "Runs that gave a number"),
+    _Gauge("failed_runs", "failed_runs", "", "Runs that gave none"),
 )
 """Measured now, whatever it is compared with."""
-_OF_ENTRIES: tuple[_Gauge[EntryVerdict], ...] = (
+_OF_ENTRIES = (
+    _Gauge("baseline.speedup", "baseline_speedup", "ratio", "Speedup in the baseline"),
+    _Gauge("baseline.efficiency", "baseline_efficiency", "ratio", "Efficiency in the baseline"),
+    _Gauge("change", "change", "ratio", "Change of what is judged, below 0 worse"),
     _Gauge(
-        "baseline_speedup", "ratio", "Speedup in the baseline", lambda entry: entry.baseline.speedup
-    ),
-    _Gauge(
-        "baseline_efficiency",
-        "ratio",
-        "Efficiency in the baseline",
-        lambda entry: entry.baseline.efficiency,
-    ),
-    _Gauge(
-        "change", "ratio", "Change of what is judged, below 0 worse", lambda entry: entry.change
-    ),
-    _Gauge(
+        "minimum_detectable_loss",
         "minimum_detectable_loss",
         "ratio",
         "Smallest loss found 19 times in 20",
-        lambda entry: entry.minimum_detectable_loss,
     ),
 )
 """Of the comparison, beside those of `METRICS` that both sides measured."""
@@ -92,14 +79,13 @@ def _lines(view: View) -> Iterator[str]:
     # Faults on purpose are no state of the cluster: their series are others.
     injections = ", ".join(view.injections) or None
     cluster = {"cluster": comparison.cluster, "injections": injections}
-    points = scaling_points([run for result in view.results for run in result.runs])
-    for gauge in _OF_POINTS:
-        measured = [({**cluster, **_point_labels(point)}, gauge.of(point)) for point in points]
-        yield from _estimates(gauge.name, gauge.unit, gauge.meaning, measured)
+    measured = scaling_points([run for result in view.results for run in result.runs])
+    points = [({**cluster, **_point_labels(point)}, point) for point in measured]
     entries = list(_labelled(cluster, comparison.entries))
-    for judged in _OF_ENTRIES:
-        of_rows = [(labels, judged.of(entry)) for labels, entry in entries]
-        yield from _estimates(judged.name, judged.unit, judged.meaning, of_rows)
+    for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
+        for gauge in gauges:
+            values = [(labels, attrgetter(gauge.field)(each)) for labels, each in found]
+            yield from _estimates(gauge.name, gauge.unit, gauge.meaning, values)
     for spec in METRICS_BY_NAME.values():
         of_both = [
             (labels, metric.current)

@@ -20,14 +20,13 @@ from gpuscale.records import (
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.scaling_rows import published_step_time_s
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.tables import (
+from gpuscale.reports.show.scaling_rows import measured_row, published_row
+from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
+    cells_under,
     hours_header,
-    hours_text,
-    point_cells,
-    point_rows,
+    row_cells,
 )
 from gpuscale.scaling import Figures, geometric_mean, published_speedup
 from gpuscale.statistics.estimates import log_sample
@@ -48,7 +47,7 @@ def baseline_text(
     note = expiry_note(baseline, today)
     blocks = (
         _origin_of_baseline(baseline),
-        [_published_table(baseline.published, columns, steps)] if baseline.published else (),
+        [_published_table(baseline, columns, steps)] if baseline.published else (),
         *(_measured_blocks(measured, columns, steps) if measured else ()),
         () if baseline.published or measured else ["no entry"],
         chain.from_iterable(map(_history_lines, baseline.history)),
@@ -97,36 +96,36 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(
-    published: Sequence[PublishedFigure], columns: int | None, steps: int | None
-) -> str:
-    figures = {figure.key: figure for figure in published}
+def _published_table(baseline: Baseline, columns: int | None, steps: int | None) -> str:
+    figures = {figure.key: figure for figure in baseline.published}
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *PAIR_HEADERS]
     headers += hours_header(steps)
-    rows = [
-        [
-            f"{figure.case}/{figure.strategy}",
-            *map(str, (figure.gpus, figure.nodes, figure.batch_per_gpu, figure.runs)),
-            *_published_text(figure),
-            *_published_pair(figure, figures),
-            hours_text(published_step_time_s(figure), figure.gpus, steps),
-        ][: len(headers)]
-        for figure in published
+    device = baseline.hardware.device
+    rows = [published_row(figure, figures, device, steps) for figure in baseline.published]
+    further = [
+        {
+            "case": figure.key.name,
+            "nodes": str(figure.nodes),
+            "runs": str(figure.runs),
+            **dict(zip(("published", "of"), _published_text(figure), strict=True)),
+        }
+        for figure in baseline.published
     ]
-    return table(headers, rows, columns, first=("published", "of"), left=headers)
+    cells = cells_under(headers, rows, further)
+    return table(headers, cells, columns, first=("published", "of"), left=headers)
 
 
 def _measured_blocks(
     entries: Sequence[Entry], columns: int | None, steps: int | None
 ) -> Iterator[list[str]]:
-    points = [entry.point for entry in entries]
-    made = [f"{entry.point.valid_runs} ({len(entry.runs)})" for entry in entries]
     runs = "runs (allocations)"
+    made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]
     headers = ["case", "gpus", "batch/gpu", runs, "step time", *PAIR_HEADERS]
     headers += hours_header(steps)
-    rows = point_rows(points, headers, runs, made, steps)
-    yield [table(headers, rows, columns, first=("step time", *PAIR_HEADERS), left=headers)]
-    configurations = phrases.configurations_text(point.configuration for point in points)
+    rows = [measured_row(entry.point, steps) for entry in entries]
+    cells = cells_under(headers, rows, made)
+    yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
+    configurations = phrases.configurations_text(row.configuration for row in rows)
     yield [f"{configurations}; intervals: 95%, over runs"]
 
 
@@ -207,7 +206,8 @@ def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str
         return {}
     if isinstance(entry, Entry):
         point = entry.point
-        cells = {**point_cells(point), "measured": _runs_text(point.valid_runs, len(entry.runs))}
+        numbers = row_cells(measured_row(point))
+        cells = {**numbers, "measured": _runs_text(point.valid_runs, len(entry.runs))}
         pair = PAIR_HEADERS if point.key.gpus > 1 else ()
         return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
     values = {"figure": "{} ({})".format(*_published_text(entry))}

@@ -1,28 +1,25 @@
 """Results and baselines as data: the rows of the scaling table, for scripts."""
 
-import json
 from dataclasses import fields
 
 import msgspec
 
 from gpuscale.projection import Projection
 from gpuscale.records import Results
-from gpuscale.reports.scaling_rows import ScalingRow, Shown, scaling_rows
+from gpuscale.records.as_json import document_text
+from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
 
 
 def render(shown: Shown) -> str:
     """The rows as a JSON document (docs/show.md); unknown is null."""
-    document = {
-        "format": "gpuscale-scaling",
-        "version": 1,
+    return document_text(
+        "gpuscale-scaling",
         **_origin(shown),
-        "injections": shown.injections,
-        "steps": shown.steps,
-        "rows": [_row(row) for row in scaling_rows(shown)],
-        "projections": [_projection(each) for each in shown.projections],
-    }
-    built = msgspec.to_builtins(document)
-    return json.dumps(built, indent=2, ensure_ascii=False, allow_nan=False)
+        injections=shown.injections,
+        steps=shown.steps,
+        rows=[_row(row) for row in scaling_rows(shown)],
+        projections=[_projection(each) for each in shown.projections],
+    )
 
 
 def _origin(shown: Shown) -> dict[str, object]:

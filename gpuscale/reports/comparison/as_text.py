@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from gpuscale.records import Verdict
+from gpuscale.reports.comparison.rows import Row, detail_lines, smallest_losses
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.rows import Row, smallest_losses
 from gpuscale.reports.screen import Screen, wrapped
-from gpuscale.reports.view import View
 
 _GAP = "  "
 _INDENT = "    "
@@ -52,14 +52,8 @@ def _explanations(view: View) -> Iterator[str]:
     columns = view.screen.columns
     for found in view.unsaid:
         yield from wrapped(f"{found.subject}: {found.reason}", columns)
-        for metric in found.lost_metrics:
-            yield from wrapped(f"{_INDENT}{metric}", columns)
-        for number, cause in enumerate(found.causes, start=1):
-            yield from wrapped(f"{_INDENT}{number}. {cause.line}", columns)
-            for fact in cause.facts:
-                yield from wrapped(f"{_INDENT}   · {fact}", columns)
-            if cause.next_step:
-                yield from wrapped(f"{_INDENT}   next: {cause.next_step}", columns)
+        for line in detail_lines(found.lost_metrics, found.causes):
+            yield from wrapped(f"{_INDENT}{line}", columns)
 
 
 def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from gpuscale.records import Configuration
 from gpuscale.reports.csv_rows import csv_text, flat
-from gpuscale.reports.scaling_rows import ESTIMATES, ScalingRow, Shown, scaling_rows
+from gpuscale.reports.show.scaling_rows import ESTIMATES, ScalingRow, Shown, scaling_rows
 
 _NAMES = ("case", "strategy", "device")
 _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in _NAMES)

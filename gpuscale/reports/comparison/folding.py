@@ -5,18 +5,7 @@ from typing import NamedTuple
 
 from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
-from gpuscale.reports.cause_words import next_step, whole_line
-from gpuscale.reports.rows import Row, facts_of, subject_of
-
-
-class ShownCause(NamedTuple):
-    """A cause in words."""
-
-    line: str
-    facts: tuple[str, ...]
-    """The evidence for it."""
-    next_step: str
-    """What to do next; where it was said already `as above`, or for which rows."""
+from gpuscale.reports.comparison.rows import Row, ShownCause, subject_of
 
 
 class Explanation(NamedTuple):
@@ -46,14 +35,14 @@ def explanations(rows: Sequence[Row]) -> list[Explanation]:
         subject = subject_of(group, rows)
         shown = max(group, key=lambda row: row.entry.key.gpus)
         causes = []
-        for cause in shown.entry.causes:
-            step = next_step(cause)
+        for cause in shown.causes:
+            step = cause.next_step
             if step in said_by:
                 said = said_by[step]
                 step = "as above" if said == subject else f"as for {said}"
             elif step:
                 said_by[step] = subject
-            causes.append(ShownCause(whole_line(cause), facts_of(shown.entry, cause), step))
+            causes.append(cause._replace(next_step=step))
         if len({row.reason for row in group}) > 1:
             one_name = len({row.name for row in group}) == 1
             subject += f" (numbers of {shown.gpus if one_name else shown.label})"

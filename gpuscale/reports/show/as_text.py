@@ -1,18 +1,34 @@
-"""Projections as text: what was not measured, and how wrong the same method is where it was."""
+"""Results and baselines as text: the tables that people read first, and projections below them."""
 
 from collections.abc import Iterator, Sequence
 
 from gpuscale.projection import Projection
+from gpuscale.records import Results
 from gpuscale.reports import phrases
-from gpuscale.reports.scaling_rows import gpu_hours
 from gpuscale.reports.screen import fitted, table
-from gpuscale.units import format_percent, format_seconds, significant
+from gpuscale.reports.show.baseline_text import baseline_text
+from gpuscale.reports.show.scaling_rows import Shown, projected_row
+from gpuscale.reports.show.scaling_table import cells_under, hours_header, results_text
+from gpuscale.units import format_percent
 
-_HEADERS = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
+_PROJECTED = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
 _FIRST = ("step time", "speedup", "efficiency")
 
 
-def projection_lines(
+def render(shown: Shown) -> str:
+    """The scaling table, with where it comes from and what must be known beside it."""
+    content, columns, steps = shown.content, shown.columns, shown.steps
+    if isinstance(content, Results):
+        path, now = shown.path, shown.now
+        text = results_text(content, path=path, now=now, columns=columns, steps=steps)
+    else:
+        today = shown.now.astimezone().date()
+        text = baseline_text(content, today, columns=columns, steps=steps)
+    further = _projections(shown.projections, columns, steps) if shown.projections else ()
+    return "\n".join((text, *([""] if further else []), *further))
+
+
+def _projections(
     projections: Sequence[Projection], columns: int | None, steps: int | None
 ) -> Iterator[str]:
     """A row for each number of GPUs that was not measured, and what is known of its error."""
@@ -20,29 +36,20 @@ def projection_lines(
     yield from fitted([title], columns)
     yield ""
     names = phrases.set_apart([each.configuration for each in projections])
-    headers = [*_HEADERS, *(() if steps is None else ("GPU-hours",))]
+    headers = [*_PROJECTED, *hours_header(steps)]
     rows = [
-        [
-            names[projection.configuration],
-            str(point.gpus),
-            str(point.batch_per_gpu),
-            phrases.with_spread(point.step_time_s, format_seconds),
-            phrases.with_spread(point.samples_per_s, significant),
-            phrases.interval_text(point.speedup),
-            phrases.interval_text(point.efficiency),
-            phrases.with_spread(gpu_hours(point.step_time_s, point.gpus, steps), significant),
-        ][: len(headers)]
+        projected_row(projection.configuration, point, steps)
         for projection in projections
         for point in projection.points
     ]
-    yield table(headers, rows, columns, first=_FIRST)
+    yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
     yield ""
     for projection in projections:
         name = names[projection.configuration]
-        yield from fitted((f"{name}: {each}" for each in projection_notes(projection)), columns)
+        yield from fitted((f"{name}: {each}" for each in _rests_on(projection)), columns)
 
 
-def projection_notes(projection: Projection) -> Iterator[str]:
+def _rests_on(projection: Projection) -> Iterator[str]:
     """What a projection rests on, and by how much it errs where its end is known."""
     measured = phrases.gpus_text(*projection.measured)
     yield f"from {measured}, {projection.scaling} scaling"

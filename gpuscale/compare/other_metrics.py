@@ -1,4 +1,4 @@
-"""The metrics of each row that both sides measured: how they changed, and the verdict on each."""
+"""The metrics beside the step time that both sides measured: how they changed, and the verdicts."""
 
 import math
 from collections.abc import Mapping, Sequence

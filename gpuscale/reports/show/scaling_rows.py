@@ -76,29 +76,16 @@ def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
         figures = {figure.key: figure for figure in shown.content.published}
         device = shown.content.hardware.device
         for figure in figures.values():
-            yield _published_row(figure, figures, device, shown.steps)
+            yield published_row(figure, figures, device, shown.steps)
     for point in scaling_points(shown.content.runs):
-        yield _measured_row(point, shown.steps)
+        yield measured_row(point, shown.steps)
     for projection in shown.projections:
         for projected in projection.points:
-            yield _projected_row(projection.configuration, projected, shown.steps)
+            yield projected_row(projection.configuration, projected, shown.steps)
 
 
-def gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
-    """What a training of so many steps costs; None where either is unknown."""
-    if step_time_s is None or steps is None:
-        return None
-    return step_time_s.scaled(gpus * steps / _HOUR_S)
-
-
-def published_step_time_s(figure: PublishedFigure) -> Estimate | None:
-    """The step time that a throughput tells; None of a wall clock, which holds more than steps."""
-    if figure.samples_per_s is None:
-        return None
-    return Estimate(value=figure.gpus * figure.batch_per_gpu / figure.samples_per_s)
-
-
-def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
+def measured_row(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
+    """The row of runs; with a number of `steps` it has the GPU-hours that they take."""
     shape, is_told = point.sample_shape, point.batch_per_gpu is not None
     return ScalingRow(
         kind="measured",
@@ -113,7 +100,7 @@ def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
         samples_per_s=point.samples_per_s,
         speedup=point.speedup,
         efficiency=point.efficiency,
-        gpu_hours=gpu_hours(point.step_time_s, point.key.gpus, steps),
+        gpu_hours=_gpu_hours(point.step_time_s, point.key.gpus, steps),
         epoch_s=point.epoch_s,
         samples_per_j=point.samples_per_j,
         gpu_utilization=point.gpu_utilization,
@@ -123,13 +110,14 @@ def _measured_row(point: ScalingPoint, steps: int | None) -> ScalingRow:
     )
 
 
-def _published_row(
+def published_row(
     figure: PublishedFigure, figures: Figures, device: str, steps: int | None
 ) -> ScalingRow:
+    """The row of a published figure among the others of its baseline."""
     speedup = published_speedup(figure, figures)
     told = None if speedup is None else Estimate(value=speedup)
     per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
-    step_time_s = published_step_time_s(figure)
+    step_time_s = _published_step_time_s(figure)
     return ScalingRow(
         kind="published",
         configuration=Configuration(
@@ -148,15 +136,16 @@ def _published_row(
         samples_per_s=per_s,
         speedup=told,
         efficiency=None if told is None else told.scaled(1 / figure.gpus),
-        gpu_hours=gpu_hours(step_time_s, figure.gpus, steps),
+        gpu_hours=_gpu_hours(step_time_s, figure.gpus, steps),
         timed=figure.timed,
         time_s=figure.mean_time_s,
     )
 
 
-def _projected_row(
+def projected_row(
     configuration: Configuration, point: ProjectedPoint, steps: int | None
 ) -> ScalingRow:
+    """The row of a number of GPUs that was not measured."""
     return ScalingRow(
         kind="projected",
         configuration=configuration,
@@ -168,5 +157,19 @@ def _projected_row(
         samples_per_s=point.samples_per_s,
         speedup=point.speedup,
         efficiency=point.efficiency,
-        gpu_hours=gpu_hours(point.step_time_s, point.gpus, steps),
+        gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
     )
+
+
+def _gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
+    """What a training of so many steps costs; None where either is unknown."""
+    if step_time_s is None or steps is None:
+        return None
+    return step_time_s.scaled(gpus * steps / _HOUR_S)
+
+
+def _published_step_time_s(figure: PublishedFigure) -> Estimate | None:
+    """The step time that a throughput tells; None of a wall clock, which holds more than steps."""
+    if figure.samples_per_s is None:
+        return None
+    return Estimate(value=figure.gpus * figure.batch_per_gpu / figure.samples_per_s)

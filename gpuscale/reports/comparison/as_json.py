@@ -1,37 +1,34 @@
 """A comparison as data: the same verdicts, for scripts."""
 
-import json
 from dataclasses import asdict
 
 import msgspec
 
+from gpuscale.records.as_json import document_text
 from gpuscale.reports import cause_words
+from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison.view import View
 from gpuscale.reports.reason_words import metric_reason
-from gpuscale.reports.rows import Row, finding_text
-from gpuscale.reports.view import View
 
 
 def render(view: View) -> str:
     """The comparison as a JSON document (docs/comparison.md); unknown is null."""
     comparison = view.comparison
-    document = {
-        "format": "gpuscale-comparison",
-        "version": 1,
-        "headline": [{"label": label, "text": text} for label, text in view.headline],
-        "baseline": {
+    return document_text(
+        "gpuscale-comparison",
+        headline=[{"label": label, "text": text} for label, text in view.headline],
+        baseline={
             "name": comparison.baseline_name,
             "machine": comparison.baseline_machine,
             **asdict(comparison.before),
         },
-        "current": {"machine": comparison.current_machine, **asdict(comparison.after)},
-        "injections": view.injections,
-        "exit_code": view.exit_code,
-        "summary": view.summary,
-        "entries": [_entry(row) for row in view.rows],
-        "notes": view.all_notes,
-    }
-    built = msgspec.to_builtins(document)
-    return json.dumps(built, indent=2, ensure_ascii=False, allow_nan=False)
+        current={"machine": comparison.current_machine, **asdict(comparison.after)},
+        injections=view.injections,
+        exit_code=view.exit_code,
+        summary=view.summary,
+        entries=[_entry(row) for row in view.rows],
+        notes=view.all_notes,
+    )
 
 
 def _entry(row: Row) -> dict[str, object]:

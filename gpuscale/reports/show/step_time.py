@@ -170,18 +170,15 @@ def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
 def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
     """Columns of each point's phases, such as `7.21 ms 17.6 %`: the time, its share of a step."""
     names = phrases.set_apart([point.configuration for point in steps])
-    order = list(names)
-    points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
-    ordered = [steps[point] for point in points]
     texts = {
-        "case": [names[point.configuration] for point in points],
-        "gpus": [str(point.gpus) for point in points],
-        "step": [format_seconds(step.time_s) for step in ordered],
+        "case": [names[point.configuration] for point in steps],
+        "gpus": [str(point.gpus) for point in steps],
+        "step": [format_seconds(step.time_s) for step in steps.values()],
     }
-    for name in ordered[0].phases_s:
-        if name == "wait" and not any(step.phases_s[name] for step in ordered):
+    for name in next(iter(steps.values())).phases_s:
+        if name == "wait" and not any(step.phases_s[name] for step in steps.values()):
             continue
-        cells = [(step.phases_s[name], step.time_s) for step in ordered]
+        cells = [(step.phases_s[name], step.time_s) for step in steps.values()]
         shares = ["" if s is None else format_percent(s / time_s) for s, time_s in cells]
         # A share takes no more room than the largest of its column: tables are wide enough.
         width = max(map(len, shares))
@@ -189,7 +186,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
             UNKNOWN if s is None else f"{phrases.amount_text(s, 's')} {share:>{width}}"
             for (s, _), share in zip(cells, shares, strict=True)
         ]
-    texts["sum"] = [format_percent(step.total_s / step.time_s) for step in ordered]
+    texts["sum"] = [format_percent(step.total_s / step.time_s) for step in steps.values()]
     return texts
 
 

@@ -18,9 +18,9 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.cause_words import headline, next_step
-from gpuscale.reports.folding import likeness_of_cause
+from gpuscale.reports.comparison.folding import likeness_of_cause
+from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
-from gpuscale.reports.rows import Row, smallest_losses, subject_of, weight
 from gpuscale.units import whole_percent
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
@@ -72,8 +72,8 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
     """`REGRESSED` and `3 of 4 rows: every GPU is 10 % slower [7.4 %, 12 %]; 1 ok`."""
-    heaviest = weight(rows[0].entry.verdict)
-    found = [row for row in rows if weight(row.entry.verdict) == heaviest]
+    heaviest = rows[0].entry.verdict.weight
+    found = [row for row in rows if row.entry.verdict.weight == heaviest]
     if heaviest == 2:
         word, what = _passes(found)
         return word, f"{_of(found, rows)}: {what}"
@@ -203,8 +203,8 @@ def _sharing(rows: Sequence[Row]) -> list[Row]:
 
     One that is established goes before what is not.
     """
-    heaviest = weight(rows[0].entry.verdict)
-    found = [r for r in rows if weight(r.entry.verdict) == heaviest and r.entry.causes]
+    heaviest = rows[0].entry.verdict.weight
+    found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
     groups: dict[object, list[Row]] = {}
     for row in found:
         groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
@@ -219,12 +219,12 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     """The next step of the first cause, or how to make the runs that are missing."""
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
-    if weight(rows[0].entry.verdict) == 0 and is_changed:
+    if rows[0].entry.verdict.weight == 0 and is_changed:
         undone = "measure again with the likeliest of the changes undone"
         return f"{undone}; or {step}" if step else undone
     needed = max((row.entry.further_runs or 0 for row in rows), default=0)
     made, files = comparison.after.fewest_runs, comparison.after.files
-    if step or not needed or made is None or weight(rows[0].entry.verdict) == 0:
+    if step or not needed or made is None or rows[0].entry.verdict.weight == 0:
         return step
     resume = files[0] if len(files) == 1 else "FILE"
     more = counted(needed, "more run")

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuscale.records import (
     Cause,
@@ -26,6 +27,16 @@ from gpuscale.units import format_percent, format_seconds, significant
 
 SMALLEST_LOSS = "smallest loss this could find"
 _NAMED_SUBJECTS = 3
+
+
+class ShownCause(NamedTuple):
+    """A cause in words."""
+
+    line: str
+    facts: tuple[str, ...]
+    """The evidence for it."""
+    next_step: str
+    """What to do next; where it was said already `as above`, or for which rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +69,13 @@ class Row:
     """`0.91 → 0.84`; on one GPU, where E is 1 by definition, unknown."""
     lost_metrics: tuple[str, ...]
     """`peak memory 1.20 GiB → 1.80 GiB, +50.0 %`: all that the reason is not about."""
+    causes: tuple[ShownCause, ...]
     wall_s: float
     """The time that its runs took, start-up and failed runs included."""
 
     def details(self) -> Iterator[str]:
-        """The lines below the reason, indented: the lost metrics and the numbered causes."""
-        yield from (f"  {metric}" for metric in self.lost_metrics)
-        for number, cause in enumerate(self.entry.causes, start=1):
-            yield f"  {number}. {whole_line(cause)}"
-            yield from (f"     · {fact}" for fact in facts_of(self.entry, cause))
-            if step := next_step(cause):
-                yield f"     next: {step}"
+        """The lines below the reason, indented."""
+        return (f"  {line}" for line in detail_lines(self.lost_metrics, self.causes))
 
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
@@ -107,6 +114,10 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
         if entry.key.gpus == 1
         else _then_now(before.efficiency, now.efficiency, "{:.2f}".format),
         lost_metrics=tuple(map(_metric_text, lost)),
+        causes=tuple(
+            ShownCause(whole_line(cause), _facts_of(entry, cause), next_step(cause))
+            for cause in entry.causes
+        ),
         wall_s=wall_s,
     )
 
@@ -139,7 +150,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     return "" if loss is None else f"{SMALLEST_LOSS}: {format_percent(loss)}"
 
 
-def facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
+def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
     """The evidence for one of the row's causes, and where its own metric leaves it open, that."""
     doubts = (
         f"judged by itself, {metric_reason(each)}"
@@ -158,9 +169,14 @@ def _metric_text(metric: MetricVerdict) -> str:
     return f"{spec.words} {values}, {phrases.change_text(metric.change)}{of_step}"
 
 
-def weight(verdict: Verdict) -> int:
-    """0 for what got worse, 1 for what was not shown to be fine, 2 for a pass."""
-    return 0 if verdict.is_loss else 2 if verdict.is_pass else 1
+def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:
+    """The lost metrics, then the numbered causes with their evidence and what to do next."""
+    yield from lost_metrics
+    for number, cause in enumerate(causes, start=1):
+        yield f"{number}. {cause.line}"
+        yield from (f"   · {fact}" for fact in cause.facts)
+        if cause.next_step:
+            yield f"   next: {cause.next_step}"
 
 
 def finding_text(finding: Finding | MetricSpec) -> str:
@@ -202,7 +218,7 @@ def _names(entries: Sequence[EntryVerdict]) -> list[str]:
     seen: Counter[tuple[str, int]] = Counter()
     names = []
     for entry in entries:
-        name = f"{entry.key.case}/{entry.key.strategy}"
+        name = entry.key.name
         if entry.configuration is not None:
             name = apart.get(entry.configuration, name)
         seen[name, entry.key.gpus] += 1

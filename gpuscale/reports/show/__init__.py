@@ -1,0 +1,1 @@
+"""What results and baselines hold, and the formats of `gpuscale show` (`as_…`)."""
