@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -56,7 +57,7 @@ class RunSample:
     moderated: Moderated
     """Their mean, and the variance of a run within its allocation."""
     holds_allocations: bool = False
-    """That variance is of runs and allocations together, since nothing tells them apart."""
+    """That variance holds what an allocation does to one row alone."""
 
     @property
     def mean(self) -> float:
@@ -105,16 +106,16 @@ def moderated_samples(
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
-    is_together = all(sample.variance is None for sample in samples)
     told = samples
-    if is_together:
-        # One run a night. Where nights are too few to tell what they differ by, the declared
-        # deviation counts as well.
-        told = [_told_together(values) for values in sides]
-        samples = [
-            together if len(values) < MINIMUM_ALLOCATIONS else own
-            for values, own, together in zip(sides, samples, told, strict=True)
-        ]
+    hold_allocations = all(sample.variance is None for sample in samples)
+    if hold_allocations:
+        # One run a night. Enough nights tell what runs differ by where they have several rows;
+        # too few tell it of runs and nights together, and the declared deviation counts as well.
+        beside = [*_runs_beside_others(sides[: len(baseline)]), *samples[len(baseline) :]]
+        few = [len(values) < MINIMUM_ALLOCATIONS for values in sides]
+        together = [log_sample([run for (run,) in values.values()]) for values in sides]
+        samples = [t if f else own for t, f, own in zip(together, few, samples, strict=True)]
+        told = [t if f else other for t, f, other in zip(together, few, beside, strict=True)]
     priors = priors_of(told)
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
@@ -128,7 +129,7 @@ def moderated_samples(
         RunSample(
             values=values,
             moderated=Moderated(sample=own, prior=prior),
-            holds_allocations=is_together,
+            holds_allocations=hold_allocations,
         )
         for values, own, prior in zip(sides, samples, priors, strict=True)
     )
@@ -136,11 +137,31 @@ def moderated_samples(
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
 
 
-def _told_together(values: Mapping[str, tuple[float, ...]]) -> Sample:
-    """The only run of each allocation, but for those that lie far from the others."""
-    runs = {name: run for name, (run,) in values.items()}
-    outlying = outlying_allocations(runs)
-    return log_sample([run for name, run in runs.items() if name not in outlying])
+def _runs_beside_others(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Sample]:
+    """The only run of each allocation, by row, with the variance that is left without allocations.
+
+    These are the residuals of rows and allocations, which hold what runs differ by and what an
+    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3).
+    """
+    samples = [log_sample([run for (run,) in values.values()]) for values in rows]
+    apart: dict[str, list[float]] = defaultdict(list)
+    for values, sample in zip(rows, samples, strict=True):
+        for name, (run,) in values.items():
+            apart[name].append(run - sample.mean)
+
+    def residual(sample: Sample, name: str, run: float) -> float:
+        others = apart[name]
+        return (run - sample.mean - statistics.fmean(others)) / math.sqrt(1 - 1 / len(others))
+
+    told = []
+    for values, sample in zip(rows, samples, strict=True):
+        residuals = [
+            residual(sample, name, run) for name, (run,) in values.items() if len(apart[name]) > 1
+        ]
+        df = max(0, len(residuals) - 1)
+        variance = math.fsum(each**2 for each in residuals) / df if df else None
+        told.append(replace(sample, variance=variance, df=df))
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +250,11 @@ def largest_spread(
     The gain is one after further runs of the current side. A side is blamed for what its own runs
     differ by, not for what moderation adds.
     """
-    is_estimated = _estimates_allocations(baseline, current)
-
-    def of_own_runs(side: SideSample, further_runs: int) -> float:
-        told = [end for end in side.ends if not (is_estimated and end.holds_allocations)]
-        return math.fsum(end.own_variance / (end.count + further_runs) for end in told)
-
-    of_current, of_baseline = of_own_runs(current, further_runs), of_own_runs(baseline, 0)
+    of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
+    of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
+    is_estimated = _estimates_allocations(baseline, current)
     # Means of allocations hold the spread of the baseline's runs already.
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
@@ -284,10 +301,10 @@ def _gain_over_allocations(
     of_runs = math.fsum(
         (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
     )
-    declared = deviation**2 + of_runs
-    if any(end.holds_allocations for end in baseline.ends):
-        declared = max(deviation**2, of_runs)
-    between = Moderated(sample=means, prior=Term(variance=declared, df=DECLARED_DF))
+    declared = deviation**2
+    # What residuals hold of allocations is declared already.
+    of_one = max(declared, of_runs) if baseline.ends[0].holds_allocations else declared + of_runs
+    between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
     of_allocations = Term(
         variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
         df=means.df + DECLARED_DF,
