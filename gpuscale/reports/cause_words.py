@@ -92,7 +92,10 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
 def _duration(seconds: float) -> str:
     """Seconds with two significant digits, since noise leaves no more: `14 ms`, `−0.32 ms`."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
-    factor, unit = (1.0, "s") if size >= 1 else (1e6, "µs") if 0 < size < 1e-4 else (1e3, "ms")
+    rounded = float(f"{size:.2g}")
+    factor, unit = (
+        (1.0, "s") if rounded >= 1 else (1e6, "µs") if 0 < rounded < 1e-4 else (1e3, "ms")
+    )
     return f"{sign}{significant(size * factor, 2)} {unit}"
 
 

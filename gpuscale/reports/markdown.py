@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.reports.folding import Explanation
-from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
-from gpuscale.reports.rows import Row, smallest_losses, weight
+from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
+from gpuscale.reports.rows import Row, metric_change, smallest_losses, weight
 from gpuscale.reports.view import View
 
 _SIGNS = ("❌", "⚠️", "✅")
@@ -104,7 +104,7 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
             metric.metric.words,
             amount_text(metric.baseline.value, metric.metric.unit),
             amount_text(metric.current.value, metric.metric.unit),
-            change_text(metric.change),
+            metric_change(metric),
             f"{_SIGNS[weight(metric.verdict)]} {verdict_word(metric.verdict)}",
         )
         for row, metric in found
