@@ -1,6 +1,6 @@
 """Stacked bars: what the efficiency was lost to, and the phases of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
-from gpuscale.reports.phrases import set_apart
+from gpuscale.reports.phrases import amount_text, set_apart
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
@@ -65,6 +65,10 @@ class _Bar(NamedTuple):
     parts: Mapping[str, float]
     end: str
     """Said behind the bar."""
+    whole: float
+    """The step that each part is told as a share of."""
+    description: str
+    """The parts in words."""
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
@@ -77,6 +81,11 @@ def budget_picture(measurements: Measurements) -> Picture | None:
             label=row_text(names[each.configuration], each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
             end="",
+            whole=1.0,
+            description=", ".join(
+                f"{name} {'−' if value < 0 else ''}{abs(value) / 100:.2f}"
+                for name, value in each.hundredths.items()
+            ),
         )
         for each in budgets
     ]
@@ -97,8 +106,10 @@ def phases_picture(measurements: Measurements) -> Picture | None:
         _Bar(
             case=point.configuration.case,
             label=row_text(names[point.configuration], point.configuration, point.gpus),
-            parts={name: s for name, s in steps[point].phases_s.items() if s is not None},
+            parts=(parts := {n: s for n, s in steps[point].phases_s.items() if s is not None}),
             end=format_seconds(steps[point].time_s),
+            whole=steps[point].time_s,
+            description=", ".join(f"{n} {amount_text(s, 's')}" for n, s in parts.items()),
         )
         for point in points
     ]
@@ -129,7 +140,7 @@ def _picture(
         patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
         figure.legend(handles=patches, loc="outside upper left", ncols=len(patches))
         add_note(figure, measurements, [*notes, *notes_of_left_out(len(bars) - len(shown), "row")])
-    texts = (f"{bar.label}: {_parts_text(bar)}" for bar in shown)
+    texts = (f"{bar.label}: {bar.description}" for bar in shown)
     return Picture(figure=figure, title=title, description="; ".join(texts))
 
 
@@ -154,7 +165,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
             )
             if part >= _NAMED_SHARE * max(lengths):
                 axes.annotate(
-                    whole_percent(part / length if bar.end else part),
+                    whole_percent(part / bar.whole),
                     ((ends[is_gain] + part / 2) * factor, place),
                     ha="center",
                     va="center",
@@ -174,8 +185,3 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     axes.set_xlabel(words)
     if not any(bar.end for bar in bars):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-
-
-def _parts_text(bar: _Bar) -> str:
-    form: Callable[[float], str] = format_seconds if bar.end else "{:.2f}".format
-    return ", ".join(f"{name} {form(part)}" for name, part in bar.parts.items())
