@@ -65,8 +65,8 @@ class _Bar(NamedTuple):
     parts: Mapping[str, float]
     end: str
     """Said behind the bar."""
-    whole: float
-    """The step that each part is told as a share of."""
+    shares: Mapping[str, str]
+    """What stands on each part: its share of a step."""
     description: str
     """The parts in words."""
 
@@ -81,7 +81,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
             label=row_text(names[each.configuration], each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
             end="",
-            whole=1.0,
+            shares={name: f"{value} %" for name, value in each.hundredths.items()},
             description=", ".join(
                 f"{name} {'−' if value < 0 else ''}{abs(value) / 100:.2f}"
                 for name, value in each.hundredths.items()
@@ -108,7 +108,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
             label=row_text(names[point.configuration], point.configuration, point.gpus),
             parts=(parts := {n: s for n, s in steps[point].phases_s.items() if s is not None}),
             end=format_seconds(steps[point].time_s),
-            whole=steps[point].time_s,
+            shares={n: whole_percent(s / steps[point].time_s) for n, s in parts.items()},
             description=", ".join(f"{n} {amount_text(s, 's')}" for n, s in parts.items()),
         )
         for point in points
@@ -165,7 +165,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
             )
             if part >= _NAMED_SHARE * max(lengths):
                 axes.annotate(
-                    whole_percent(part / bar.whole),
+                    bar.shares[name],
                     ((ends[is_gain] + part / 2) * factor, place),
                     ha="center",
                     va="center",
