@@ -16,7 +16,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
+from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.reason_words import statement_text
 
@@ -89,6 +89,28 @@ def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> 
     assert "first" not in dict(view(comparison(*rows)).headline)
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
     assert "+14 ms" in dict(view(comparison(*rows)).headline)["first"]
+
+
+def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most_of_its_rows() -> (
+    None
+):
+    rows = [
+        replace(
+            entry(Verdict.INCONSISTENT, gpus=gpus),
+            causes=(
+                Cause(
+                    kind=CauseKind.COMMUNICATION,
+                    code="lost_to_ideal",
+                    share=0.98,
+                    includes="all-reduce",
+                    evidence=(EfficiencyLoss(gpus=gpus, lost=part + 0.01, part=part),),
+                ),
+            ),
+        )
+        for gpus, part in ((2, 0.18), (4, 0.31))
+    ]
+    first = dict(view(comparison(*rows)).headline)["first"]
+    assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
 
 
 def test_what_is_not_known_has_no_line() -> None:
