@@ -9,6 +9,7 @@ The stages of a pipeline do different work, so all of theirs counts by its mean:
 micro-batching - bubble - imbalance - data - optimizer - rest.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,20 @@ class EfficiencyBudget:
         """The parts that were not measured."""
         names = PIPELINE_PARTS if _is_pipeline(self.configuration) else PARTS
         return tuple(name for name in names if name not in self.parts)
+
+    @property
+    def hundredths(self) -> Mapping[str, int]:
+        """The efficiency, each part and the rest in whole hundredths, which add up to 100.
+
+        The efficiency is rounded; each of the others lies within a hundredth of its value.
+        """
+        efficiency = round(self.efficiency * 100)
+        exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
+        whole = {name: math.floor(part) for name, part in exact.items()}
+        largest_fraction_first = sorted(whole, key=lambda name: whole[name] - exact[name])
+        for name in largest_fraction_first[: 100 - efficiency - sum(whole.values())]:
+            whole[name] += 1
+        return {"efficiency": efficiency, **whole}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,13 @@ import math
 
 def format_seconds(seconds: float) -> str:
     """A duration with three significant digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
-    if seconds >= 120:
+    if round(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
+    # The unit of the rounded number: 0.9996 s are 1.00 s, not 1000 ms.
+    rounded = float(f"{seconds:.3g}")
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
+        if rounded * factor >= 1:
             return f"{significant(seconds * factor)} {unit}"
     return f"{significant(seconds * 1e6)} µs"
 
@@ -17,7 +19,7 @@ def format_seconds(seconds: float) -> str:
 def format_bytes(count: float) -> str:
     """A number of bytes in binary units: `512 MiB`, `1.50 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
+        if round(count) < 1024:
             return f"{significant(count)} {unit}"
         count /= 1024
     return f"{significant(count)} TiB"
@@ -34,6 +36,11 @@ def format_percent(fraction: float, *, signed: bool = False) -> str:
 def whole_percent(fraction: float) -> str:
     """A share as a percentage without decimals: `83 %`."""
     return f"{round(fraction * 100)} %"
+
+
+def rough_percent(fraction: float) -> str:
+    """A percentage with two significant digits, where intervals leave no more: `7.0 %`, `12 %`."""
+    return f"{significant(fraction * 100, 2)} %"
 
 
 def significant(number: float, digits: int = 3) -> str:

@@ -227,6 +227,9 @@ def test_printed_points_add_up_and_stay_within_a_point(
     assert 100 - sum(printed.values()) == round(float(left) * 100)
     for name, part in {**parts, "rest": rest}.items():
         assert abs(printed[name] - part * 100) <= 1 + 1e-6
+    # Pages and pictures have the same numbers.
+    assert sum(budget.hundredths.values()) == 100
+    assert {name: budget.hundredths[name] for name in printed} == printed
 
 
 def test_a_gain_is_printed_as_a_gain() -> None:

@@ -188,6 +188,8 @@ def test_hosts_of_ranks_are_compared_and_else_those_of_environments() -> None:
         (0.5, (0.04, None, 0.25), (0.5,)),
         (1.0, (0.0, 0.0, 0.0), ()),
         (0.9, (0.2, -0.1, 0.0), (1.0,)),
+        # The rest is a gain of a tenth.
+        (0.9, (0.15, 0.0, 0.05), (0.75, 0.25)),
     ],
 )
 def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_first(
@@ -198,7 +200,7 @@ def test_what_ideal_scaling_lacks_is_shown_from_a_tenth_of_it_on_the_heaviest_fi
         configuration=CNN,
         efficiency=efficiency,
         parts={name: part for name, part in zip(PARTS, parts, strict=True) if part is not None},
-        rest=0.0,
+        rest=1 - efficiency - sum(part for part in parts if part is not None),
     )
     *found, still_open = lost_to_ideal(budget)
     assert [cause.share for cause in found] == pytest.approx(list(shares))

@@ -30,7 +30,20 @@ def tonight() -> Results:
         seen = tuple(GpuWindow(samples=3, values=IN_A_WINDOW) for _ in run.windows)
         later = [replace(each, started_at_s=each.started_at_s + 2) for each in run.unsynced_windows]
         summaries = [replace(each, windows=seen) for each in run.gpu_summaries]
-        runs.append(replace(run, unsynced_windows=tuple(later), gpu_summaries=tuple(summaries)))
+        # Times are by rank, in whatever order the ranks were written down.
+        windows = [
+            replace(w, busy_s=tuple(each + rank / 1e4 for rank, each in enumerate(w.busy_s)))
+            for w in run.windows
+        ]
+        runs.append(
+            replace(
+                run,
+                windows=tuple(windows),
+                ranks=run.ranks[::-1],
+                unsynced_windows=tuple(later),
+                gpu_summaries=tuple(summaries),
+            )
+        )
     return replace(results, runs=tuple(runs))
 
 
@@ -126,6 +139,11 @@ def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folde
     assert backward == pytest.approx(phases.backward_s / steps)
     tags = of_run.Tags()["scalars"]
     assert sum(tag.startswith("busy_s/") for tag in tags) == 4
+    for report, busy_s in zip(
+        sorted(run.ranks, key=lambda each: each.rank), run.windows[0].busy_s, strict=True
+    ):
+        found = of_run.Scalars(f"busy_s/rank_{report.rank}")[0].value
+        assert found == pytest.approx(busy_s / steps)
     for counter in IN_A_WINDOW:
         assert sum(tag.startswith(f"{counter}/") for tag in tags) == 4
     speedups = {each.step: each.value for each in read("scaling").Scalars("over_gpus/speedup")}

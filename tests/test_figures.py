@@ -138,6 +138,20 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
 
 
+def test_a_part_below_zero_takes_nothing_from_the_shares_and_is_no_time() -> None:
+    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    hidden = phased_run([rank] * 2, communication_s=-0.02, configuration=CNN)
+    picture = drawn("phases", Measurements(runs=[hidden]))
+    assert "communication about 0 ms" in picture.description
+    (axes,) = picture.figure.axes
+    shares = {text.get_text() for text in axes.texts if text.get_text().endswith(" %")}
+    # Of a step of 80 ms, as in the table of phases.
+    assert shares == {"12 %", "38 %", "62 %"}
+    alone = phased_run([rank], configuration=CNN)
+    description = drawn("budget", Measurements(runs=[alone, hidden])).description
+    assert "efficiency 1.25, communication −0.25" in description
+
+
 def test_a_straggler_stands_out_in_every_window() -> None:
     plain = of_phases(4)
     busy_s = (0.1, 0.1, 0.12, 0.1)

@@ -16,7 +16,7 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, Remedy
+from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.reason_words import statement_text
 
@@ -44,8 +44,8 @@ def test_the_verdict_counts_its_rows_and_spans_what_they_lost() -> None:
     word, text = first_line(slower(1), slower(4, loss=0.1))
     assert word == "REGRESSED"
     assert text.startswith("2 of 2 rows: ")
-    assert "8 % to 10 %" in text
-    assert "[6 %, 12 %]" in text
+    assert "8.0 % to 10 %" in text
+    assert "[6.0 %, 12 %]" in text
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,22 @@ def test_scaling_is_unchanged_only_where_every_row_tells_it(other: Verdict, is_t
     _, text = first_line(slower(1), slower(2), entry(other, gpus=4))
     assert ("scaling is unchanged" in text) == is_told
     assert text.endswith(f"1 {other.value}")
+
+
+def test_rows_are_faster_by_their_throughput_and_a_better_scaling_is_told_as_such() -> None:
+    up = Estimate(value=0.052, low=0.03, high=0.07)
+    one, two, four = (
+        replace(entry(Verdict.IMPROVED, gpus=gpus), change=up, changed_quantity=quantity)
+        for gpus, quantity in (
+            (1, QuantityName.THROUGHPUT_ON_1),
+            (2, QuantityName.THROUGHPUT),
+            (4, QuantityName.EFFICIENCY),
+        )
+    )
+    assert first_line(one, two) == ("improved", "2 of 2 rows: faster by 5.2 %")
+    assert first_line(four) == ("improved", "1 of 1 row: E rose by 5.2 %")
+    mixed = "3 of 3 rows: 2 rows faster by 5.2 %; 1 row with E up by 5.2 %"
+    assert first_line(one, two, four) == ("improved", mixed)
 
 
 def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
@@ -73,6 +89,28 @@ def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> 
     assert "first" not in dict(view(comparison(*rows)).headline)
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
     assert "+14 ms" in dict(view(comparison(*rows)).headline)["first"]
+
+
+def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most_of_its_rows() -> (
+    None
+):
+    rows = [
+        replace(
+            entry(Verdict.INCONSISTENT, gpus=gpus),
+            causes=(
+                Cause(
+                    kind=CauseKind.COMMUNICATION,
+                    code="lost_to_ideal",
+                    share=0.98,
+                    includes="all-reduce",
+                    evidence=(EfficiencyLoss(gpus=gpus, lost=part + 0.01, part=part),),
+                ),
+            ),
+        )
+        for gpus, part in ((2, 0.18), (4, 0.31))
+    ]
+    first = dict(view(comparison(*rows)).headline)["first"]
+    assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
 
 
 def test_what_is_not_known_has_no_line() -> None:

@@ -1,6 +1,12 @@
 import pytest
 
-from gpuscale.units import format_bytes, format_percent, format_seconds, significant
+from gpuscale.units import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    rough_percent,
+    significant,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +23,16 @@ def test_units_fit_the_size_of_what_they_measure() -> None:
         "6 min 52 s",
     ]
     assert [format_bytes(count) for count in (512, 1.5 * 2**30)] == ["512 B", "1.50 GiB"]
+    assert [rough_percent(share) for share in (0.0696, 0.0996, 0.2746, 1.2)] == [
+        *("7.0 %", "10 %", "27 %", "120 %")
+    ]
     assert [format_percent(f, signed=True) for f in (-0.0912, 0.02, -0.0001)] == [
         *("−9.1 %", "+2.0 %", "+0.0 %")
     ]
+
+
+def test_a_number_that_rounding_makes_one_of_the_next_unit_has_that_unit() -> None:
+    assert [format_seconds(s) for s in (0.9994, 0.9996, 0.0009994, 0.0009996, 119.4, 119.6)] == [
+        *("999 ms", "1.00 s", "999 µs", "1.00 ms", "119 s", "2 min 0 s")
+    ]
+    assert [format_bytes(mib * 2**20) for mib in (1023.4, 1023.6)] == ["1023 MiB", "1.00 GiB"]

@@ -25,7 +25,7 @@ from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
 from gpuscale.reports.show.baseline_text import step_time_text
 from gpuscale.store import write_baseline
-from gpuscale.units import whole_percent
+from gpuscale.units import rough_percent
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""
@@ -101,4 +101,4 @@ def _detectable_losses(baseline: Baseline) -> list[tuple[float, str, str]]:
 
 
 def _size(loss: float) -> str:
-    return "none" if math.isinf(loss) else whole_percent(loss)
+    return "none" if math.isinf(loss) else rough_percent(loss)

@@ -150,9 +150,13 @@ def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
 
 
 def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
-    """The parts of the lost efficiency; published figures, without phases, tell no more."""
+    """The parts of the lost efficiency; published figures, without phases, tell no more.
+
+    Where other parts are gains, the shares are still of all that was lost.
+    """
     lost = 0.0 if budget is None else 1 - budget.efficiency
     if budget is not None and lost > 0:
+        in_all = sum(part for part in (*budget.parts.values(), budget.rest) if part > 0)
         demands = STRATEGIES.get(budget.configuration.strategy)
         parts = (
             (CauseKind.COMMUNICATION, budget.parts.get("communication")),
@@ -163,12 +167,12 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
             Cause(
                 kind=kind,
                 code="lost_to_ideal",
-                share=min(1.0, part / lost),
+                share=part / in_all,
                 includes=demands.paused if demands and kind is CauseKind.COMMUNICATION else None,
                 evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
             )
             for kind, part in parts
-            if part is not None and part >= NAMED_SHARE * lost
+            if part is not None and part >= NAMED_SHARE * in_all
         ]
         yield from sorted(causes, key=lambda cause: -(cause.share or 0.0))
     yield _open("published_figures", Remedy("record_own"))

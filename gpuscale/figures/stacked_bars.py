@@ -1,6 +1,6 @@
 """Stacked bars: what the efficiency was lost to, and the phases of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
-from gpuscale.reports.phrases import set_apart
+from gpuscale.reports.phrases import amount_text, set_apart
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
@@ -63,6 +63,10 @@ class _Bar(NamedTuple):
     parts: Mapping[str, float]
     end: str
     """Said behind the bar."""
+    shares: Mapping[str, str]
+    """What stands on each part: its share of a step."""
+    description: str
+    """The parts in words."""
 
 
 def budget_picture(measurements: Measurements) -> Picture | None:
@@ -75,6 +79,11 @@ def budget_picture(measurements: Measurements) -> Picture | None:
             label=row_text(names[each.configuration], each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
             end="",
+            shares={name: f"{value} %" for name, value in each.hundredths.items()},
+            description=", ".join(
+                f"{name} {'−' if value < 0 else ''}{abs(value) / 100:.2f}"
+                for name, value in each.hundredths.items()
+            ),
         )
         for each in budgets
     ]
@@ -93,8 +102,10 @@ def phases_picture(measurements: Measurements) -> Picture | None:
         _Bar(
             case=point.configuration.case,
             label=row_text(names[point.configuration], point.configuration, point.gpus),
-            parts={name: s for name, s in step.phases_s.items() if s is not None},
+            parts=(parts := {n: s for n, s in step.phases_s.items() if s is not None}),
             end=format_seconds(step.time_s),
+            shares={n: whole_percent(s / step.time_s) for n, s in parts.items()},
+            description=", ".join(f"{n} {amount_text(s, 's')}" for n, s in parts.items()),
         )
         for point, step in steps.items()
     ]
@@ -124,7 +135,7 @@ def _picture(
         found = dict.fromkeys(name for bar in fullest for name in bar.parts)
         patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
         figure.legend(handles=patches, loc="outside upper left", ncols=len(patches))
-    texts = (f"{bar.label}: {_parts_text(bar)}" for bar in shown)
+    texts = (f"{bar.label}: {bar.description}" for bar in shown)
     return Picture(figure=figure, title=title, description="; ".join(texts))
 
 
@@ -149,7 +160,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
             )
             if part >= _NAMED_SHARE * max(lengths):
                 axes.annotate(
-                    whole_percent(part / length if bar.end else part),
+                    bar.shares[name],
                     ((ends[is_gain] + part / 2) * factor, place),
                     ha="center",
                     va="center",
@@ -169,8 +180,3 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     axes.set_xlabel(words)
     if not any(bar.end for bar in bars):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-
-
-def _parts_text(bar: _Bar) -> str:
-    form: Callable[[float], str] = format_seconds if bar.end else "{:.2f}".format
-    return ", ".join(f"{name} {form(part)}" for name, part in bar.parts.items())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpuscale.budget import EfficiencyBudget, efficiency_budgets
-from gpuscale.page.content import Cell, Section, Subject, Table, Tone, cells
+from gpuscale.page.content import Cell, Section, Subject, Table, cells
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
@@ -54,15 +54,14 @@ def _with_share_below(text: str) -> Cell:
 
 
 def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
-    known = {**budget.parts, "rest": budget.rest}
-    shares = [Cell(f"{budget.efficiency:.2f}")]
-    for name in (*parts, "rest"):
-        share = known.get(name)
-        # Without the sign of what is less than half a point.
-        text = UNKNOWN if share is None else f"{round(share, 2) + 0.0:.2f}".replace("-", "−")
-        tone: Tone = "slower" if share is not None and share >= NAMED_LOSS else ""
-        shares.append(Cell(text, tone=tone))
-    return shares
+    shares = {name: hundredths / 100 for name, hundredths in budget.hundredths.items()}
+    found = []
+    for name in ("efficiency", *parts, "rest"):
+        share = shares.get(name)
+        text = UNKNOWN if share is None else f"{share:.2f}".replace("-", "−")
+        is_loss = name != "efficiency" and share is not None and share >= NAMED_LOSS
+        found.append(Cell(text, tone="slower" if is_loss else ""))
+    return found
 
 
 def phases(subject: Subject) -> Section | None:

@@ -84,15 +84,21 @@ def next_step(cause: Cause) -> str:
 def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
     if cause.code in NOT_ESTABLISHED:
         return cause.kind, NOT_ESTABLISHED[cause.code]
-    lost_s = sorted(each.lost_s or 0.0 for each in (cause, *alike))
+    every = (cause, *alike)
+    lost_s = sorted(each.lost_s or 0.0 for each in every)
     added = _ends([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
+    if lost := sorted(its.part for each in every for its in _of_type(EfficiencyLoss, each)):
+        added = f"{_ends([whole_percent(part) for part in lost])} of the step"
     return WORDS[cause.code](cause, added, _took(cause))
 
 
 def _duration(seconds: float) -> str:
     """Seconds with two significant digits, since noise leaves no more: `14 ms`, `−0.32 ms`."""
     sign, size = ("−" if seconds < 0 else ""), abs(seconds)
-    factor, unit = (1.0, "s") if size >= 1 else (1e6, "µs") if 0 < size < 1e-4 else (1e3, "ms")
+    rounded = float(f"{size:.2g}")
+    factor, unit = (
+        (1.0, "s") if rounded >= 1 else (1e6, "µs") if 0 < rounded < 1e-4 else (1e3, "ms")
+    )
     return f"{sign}{significant(size * factor, 2)} {unit}"
 
 
@@ -169,10 +175,10 @@ def _exposed(cause: Cause) -> str:
     return f"exposed {cause.includes or 'communication'}"
 
 
-def _lost_to_ideal(cause: Cause, *_: str) -> tuple[str, str]:
+def _lost_to_ideal(cause: Cause, added: str, _: str) -> tuple[str, str]:
     loss = _of_type(EfficiencyLoss, cause)[0]
     part = _BUDGET_PARTS.get(cause.kind) or _exposed(cause)
-    return f"{part} {whole_percent(loss.part)} of the step", (
+    return f"{part} {added}", (
         f"E({loss.gpus}) lacks {loss.lost:.2f} to ideal scaling, {loss.part:.2f} of it here; "
         "how much of that the published figures had too is not known"
     )
@@ -216,7 +222,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "lost_to_ideal": _lost_to_ideal,
     "other_metrics": _other_metrics,
 }
-"""The headline and the statement of a cause, from the time it added and the time it took."""
+"""The headline and the statement of a cause, from what it added and the time it took."""
 NOT_ESTABLISHED: Mapping[str, str] = {
     "no_phases_before": "the baseline keeps no phases and paces of these runs",
     "no_phases_after": "the results hold no phases and paces of these runs",

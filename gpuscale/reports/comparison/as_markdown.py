@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.reports.comparison.folding import Explanation
-from gpuscale.reports.comparison.rows import Row, smallest_losses
+from gpuscale.reports.comparison.rows import Row, metric_change, smallest_losses
 from gpuscale.reports.comparison.view import View
-from gpuscale.reports.phrases import UNKNOWN, amount_text, change_text, counted, verdict_word
+from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
 _SIGNS = ("❌", "⚠️", "✅")
 """By the weight of a verdict."""
@@ -104,7 +104,7 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
             metric.metric.words,
             amount_text(metric.baseline.value, metric.metric.unit),
             amount_text(metric.current.value, metric.metric.unit),
-            change_text(metric.change),
+            metric_change(metric),
             f"{_SIGNS[metric.verdict.weight]} {verdict_word(metric.verdict)}",
         )
         for row, metric in found

@@ -21,7 +21,7 @@ from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
-from gpuscale.units import whole_percent
+from gpuscale.units import rough_percent, whole_percent
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
@@ -122,7 +122,7 @@ def _loss(rows: Sequence[Row]) -> str:
     by = _span([abs(change.value) for change in changes])
     # An interval that holds zero has no size without a sign.
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
-    within = f" [{_percent(ends[0])}, {_percent(ends[-1])}]" if ends and one_sided else ""
+    within = f" [{rough_percent(ends[0])}, {rough_percent(ends[-1])}]" if ends and one_sided else ""
     since = min((row.entry.since for row in rows if row.entry.since), default=None)
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:
@@ -155,14 +155,20 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
 def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     """The word of rows that all pass, and what is known of them."""
     verdicts = {row.entry.verdict for row in rows}
-    gains = [
-        row.change.value
-        for row in rows
-        if row.entry.verdict is Verdict.IMPROVED and row.change is not None
+    gains: dict[bool, list[float]] = {}
+    for row in rows:
+        if row.entry.verdict is Verdict.IMPROVED and row.change is not None:
+            of_speedup = row.entry.changed_quantity is QuantityName.EFFICIENCY
+            gains.setdefault(of_speedup, []).append(row.change.value)
+    if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
+        ((of_speedup, its),) = gains.items()
+        return Verdict.IMPROVED.value, f"{'E rose' if of_speedup else 'faster'} by {_span(its)}"
+    parts = [
+        f"{counted(len(its), 'row')} {'with E up' if of_speedup else 'faster'} by {_span(its)}"
+        for of_speedup, its in gains.items()
     ]
-    parts = [f"{counted(len(gains), 'row')} faster by {_span(gains)}"] if gains else []
     if verdicts == {Verdict.IMPROVED}:
-        return Verdict.IMPROVED.value, f"faster by {_span(gains)}"
+        return Verdict.IMPROVED.value, "; ".join(parts)
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the published figures, within the tolerance")
     if Verdict.OK in verdicts:
@@ -170,7 +176,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
         known = len(bounds) == sum(row.entry.verdict is Verdict.OK for row in rows)
         below = known and max(bounds) > 0
         parts.append(
-            f"any loss is below {_percent(max(bounds))}, with 95 % confidence"
+            f"any loss is below {rough_percent(max(bounds))}, with 95 % confidence"
             if below
             else "no loss was found"
         )
@@ -271,9 +277,4 @@ def _dates(origin: Origin) -> str:
 
 def _span(fractions: Sequence[float]) -> str:
     """`9.8 % to 10 %`, the least and the most."""
-    return " to ".join(dict.fromkeys(map(_percent, (min(fractions), max(fractions)))))
-
-
-def _percent(fraction: float) -> str:
-    """Two significant digits, since intervals leave no more: `7.4 %`, `12 %`."""
-    return f"{float(f'{fraction * 100:.2g}'):g} %"
+    return " to ".join(dict.fromkeys(map(rough_percent, (min(fractions), max(fractions)))))

@@ -165,8 +165,13 @@ def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
 def _metric_text(metric: MetricVerdict) -> str:
     spec, ends = metric.metric, (metric.baseline, metric.current)
     values = " → ".join(phrases.amount_text(end.value, spec.unit) for end in ends)
-    of_step = " of the step" if spec.in_points else ""
-    return f"{spec.words} {values}, {phrases.change_text(metric.change)}{of_step}"
+    return f"{spec.words} {values}, {metric_change(metric)}"
+
+
+def metric_change(metric: MetricVerdict) -> str:
+    """`+30.0 % [+28.2 %, +31.8 %]`; of what is judged in points `… of the step`."""
+    of_step = " of the step" if metric.metric.in_points else ""
+    return f"{phrases.change_text(metric.change)}{of_step}"
 
 
 def detail_lines(lost_metrics: Sequence[str], causes: Sequence[ShownCause]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Where the time of a step goes: the efficiency budget, what is slow, and the phases."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -99,20 +98,13 @@ def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
 
 def budget_text(budget: EfficiencyBudget) -> str:
     """`E 0.84 = 1 − communication 0.09 − …`: two decimals that add up as they are printed."""
-    loss = 100 - round(budget.efficiency * 100)
-    exact = {name: part * 100 for name, part in {**budget.parts, "rest": budget.rest}.items()}
-    # Whole points whose sum is the loss; each stays within a point of its part.
-    points = {name: math.floor(part) for name, part in exact.items()}
-    largest_fraction_first = sorted(points, key=lambda name: points[name] - exact[name])
-    for name in largest_fraction_first[: loss - sum(points.values())]:
-        points[name] += 1
+    efficiency, *lost = budget.hundredths.items()
     terms = "".join(
-        f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}"
-        for name, value in points.items()
+        f" {'+' if value < 0 else '−'} {name} {abs(value) / 100:.2f}" for name, value in lost
     )
     absent = ", ".join(budget.absent)
     note = f" (not measured, so in the rest: {absent})" if absent else ""
-    return f"E {(100 - loss) / 100:.2f} = 1{terms}{note}"
+    return f"E {efficiency[1] / 100:.2f} = 1{terms}{note}"
 
 
 def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
