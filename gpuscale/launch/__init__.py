@@ -26,6 +26,7 @@ _IN_RANKS: Mapping[str, str] = {
     "rank": "gpuscale.worker.entry:main",
     "command": "gpuscale.worker.command:main",
     "overhead": "gpuscale.worker.entry:compare_with_bare_loop",
+    "trial": "gpuscale.worker.trial:main",
     "describe": "gpuscale.worker.machine:describe_to",
     "probe": "gpuscale.worker.machine:probe",
 }
@@ -69,6 +70,13 @@ class Launcher(Protocol):
 
         No rank is left when it returns.
         """
+
+    def misfits(self, requests: "Sequence[RunRequest]") -> Sequence[str]:
+        """How the cases fail whose batches surely do not fit their models, before they are run.
+
+        Nothing where that is not tried.
+        """
+        return ()
 
     def progress(self) -> tuple[str, int, int] | None:
         """Stage, done and total of the run under way; None where nothing is known.

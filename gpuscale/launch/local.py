@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -29,6 +29,7 @@ _PRELOAD = ["gpuscale.worker.preload"]
 _PRELOADED = "GPUSCALE_PRELOAD"
 """The variable by which the fork server is told a package to import as well."""
 _DESCRIBE_TIMEOUT_S = 120.0
+_TRIAL_S = 20.0
 _LOOK_S = 1.0
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
@@ -88,6 +89,31 @@ class LocalLauncher(Launcher):
                 request, directory, failure, started_at_s=started_at_s, wall_s=wall_s
             )
 
+    def misfits(self, requests: Sequence[RunRequest]) -> Sequence[str]:
+        """How the cases fail whose batches surely do not fit their models, tried without GPUs.
+
+        What takes too long is left to the run. So are commands, data of a case's own, whose shapes
+        it may not tell, and blocks, which need no `forward`.
+        """
+        with scratch_folder("gpuscale-trial-") as folder:
+            directories = []
+            for number, request in enumerate(_one_of_each(requests)):
+                directories.append(directory := RunDirectory(path=folder / str(number)))
+                directory.path.mkdir()
+                directory.request.write(request)
+            if not directories:
+                return ()
+            asked = ("trial", *(str(directory.path) for directory in directories))
+            process = _fork_server().Process(target=do_in_rank, args=asked)
+            process.start()
+            try:
+                process.join(_TRIAL_S)
+            finally:
+                process.kill()
+                process.join()
+            left = [each for directory in directories for each in directory.failures()]
+            return list(dict.fromkeys(each.failure.message for each in left))
+
     def compare_with_bare_loop(
         self, request: RunRequest, plan: OverheadPlan
     ) -> list[OverheadOutcome] | Failure:
@@ -107,6 +133,19 @@ class LocalLauncher(Launcher):
                 yield directory
             finally:
                 self.running = None
+
+
+def _one_of_each(requests: Sequence[RunRequest]) -> list[RunRequest]:
+    """A request for each case, size and batch that a trial can tell something of."""
+    found: dict[object, RunRequest] = {}
+    for request in requests:
+        asked = request.configuration
+        if not (request.command or request.data_root or STRATEGIES[asked.strategy].in_blocks):
+            of_batch = (request.batch_per_gpu, asked.accumulate)
+            found.setdefault(
+                (request.case_file, request.case_class, asked.size, *of_batch), request
+            )
+    return list(found.values())
 
 
 @contextlib.contextmanager

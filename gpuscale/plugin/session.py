@@ -134,6 +134,13 @@ class _MeasuringSession:
                 results_file.refuse_other_configurations(resumed.path, runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
+        tried = [
+            request
+            for plan, request in zip(plans, asked, strict=True)
+            if not isinstance(request, str) and self._left_out_anyway(plan) is None
+        ]
+        if misfits := self._launcher.misfits(tried):
+            raise pytest.UsageError(*misfits)
         if self._judge is not None:
             self._judge.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
             self._judge.configurations = {request.configuration for request in requests}

@@ -50,8 +50,10 @@ class SyntheticDataset(Dataset[Any]):
 
 
 def example_batch(case: TrainingCase, size: Size) -> Batch:
-    """A batch of two, since batch norm refuses a single value per channel."""
-    return default_collate([_transformed(case.sample(0, size), case.transform(size))] * 2)
+    """A batch of the first and the last class: of one sample, batch norm refuses single values."""
+    indices = (0, min(case.classes, _POOL) - 1)
+    made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
+    return default_collate(made)
 
 
 def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:

@@ -119,7 +119,7 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         raise
 
 
-def _limit_memory(limit_bytes: int) -> None:
+def limit_memory(limit_bytes: int) -> None:
     """Let this process have so many bytes of address space more than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most_bytes = pages * resource.getpagesize() + limit_bytes
@@ -134,7 +134,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
     strategy = strategy_for(request)
     joined_at_s = time.time()
     if request.memory_limit_bytes is not None:
-        _limit_memory(request.memory_limit_bytes)
+        limit_memory(request.memory_limit_bytes)
     if request.data_root is not None and request.download:
         if strategy.local_rank == 0:
             real_dataset(case, request, case.size, download=True)

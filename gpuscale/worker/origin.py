@@ -22,8 +22,13 @@ def line_of_user(error: BaseException) -> str | None:
     lines = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
     if not lines:
         return None
-    path, here = Path(lines[-1].filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{lines[-1].lineno}"
+    return as_place(lines[-1].filename, lines[-1].lineno)
+
+
+def as_place(file: str, line: int | None) -> str:
+    """A line of a file as seen from the current folder, `test_mine.py:12`."""
+    path, here = Path(file), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
 
 
 def traceback_text(error: BaseException) -> str:
