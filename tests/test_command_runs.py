@@ -198,9 +198,11 @@ def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
     (tmp_path / "run").mkdir()
     directory = RunDirectory(path=tmp_path / "run")
     directory.hosts.write_text("n1\nn2")
-    lost = "sys.exit('RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer')\n"
-    watch(tmp_path, request_for(tmp_path, lost, gpus=4)).wait()
+    lost = "print(os.environ['LOCAL_WORLD_SIZE'], 'on this host')\n"
+    lost += "sys.exit('RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer')\n"
+    watch(tmp_path, request_for(tmp_path, lost, gpus=3)).wait()
     (report,) = directory.failures()
+    assert "1 on this host" in report.failure.detail
     place = f"exit code 1 as rank 2 on {socket.gethostname()}"
     assert place in report.failure.message
     assert report.lost_peer

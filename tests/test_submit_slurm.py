@@ -39,6 +39,7 @@ options = ["-p", "no:cacheprovider", "--oversubscribe"]
 
 [judge]
 baseline = "baselines/here.json"
+cases = ["case/ddp"]
 """
 COMMAND = """
 import sys

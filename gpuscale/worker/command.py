@@ -1,5 +1,6 @@
 """The process that starts the command of a run, times its lines, and ends all that it started."""
 
+import math
 import os
 import re
 import signal
@@ -253,7 +254,10 @@ def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -
         "CUDA_VISIBLE_DEVICES": ",".join(named),
     }
     if rank is not None:
-        return variables
+        # Ranks lie on their hosts in blocks, of which the last may be smaller.
+        block = math.ceil(request.gpus / len(directory.host_names()))
+        on_this_host = min(block, request.gpus - rank // block * block)
+        return {**variables, "LOCAL_WORLD_SIZE": str(on_this_host)}
     return {
         **variables,
         "PYTHON_EXEC": str(directory.path / "python"),
