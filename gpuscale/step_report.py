@@ -63,7 +63,8 @@ def report(
         if samples is not None:
             line["samples"] = samples
         if loss is not None:
-            number = float(loss)
+            # Of a tensor with a gradient torch lets float() warn, and item() not.
+            number = float(loss.item() if hasattr(loss, "item") else loss)
             line["loss"] = number if math.isfinite(number) else str(number)
         if synchronize is not None:
             synchronize()

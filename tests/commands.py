@@ -48,7 +48,7 @@ def request_for(
 def watch(folder: Path, request: RunRequest) -> "subprocess.Popen[bytes]":
     """The process that watches the command of a request, started in a new folder of the run."""
     place = folder / "run"
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     RunDirectory(path=place).request.write(request)
     code = "import sys; from gpuscale.worker.command import main; main(sys.argv[1])"
     return subprocess.Popen([sys.executable, "-c", code, str(place)])

@@ -126,20 +126,20 @@ def test_a_night_that_does_not_go_as_it_should_ends_with_its_own_code(
     [
         (
             "arc4.sge",
-            "bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1,2,4",
+            "bench_cases/test_mnist_cnn.py --strategy ddp,command --gpus 1,2,4",
             "mnist_cnn",
             {1, 2},
         ),
         (
             "juwels-booster.sbatch",
-            "bench_cases/test_resnet50.py --strategy ddp --gpus 1,4",
+            "bench_cases/test_resnet50.py --strategy ddp,command --gpus 1,4",
             "resnet50",
             {1, 4},
         ),
         (
             "cte-power.sbatch",
             "bench_cases/test_resnet_v2_cifar.py::test_resnet50v2_cifar"
-            " --strategy ddp --gpus 1,2,4",
+            " --strategy ddp,command --gpus 1,2,4",
             "resnet50v2_cifar",
             {1, 2, 4},
         ),

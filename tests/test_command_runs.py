@@ -1,6 +1,7 @@
 """A command is started, timed by its lines, and ended with everything that it started."""
 
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hosts import within_limit
 from msgspec.structs import replace
 
 from gpuscale.reports.show.scaling_table import scaling_table
+from gpuscale.run_directory import RunDirectory
 from gpuscale.scaling import scaling_points
 
 FOREVER = "steps(range(10**6))\n"
@@ -186,3 +188,23 @@ def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
     request = request_for(tmp_path, "open('told', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n")
     watch(tmp_path, replace(request, devices=(1, 0))).wait()
     assert Path("told").read_text() == "7,4"
+
+
+def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    (tmp_path / "run").mkdir()
+    directory = RunDirectory(path=tmp_path / "run")
+    directory.hosts.write_text("n1\nn2")
+    lost = "print(os.environ['LOCAL_WORLD_SIZE'], 'on this host')\n"
+    lost += "sys.exit('RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer')\n"
+    watch(tmp_path, request_for(tmp_path, lost, gpus=3)).wait()
+    (report,) = directory.failures()
+    assert "1 on this host" in report.failure.detail
+    place = f"exit code 1 as rank 2 on {socket.gethostname()}"
+    assert place in report.failure.message
+    assert report.lost_peer
+    # How far a run is tells only a rank that knows it.
+    assert not directory.progress.exists()

@@ -11,7 +11,7 @@ from test_overhead import request_for_cpu
 from gpuscale.errors import CaseError, InvalidTrainingError
 from gpuscale.launch.failures import failure_of
 from gpuscale.records import Failure
-from gpuscale.records.request import RankFailure
+from gpuscale.records.request import RankExit, RankFailure
 from gpuscale.run_directory import RunDirectory
 from gpuscale.worker.entry import RankFiles
 
@@ -52,6 +52,50 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
     failure = failure_of(request_for_cpu(), left_by(tmp_path, reports), exit_codes)
     assert failure is not None
     assert failure.message == cause
+
+
+@pytest.mark.parametrize(
+    ("exits", "reports", "cause"),
+    [
+        # Who only lost another rank tells nothing of why.
+        ({0: 1, 1: 1, 2: 1, 3: 1}, {0: True, 2: False}, "ValueError: no such batch"),
+        ({0: 1, 1: 0, 2: 0, 3: 0}, {0: True}, "DistBackendError: NCCL error"),
+        # What watched the command of rank 2 was killed before it could tell.
+        ({0: 1, 1: 1, 2: -9, 3: 1}, {0: True}, "watches the command on n2 was killed by SIGKILL"),
+        # Nobody on n2 lived to tell anything.
+        ({0: 1, 1: 1}, {0: True}, "ranks 2, 3 ended without a word on n2"),
+    ],
+)
+def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
+    tmp_path: Path, exits: dict[int, int], reports: dict[int, bool], cause: str
+) -> None:
+    directory = left_by(tmp_path, reports)
+    for rank in range(4):
+        directory.host(rank).write_text(f"n{1 + rank // 2}")
+    for rank, code in exits.items():
+        directory.exit(rank).write(RankExit(rank=rank, host="n", code=code))
+    failed = {rank: code for rank, code in exits.items() if code}
+    request = request_for(tmp_path, "", gpus=4)
+    failure = failure_of(request, directory, failed)
+    assert failure is not None
+    assert cause in failure.message
+
+
+def test_of_ranks_that_were_not_done_the_one_that_told_steps_speaks_and_none_is_blamed(
+    tmp_path: Path,
+) -> None:
+    directory = RunDirectory(path=tmp_path)
+    for rank, steps in ((1, 0.0), (0, 40.0)):
+        failure = Failure(
+            kind="timeout", message=f"after step {steps:g}", rank=rank, host="n1", detail="loading"
+        )
+        report = RankFailure(failure=failure, lost_peer=False, steps_told=steps)
+        directory.failure(rank).write(report)
+    found = failure_of(request_for(tmp_path, "", gpus=2), directory, {1: 1, 0: 1})
+    assert found is not None
+    assert (found.message, found.rank, found.host) == ("after step 40", None, None)
+    assert found.detail.splitlines()[0] == "rank 0 on n1 printed last:"
+    assert "rank 1 on n1 printed last:\nloading" in found.detail
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ranks on two hosts, started by a real Open MPI."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -40,28 +41,35 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
         yield start_hosts(stack, tmp_path, ["n1", "n2"], own_processes=False)
 
 
-@pytest.mark.scheduler
-def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+def run_on(hosts: list[Host], folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a job of PBS on both hosts, which mpirun reaches by a remote shell."""
     login, *nodes = hosts
-    write_case(tmp_path, TOLD)
-    agent = tmp_path / "remote-shell"
+    agent = folder / "remote-shell"
     cases = "\n".join(f"{node.name}) pid={node.pid};;" for node in nodes)
     agent.write_text(REMOTE_SHELL.format(cases=cases))
     agent.chmod(0o755)
-    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
-    command = pytest_command(
-        *("--gpus", "4", "--launcher", "mpirun", "--device", "cpu", "--runs", "1"),
-        *("--run-seconds", "0.1", "--results", "results.jsonl", "--oversubscribe"),
-    )
+    (folder / "nodes").write_text("n1\nn1\nn2\nn2\n")
     environment = {
         **outside_environment(),
-        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_NODEFILE": str(folder / "nodes"),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMPI_MCA_plm_rsh_agent": str(agent),
         # As on the machine that this is: two cores, however many hosts are made of them.
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    session = login.run(*command, folder=tmp_path, environment=environment)
+    return login.run(*command, folder=folder, environment=environment)
+
+
+ACROSS = (
+    *("--gpus", "4", "--launcher", "mpirun", "--device", "cpu", "--runs", "1"),
+    *("--run-seconds", "0.1", "--results", "results.jsonl", "--oversubscribe"),
+)
+
+
+@pytest.mark.scheduler
+def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+    write_case(tmp_path, TOLD)
+    session = run_on(hosts, tmp_path, *pytest_command(*ACROSS))
     assert session.returncode == 0, session.stdout
     results = read_results(tmp_path / "results.jsonl")
     assert results.environment.launcher == "mpirun"
@@ -69,4 +77,29 @@ def test_mpirun_measures_across_two_hosts(hosts: list[Host], tmp_path: Path) -> 
     (run,) = results.runs
     placed = [(rank.host, rank.local_rank) for rank in run.ranks]
     assert placed == [("n1", 0), ("n1", 1), ("n2", 0), ("n2", 1)]
+    assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []
+
+
+# The last rank has the lines, as with some frameworks; the others would go on for ever.
+COMMAND = """
+import os, time
+from gpuscale import report
+
+with report(samples=32, rank=int(os.environ["RANK"]) - 3) as step_done:
+    while True:
+        time.sleep(0.01)
+        step_done()
+"""
+
+
+@pytest.mark.scheduler
+def test_mpirun_starts_a_command_for_each_rank_on_two_hosts(
+    hosts: list[Host], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(COMMAND)
+    command = (sys.executable, "-m", "gpuscale", "run", *ACROSS, "--", sys.executable, "train.py")
+    session = run_on(hosts, tmp_path, *command)
+    assert session.returncode == 0, session.stdout
+    (run,) = read_results(tmp_path / "results.jsonl").runs
+    assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert [entry for entry in processes_in(tmp_path) if sys.executable in entry] == []

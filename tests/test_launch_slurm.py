@@ -33,6 +33,43 @@ class Case(Tiny):
             {fault}
         return model(inputs)
 """
+COMMAND = """
+import os, torch
+import torch.distributed as dist
+from gpuscale import report
+
+dist.init_process_group("gloo")
+hosts = [None] * dist.get_world_size()
+dist.all_gather_object(hosts, os.uname().nodename)
+open("hosts", "w").write(" ".join(hosts))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+with report(samples=8 * len(hosts)) as step_done:
+    while True:
+        loss = model(torch.rand(8, 64)).square().mean()
+        loss.backward()
+        step_done(loss)
+"""
+# Four ranks hang after a step. Of three the others say that they lost the last, and then it dies.
+FAULTY_COMMAND = """
+import os, sys, time
+from gpuscale import report
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+with report(samples=8 * ranks) as step_done:
+    for _ in range(20):
+        time.sleep(0.05)
+        step_done()
+if ranks == 3 and rank < 2:
+    open("lost", "w").close()
+    sys.exit("RuntimeError: [gloo] Connection closed by peer")
+while ranks == 3:
+    if os.path.exists("lost"):
+        time.sleep(0.7)
+        os.kill(os.getpid(), 9)
+    time.sleep(0.01)
+print("batch 20 does not come")
+time.sleep(600)
+"""
 WIDE = """
 class Case(Tiny):
     sample_shape = (256,)
@@ -117,6 +154,43 @@ def verdict_against_faster(folder: Path, results: Results) -> int:
         [sys.executable, "-m", "gpuscale", "compare", "before.json"], cwd=folder, check=False
     )
     return answer.returncode
+
+
+def run_command(
+    cluster: Cluster, folder: Path, script: str, *options: str
+) -> "subprocess.CompletedProcess[str]":
+    """`gpuscale run` of a script in an allocation of both nodes."""
+    (folder / "train.py").write_text(script)
+    asked = ("--run-seconds", "0.5", "--oversubscribe", "--results", "r.jsonl", *options, *ACROSS)
+    command = (sys.executable, "-m", "gpuscale", "run", *asked, "--", sys.executable, "train.py")
+    return cluster.run(*ALLOCATE, *command, folder=folder)
+
+
+def test_a_command_is_measured_across_nodes_with_a_task_a_rank(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    session = run_command(cluster, tmp_path, COMMAND, "--gpus", "4")
+    assert session.returncode == 0, session.stdout
+    (run,) = read_results(tmp_path / "r.jsonl").runs
+    assert (run.is_valid, run.batch_per_gpu) == (True, 8)
+    assert (tmp_path / "hosts").read_text().split() == ["n1", "n1", "n2", "n2"]
+    assert processes_in(tmp_path) == []
+
+
+def test_who_hung_and_who_died_is_told_apart_from_those_who_waited_for_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "30")
+    session = run_command(cluster, tmp_path, FAULTY_COMMAND, *asked)
+    assert session.returncode == 1, session.stdout
+    died, hung = (run.failure for run in read_results(tmp_path / "r.jsonl").runs)
+    assert hung is not None
+    assert died is not None
+    assert (hung.kind, hung.host) == ("timeout", None)
+    assert "after step 20" in hung.message
+    assert "rank 2 on n2 printed last:\nbatch 20 does not come" in hung.detail
+    assert (died.kind, died.rank, died.host) == ("killed", 2, "n2")
+    assert within_limit(lambda: processes_in(tmp_path) == [])
 
 
 def seen_gpus(cluster: Cluster, *job: str) -> str:

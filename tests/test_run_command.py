@@ -118,7 +118,7 @@ def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
     assert run.key.label == "train/command on 1 GPU"
 
 
-def test_options_of_our_own_training_leave_commands_out() -> None:
+def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
     class Train(CommandCase):
         command = "python"
 
@@ -128,6 +128,9 @@ def test_options_of_our_own_training_leave_commands_out() -> None:
     reason = skip_reason(plan, here, parse_options({"gpus": "1", "precision": "bf16"}))
     assert reason is not None
     assert "--precision" in reason
+    # Of a job, which has cases of both kinds.
+    of_all = parse_options({"gpus": "1", "size": "full", "data_root": str(tmp_path)})
+    assert skip_reason(plan, here, of_all) is None
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
+import torch
 
 from gpuscale.log_formats import FORMATS, Mark
 from gpuscale.step_report import ASKED_BY, report
@@ -57,6 +59,15 @@ def test_a_loss_that_is_no_number_is_told(capfd: pytest.CaptureFixture[str]) -> 
     with report() as step_done:
         step_done(float("nan"))
     assert 'loss": "nan"' in capfd.readouterr().out
+
+
+def test_the_loss_of_a_step_may_be_a_tensor_that_has_its_gradient(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with warnings.catch_warnings(), report() as step_done:
+        warnings.simplefilter("error")
+        step_done(torch.tensor(0.5, requires_grad=True))
+    assert marks(capfd.readouterr().out)[0].loss == 0.5
 
 
 def test_other_ranks_and_loops_that_nobody_measures_print_nothing(

@@ -39,6 +39,28 @@ options = ["-p", "no:cacheprovider", "--oversubscribe"]
 
 [judge]
 baseline = "baselines/here.json"
+cases = ["case/ddp"]
+"""
+COMMAND = """
+import sys
+from gpuscale import CommandCase
+
+class Steps(CommandCase):
+    command = f"{sys.executable} steps.py"
+    batch = 8
+
+@pytest.mark.gpuscale(case=Steps)
+def test_steps(scaling):
+    scaling()
+"""
+STEPS = """
+import time
+from gpuscale import report
+
+with report() as step_done:
+    while True:
+        time.sleep(0.01)
+        step_done()
 """
 DIES_ON_THE_FIRST_NODE = """
 import os, signal, socket
@@ -99,7 +121,10 @@ def submit_and_wait_until(
 
 
 def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, site: Path) -> None:
-    write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
+    case = write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
+    with case.open("a") as file:
+        file.write(COMMAND)
+    (site / "steps.py").write_text(STEPS)
     answer = submit(cluster, site, "--gpus", "1,3")
     assert answer.returncode == 0, answer.stdout
     assert "on 1,3 GPUs, 2 nodes with 2 each, launcher slurm" in answer.stdout
@@ -111,8 +136,10 @@ def test_a_profile_of_the_site_gets_a_verdict_from_two_nodes(cluster: Cluster, s
     assert {"results.jsonl", "comparison.json", "comparison.md", "comparison.xml"} <= {
         path.name for path in night.iterdir()
     }
-    across = read_results(night / "results.jsonl").runs[-1]
-    assert [rank.host for rank in across.ranks] == ["n1", "n1", "n2"]
+    runs = read_results(night / "results.jsonl").runs
+    across = {run.key.strategy: run for run in runs if run.gpus == 3}
+    assert [rank.host for rank in across["ddp"].ranks] == ["n1", "n1", "n2"]
+    assert across["command"].is_valid
 
 
 def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, site: Path) -> None:

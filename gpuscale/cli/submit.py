@@ -33,6 +33,7 @@ from gpuscale.night import next_job, nights_folder
 from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import read_any, write_report
+from gpuscale.strategies import COMMAND
 from gpuscale.units import format_seconds
 
 _WHOLE_NUMBERS = ("--runs", "--gpus-per-node")
@@ -191,7 +192,9 @@ def _announcement(request: JobRequest) -> Iterator[str]:
     )
     item_s = measured.run_seconds or TIMING_PLANS[measured.device].run_seconds
     item_s += _BESIDE_RUN_S[measured.device] + (_ACROSS_NODES_S if demand.nodes > 1 else 0)
-    items = _count_cases(request) * len(measured.strategies) * len(request.gpus) * runs
+    # A case is trained by gpuscale, or is a command.
+    ways = len({*measured.strategies} - {COMMAND}) or 1
+    items = _count_cases(request) * ways * len(request.gpus) * runs
     seconds = items * item_s + _BESIDE_MEASURING_S
     hours, most_hours = (s * demand.nodes / 3600 for s in (seconds, demand.limit_s))
     yield (

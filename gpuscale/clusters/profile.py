@@ -20,6 +20,7 @@ from gpuscale.errors import DecodeError, FileError, UsageError
 from gpuscale.printable import shown, visible
 from gpuscale.records.as_json import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
+from gpuscale.strategies import COMMAND
 
 _MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
@@ -132,7 +133,7 @@ class Measured(Record, frozen=True, kw_only=True):
     """The work of a night: arguments of pytest."""
 
     cases: tuple[str, ...] = ("bench_cases",)
-    strategies: tuple[str, ...] = ("ddp",)
+    strategies: tuple[str, ...] = ("ddp", COMMAND)
     gpus: tuple[Gpus, ...] = ()
     """Where `--gpus` does not say; empty where it must."""
     runs: PositiveCount = 3

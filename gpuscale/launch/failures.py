@@ -35,11 +35,8 @@ def failure_of(
     Exit codes are those of the ranks that failed, in their order where that is known, and minus
     the signal's number where one ended it. A launcher is one across nodes whose command failed.
     """
-    if request.command is not None and (reports := directory.failures()):
-        # What watched the command has told all there is.
-        return reports[0].failure
-    if request.command is not None and exit_codes:
-        return _unwatched(directory, exit_codes)
+    if request.command is not None and (found := _of_command(request, directory, exit_codes)):
+        return found
     if timed_out:
         return _timeout(request, directory)
     if exit_codes:
@@ -52,6 +49,35 @@ def failure_of(
         said = text_of(directory.launcher_log)
         return Failure(kind="launch", message=message, rank=absent[0], detail=said)
     return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _of_command(
+    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
+) -> Failure | None:
+    """What those who watched the command tell, or why one of them did not live to tell it."""
+    reports = directory.failures()
+    own = [report for report in reports if not report.lost_peer]
+    if not own and (died := {r: code for r, code in exit_codes.items() if -code in _FAULT_SIGNALS}):
+        return _unwatched(directory, died)
+    if reports and not own and (silent := _silent(request, directory)):
+        return _vanished(directory, silent)
+    if reports:
+        first = (own or reports)[0].failure
+        return _hang(own) if first.kind == "timeout" else first
+    return _unwatched(directory, exit_codes) if exit_codes else None
+
+
+def _hang(reports: Sequence[RankFailure]) -> Failure:
+    """The failure of a command that was not done in time: of several ranks nobody knows whose."""
+    by_rank = sorted(reports, key=lambda report: report.failure.rank or 0)
+    best = max(by_rank, key=lambda report: report.steps_told).failure
+    if best.rank is None:
+        return best
+    last_words = (
+        f"rank {each.rank} on {each.host} printed last:\n{each.detail}"
+        for each in (report.failure for report in by_rank)
+    )
+    return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
 
 
 def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:

@@ -79,6 +79,8 @@ def parametrize(metafunc: pytest.Metafunc, options: MeasureOptions) -> None:
             f"{case.name()} has {', '.join(case.strategies)} only: leave out --strategy, or add to "
             f"{case.__name__}.strategies"
         )
+        if issubclass(case, CommandCase):
+            reason = f"{case.name()} is a command: leave out --strategy, or add '{COMMAND}' to it"
         items = [pytest.param(reason, id="none")]
     metafunc.parametrize("scaling", items, indirect=True)
 
@@ -220,6 +222,9 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
 def _not_for_commands(options: MeasureOptions) -> str | None:
     """The reason why no command is measured with these options; None where it can be."""
     for option in OPTIONS:
+        # Jobs give these to all of their cases; they name what a command does not have.
+        if option.flag in ("--size", "--data-root"):
+            continue
         if option.in_training and options.values[option.flag] != option.value({}):
             return f"a command cannot be told {option.flag}: it trains as it does by itself"
     return None

@@ -108,6 +108,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """It failed in talking to another rank, which most likely ended before."""
     line: str | None = None
     """The line of the user's code that raised, `test_mine.py:12`; None where none did."""
+    steps_told: float = 0.0
+    """By the lines of a command: of several that did not end in time, one with the most tells."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
 """The process that starts the command of a run, times its lines, and ends all that it started."""
 
+import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +28,8 @@ _DRAIN_S = 1.0
 _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 _WAIT_FOR_OTHERS_S = 3.0
+_LOST_PEER = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
+"""In torch's words: who talked to another rank, which most likely ended before."""
 _RANK_PYTHON = """\
 #!/bin/sh
 # What torchrun starts as Python for each rank: the output goes into pipes of the rank's own.
@@ -51,14 +55,9 @@ def main(folder: str) -> None:
     request = directory.request.read()
     rank = int(os.environ["RANK"]) if directory.hosts.exists() else None
     try:
-        _measure(request, directory, rank)
-    except (CommandError, GpuscaleError) as error:
-        # The latter is such as of a pattern that takes something else than a number from a line.
-        told = error.failure if isinstance(error, CommandError) else None
-        failure = told or Failure(kind="invalid", message=str(error))
-        failure = replace(failure, rank=rank, host=socket.gethostname())
-        directory.failure(rank or 0).write(RankFailure(failure=failure, lost_peer=False))
-        raise SystemExit(1) from None
+        if (error := _measure_or_error(request, directory, rank)) is not None:
+            _tell_failure(error, directory, rank)
+            raise SystemExit(1)
     except _Ended:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
@@ -67,6 +66,32 @@ def main(folder: str) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise _Ended
+
+
+def _measure_or_error(
+    request: RunRequest, directory: RunDirectory, rank: int | None
+) -> CommandError | None:
+    """Measure; the reason why there is no result, None where there is one."""
+    try:
+        _measure(request, directory, rank)
+    except CommandError as error:
+        return error
+    except GpuscaleError as error:
+        # Such as of a pattern that takes something else than a number from a line.
+        return CommandError(Failure(kind="invalid", message=str(error)))
+    return None
+
+
+def _tell_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
+    """Leave why there is no result, and time for those who know more of it."""
+    failure = replace(error.failure, rank=rank, host=socket.gethostname())
+    is_end = failure.kind in ("raised", "killed")
+    lost_peer = is_end and _LOST_PEER.search(failure.detail) is not None
+    report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
+    directory.failure(rank or 0).write(report)
+    if rank is not None and (lost_peer or failure.kind == "timeout"):
+        # When one task has failed the scheduler ends the others.
+        time.sleep(_WAIT_FOR_OTHERS_S)
 
 
 def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> None:
@@ -97,7 +122,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         if windows is not None and (
             found >= windows.wanted or (is_over and not any(codes) and found >= FEWEST_WINDOWS)
         ):
-            _tell(directory, windows.wanted, windows.wanted)
+            _tell(directory, windows.wanted, windows.wanted, knows=True)
             outcome = reader.outcome(windows, started_s=started_s, clock_s=clock_s)
             directory.command_outcome(rank or 0).write(outcome)
             write_atomically(directory.enough, f"rank {rank}")
@@ -113,7 +138,8 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             )
             remedy = "Give it more with --timeout, or see below what it printed last"
             raise reader.failed(f"{why}. {remedy}", "timeout")
-        _tell(directory, found, FEWEST_WINDOWS if windows is None else windows.wanted)
+        wanted = FEWEST_WINDOWS if windows is None else windows.wanted
+        _tell(directory, found, wanted, knows=rank is None or reader.has_steps())
 
 
 def _refuse_end(
@@ -121,15 +147,16 @@ def _refuse_end(
 ) -> None:
     """Raise CommandError for a command that ended too early, unless another node's told enough."""
     code = next((code for code in codes if code), 0)
+    place = _place(rank)
     if code < 0:
         end = signal.Signals(-code).name
         reason = " (out of memory?)" if -code == signal.SIGKILL else ""
         raise reader.failed(
-            f"the command was killed by {end}{reason}; its last lines are below", "killed"
+            f"the command was killed by {end}{place}{reason}; its last lines are below", "killed"
         )
     if code:
         raise reader.failed(
-            f"the command ended with exit code {code}; its last lines are below", "raised"
+            f"the command ended with exit code {code}{place}; its last lines are below", "raised"
         )
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
@@ -140,8 +167,14 @@ def _refuse_end(
         raise reader.failed(f"the command ended too early: {reader.told_so_far()}")
 
 
-def _tell(directory: RunDirectory, done: int, total: int) -> None:
-    write_atomically(directory.progress, f"window\t{min(done, total)}\t{total}")
+def _place(rank: int | None) -> str:
+    return "" if rank is None else f" as rank {rank} on {socket.gethostname()}"
+
+
+def _tell(directory: RunDirectory, done: int, total: int, *, knows: bool) -> None:
+    """Tell how far the run is, unless it is a rank that knows no steps: others do."""
+    if knows:
+        write_atomically(directory.progress, f"window\t{min(done, total)}\t{total}")
 
 
 def _pipes(
@@ -200,7 +233,9 @@ def _started(
                 preexec_fn=_prepare,
             )
         except OSError as error:
-            problem = f"'{words[0]}' cannot be started: {error.strerror}"
+            # Another node may lack the program, or the folder of the session.
+            problem = f"'{error.filename or words[0]}'{_place(rank)}: {error.strerror}"
+            problem = f"the command cannot be started: {problem}"
             raise CommandError(Failure(kind="launch", message=problem)) from None
         for reading, writing in pipes.values():
             os.close(writing)
@@ -219,7 +254,10 @@ def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -
         "CUDA_VISIBLE_DEVICES": ",".join(named),
     }
     if rank is not None:
-        return variables
+        # Ranks lie on their hosts in blocks, of which the last may be smaller.
+        block = math.ceil(request.gpus / len(directory.host_names()))
+        on_this_host = min(block, request.gpus - rank // block * block)
+        return {**variables, "LOCAL_WORLD_SIZE": str(on_this_host)}
     return {
         **variables,
         "PYTHON_EXEC": str(directory.path / "python"),

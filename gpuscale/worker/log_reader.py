@@ -25,9 +25,9 @@ _BY_SAMPLES = ("samples", "tokens")
 class CommandError(Exception):
     """A command gave no result."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
         super().__init__(failure.message)
-        self.failure = failure
+        self.failure, self.steps_told = failure, steps_told
 
 
 class LogReader:
@@ -234,4 +234,6 @@ class LogReader:
 
     def failed(self, message: str, kind: FailureKind = "invalid") -> CommandError:
         """The failure with this message, and with the last lines of the output."""
-        return CommandError(Failure(kind=kind, message=message, detail="\n".join(self.latest)))
+        series = self._leading()
+        failure = Failure(kind=kind, message=message, detail="\n".join(self.latest))
+        return CommandError(failure, steps_told=0.0 if series is None else series.latest)
