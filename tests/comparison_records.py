@@ -124,7 +124,7 @@ def told(text: str) -> Statement:
 
 def noted(text: str) -> Statement:
     """The same of a note."""
-    return Statement.of("same_allocation", name=text)
+    return Statement.of("unchecked_training", cases=[text])
 
 
 def pair(efficiency: float | None, gpus: int) -> RowSide:

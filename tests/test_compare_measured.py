@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +19,7 @@ from gpuscale.records import (
     EntryVerdict,
     Finding,
     Results,
+    Run,
     Statement,
     Tolerances,
     Verdict,
@@ -476,3 +477,16 @@ def test_the_run_of_the_baselines_configuration_is_taken_among_several() -> None
     )
     comparison = compare(_then(n1=0.1), [now])
     assert [entry.verdict for entry in comparison.entries] == [Verdict.OK, Verdict.MISSING]
+
+
+@pytest.mark.parametrize(("began_s", "is_told"), [(1e9, True), (3e9, False), (None, False)])
+def test_a_baseline_that_was_measured_after_the_results_is_pointed_out(
+    began_s: float | None, is_told: bool
+) -> None:
+    def begun(runs: Sequence[Run], moment_s: float | None) -> tuple[Run, ...]:
+        return tuple(replace(run, started_at_s=moment_s) for run in runs)
+
+    then, now = baseline({1: [0.1 * f for f in THEN]}), _now(n1=0.1)
+    then = replace(then, runs=begun(then.runs, 2e9))
+    notes = compare(then, [replace(now, runs=begun(now.runs, began_s))]).notes
+    assert (Statement.of("newer_baseline") in notes) == is_told

@@ -2,7 +2,7 @@
 
 import pytest
 from changing import replace
-from comparison_records import ALL_REDUCE, comparison, entry, peak_memory, view
+from comparison_records import ALL_REDUCE, REASONS, comparison, entry, peak_memory, view
 
 from gpuscale.records import (
     METRICS_BY_NAME,
@@ -17,6 +17,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
+from gpuscale.records.run import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.reason_words import statement_text
 
@@ -134,6 +135,48 @@ def test_what_changed_stands_in_the_headline_and_in_no_further_note() -> None:
     assert dict(shown.headline)["changed"] == "driver 590 → 595"
     assert shown.notes == ()
     assert len(shown.all_notes) == 1
+
+
+def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first() -> None:
+    busy = Statement.of("busy_host", busy=2, runs=3, load=HostLoad(load_average=9.0, cores=2))
+    swapped = Statement.of("newer_baseline")
+    shown = view(comparison(slower(1), notes=[busy, swapped]))
+    assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, busy)))
+    assert shown.notes == ()
+    assert "while the host does nothing else" in dict(shown.headline)["next"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (Statement.of("single_run"), "three runs"),
+        (Statement.of("not_measured"), "--resume"),
+        (
+            replace(
+                REASONS[Verdict.INCONCLUSIVE],
+                facts={
+                    **REASONS[Verdict.INCONCLUSIVE].facts,
+                    "remedy": Statement.of("nights_differ", deviation=0.1),
+                },
+            ),
+            "more nights",
+        ),
+    ],
+)
+def test_a_row_that_is_no_pass_says_what_it_needs(reason: Statement, words: str) -> None:
+    doubt = replace(entry(Verdict.INCONCLUSIVE, reason=reason), further_runs=None)
+    assert words in dict(view(comparison(doubt)).headline)["next"]
+
+
+def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
+    computing = Cause(kind=CauseKind.COMPUTE, code="computing", lost_s=0.004, after_s=0.1)
+    rows = [
+        replace(slower(1), causes=(computing,)),
+        replace(slower(2), causes=(ALL_REDUCE,)),
+    ]
+    assert "all-reduce +14 ms" in dict(view(comparison(*rows)).headline)["first"]
+    heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
+    assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["first"]
 
 
 def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:

@@ -31,6 +31,7 @@ def notes_of(
         *_idle_overrides(baseline),
         *_allocations(baseline, judged),
         *_few_runs(judged),
+        *_newer_baseline(rows),
         *_same_allocation(rows),
         *_outlying_allocations(judged),
         *_pooled_allocations(rows, baseline),
@@ -125,6 +126,22 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
     pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
     if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
         yield Statement.of("same_allocation", name=min(shared))
+
+
+def _newer_baseline(rows: Sequence[Row]) -> Iterable[Statement]:
+    befores, afters = (
+        [
+            run.started_at_s
+            for entry in entries
+            if entry is not None
+            for its in entry.runs.values()
+            for run in its
+            if run.started_at_s is not None
+        ]
+        for entries in ([row.before for row in rows], [row.after for row in rows])
+    )
+    if befores and afters and min(befores) > max(afters):
+        yield Statement.of("newer_baseline")
 
 
 def _outlying_allocations(judged: Sequence[Entry]) -> Iterable[Statement]:

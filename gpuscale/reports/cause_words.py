@@ -213,7 +213,7 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
     "device_fault": _device_fault,
     "busy_host": lambda cause, *_: (
         f"busy host: {change_text(_of_type(EnvironmentChange, cause)[0])}",
-        "other work took CPU time from the ranks, or the GPUs' time",
+        "other work took time of the CPUs or GPUs from the ranks",
     ),
     "environment_changed": lambda cause, *_: (
         f"changed: {change_text(_of_type(EnvironmentChange, cause)[0])}{_and_more(cause)}",

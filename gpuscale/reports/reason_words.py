@@ -91,7 +91,7 @@ WORDS: Mapping[str, str] = {
     ),
     "baseline_runs_differ": (
         "further runs cannot settle it, since the baseline's differ by {deviation:percent} from "
-        "one to the next: record more of them"
+        "one to the next: add runs to the baseline"
     ),
     "nights_differ": (
         "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "
@@ -157,6 +157,9 @@ WORDS: Mapping[str, str] = {
     "few_runs": (
         "fewer than {enough} runs in the baseline: {row:row} ({runs}){others:and more}; "
         "intervals are wide"
+    ),
+    "newer_baseline": (
+        "the baseline was measured after these results: the two sides may be the wrong way round"
     ),
     "same_allocation": (
         "the results come from an allocation that the baseline was recorded in ({name}); "

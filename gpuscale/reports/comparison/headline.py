@@ -21,6 +21,7 @@ from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
+from gpuscale.reports.reason_words import statement_text
 from gpuscale.units import rough_percent, whole_percent
 
 _WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
@@ -40,6 +41,19 @@ _DOUBTS = {
     "other_measurement": "not the same measurement",
 }
 """Why rows are no pass in a few words, by the code of their reason."""
+_CAUTIONS = ("newer_baseline", "same_allocation", "busy_host", "busy_host_before")
+"""Notes that make any verdict doubtful, by their codes; the heaviest first."""
+_REMEDIES = {
+    "single_run": "measure three runs or more of each row",
+    "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
+    "baseline_runs_differ": "add runs to the baseline with 'gpuscale baseline update'",
+    "nights_differ": "add runs of more nights to the baseline with 'gpuscale baseline update'",
+    "not_measured": "measure what is missing: pytest … --resume FILE",
+    "no_entry": "record what the baseline lacks with 'gpuscale baseline record'",
+    "no_entry_alike": "measure as the baseline was, or record one of what is measured now",
+    "other_measurement": "measure as the baseline was, or record one of what is measured now",
+}
+"""What to do about a row that is no pass, by the code of its reason or of its remedy."""
 _DOUBTED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
@@ -54,6 +68,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     changed = _changed(comparison)
     lines = (
         _verdict_line(rows),
+        ("beware", "; ".join(cautions_of(comparison))),
         ("first", _first_cause(rows)),
         ("changed", changed),
         (
@@ -68,6 +83,18 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
         ("next", _next(comparison, rows, is_changed=bool(changed))),
     )
     return tuple((label, text) for label, text in lines if text)
+
+
+def is_headlined(note: Statement) -> bool:
+    """True of a note that the headline says already."""
+    return note.code == "environment_changed" or note.code in _CAUTIONS
+
+
+def cautions_of(comparison: Comparison) -> list[str]:
+    """The notes that make any verdict doubtful, in words; the heaviest first."""
+    found = [note for note in comparison.notes if note.code in _CAUTIONS]
+    found.sort(key=lambda note: _CAUTIONS.index(note.code))
+    return [statement_text(note) for note in found]
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
@@ -106,7 +133,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
     elif groups.keys() == {Finding.SCALING_LOSS}:
         alone = [row for row in rows if row.entry.key.gpus == 1]
         if alone and all(row.entry.verdict is Verdict.OK for row in alone):
-            yield "one GPU is as fast as before"
+            yield "on 1 GPU training is as fast as before"
 
 
 def _loss(rows: Sequence[Row]) -> str:
@@ -136,7 +163,8 @@ def _loss(rows: Sequence[Row]) -> str:
         return f"scaling got worse, E fell by {by}{within}{from_then}"
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
-        return f"{'one' if alone else 'every'} GPU is {by} slower{within}{from_then}"
+        subject = "training on 1 GPU" if alone else "every GPU"
+        return f"{subject} is {by} slower{within}{from_then}"
     return f"training is {by} slower{within}{from_then}"
 
 
@@ -207,14 +235,19 @@ def _first_cause(rows: Sequence[Row]) -> str:
 def _sharing(rows: Sequence[Row]) -> list[Row]:
     """The rows that share the most frequent first cause, of those that decide the verdict.
 
-    One that is established goes before what is not.
+    One that is established goes before what is not, and then the one that cost the most time.
     """
     heaviest = rows[0].entry.verdict.weight
     found = [r for r in rows if r.entry.verdict.weight == heaviest and r.entry.causes]
     groups: dict[object, list[Row]] = {}
     for row in found:
         groups.setdefault(likeness_of_cause(row.entry.causes[0]), []).append(row)
-    return max(groups.values(), key=lambda its: (_is_established(its[0]), len(its)), default=[])
+
+    def weight(group: Sequence[Row]) -> tuple[bool, int, float]:
+        lost_s = max(row.entry.causes[0].lost_s or 0.0 for row in group)
+        return _is_established(group[0]), len(group), lost_s
+
+    return max(groups.values(), key=weight, default=[])
 
 
 def _is_established(row: Row) -> bool:
@@ -222,19 +255,34 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """The next step of the first cause, or how to make the runs that are missing."""
+    """The next step of the first cause, or what a row needs that is no pass."""
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
-    if rows[0].entry.verdict.weight == 0 and is_changed:
-        undone = "measure again with the likeliest of the changes undone"
-        return f"{undone}; or {step}" if step else undone
+    if rows[0].entry.verdict.weight == 0:
+        steps = [step]
+        if is_changed:
+            steps.insert(0, "measure again with the likeliest of the changes undone")
+        if any(note.code == "busy_host" for note in comparison.notes):
+            steps.insert(0, "measure again while the host does nothing else")
+        return "; or ".join(filter(None, steps))
     needed = max((row.entry.further_runs or 0 for row in rows), default=0)
     made, files = comparison.after.fewest_runs, comparison.after.files
-    if step or not needed or made is None or rows[0].entry.verdict.weight == 0:
-        return step
+    if step or not needed or made is None:
+        return step or _remedy(rows)
     resume = files[0] if len(files) == 1 else "FILE"
     more = counted(needed, "more run")
     return f"make about {more}: pytest … --runs {made + needed} --resume {resume}"
+
+
+def _remedy(rows: Sequence[Row]) -> str:
+    """What the first row needs that is no pass and can be mended."""
+    for row in rows:
+        reason = row.entry.reason
+        remedy = reason.facts.get("remedy")
+        for statement in (remedy, reason):
+            if isinstance(statement, Statement) and statement.code in _REMEDIES:
+                return _REMEDIES[statement.code]
+    return ""
 
 
 def _changed(comparison: Comparison) -> str:

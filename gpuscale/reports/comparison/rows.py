@@ -136,7 +136,7 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 def _short_reason(entry: EntryVerdict) -> str:
     loss = entry.minimum_detectable_loss
     if entry.reason.code == "level_lost":
-        return f"against the nights before {entry.since}"
+        return f"against the nights before {entry.since}; above: those since"
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
         return ""
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:

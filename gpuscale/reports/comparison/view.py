@@ -7,7 +7,7 @@ from gpuscale.errors import ExitCode
 from gpuscale.records import Comparison, Results
 from gpuscale.reports import phrases
 from gpuscale.reports.comparison.folding import Explanation, explanations
-from gpuscale.reports.comparison.headline import headline_of
+from gpuscale.reports.comparison.headline import headline_of, is_headlined
 from gpuscale.reports.comparison.rows import Row, rows_of
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import Screen
@@ -28,7 +28,7 @@ class View:
     results: Sequence[Results]
     headline: tuple[tuple[str, str], ...]
     """What stands first: labels with their texts. The first label is the verdict's word, then
-    `first` (cause), `changed`, `baseline`, `now` and `next`, each where it is known."""
+    `beware`, `first` (cause), `changed`, `baseline`, `now` and `next`, each where it is known."""
     rows: tuple[Row, ...]
     """In the order of the baseline."""
     ranked: tuple[Row, ...]
@@ -68,10 +68,9 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         "found, and nothing about the machine"
     )
     injected_notes = (injected,) if injections else ()
-    said, notes = (
-        tuple(dict.fromkeys(statement_text(note) for note in comparison.notes if keep(note.code)))
-        for keep in (lambda _: True, lambda code: code != "environment_changed")
-    )
+    every = comparison.notes
+    said = dict.fromkeys(map(statement_text, every))
+    notes = dict.fromkeys(statement_text(note) for note in every if not is_headlined(note))
     return View(
         comparison=comparison,
         results=results,
