@@ -224,7 +224,7 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     path.write_text(example("results")[:40])
     assert "the header is cut short" in refusal(read_any, path)
     path.write_text("hello")
-    assert "baseline.jsonl:1: column 1: this is not JSON" in refusal(read_any, path)
+    assert "this is not JSON, so not a baseline; a table (CSV" in refusal(read_any, path)
     path.write_text(example("results").partition("\n")[2])
     assert "baseline.jsonl:1: this results file has no header" in refusal(read_any, path)
     assert "this is a results file, not a baseline" in refusal(read_baseline, path)
