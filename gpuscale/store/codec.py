@@ -210,7 +210,7 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         place, problem = error.place, error.problem
         if cut_short and not is_json(line):
             runs = f"{number - 2} run{'s' if number > 3 else ''}"
-            remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
+            remedy = f"delete it to use the {runs} before it, or go on with --resume"
             remedy = remedy if number > 2 else "it was the first run, so measure again"
             place = ""
             problem = f"the line is cut short (was the job killed while writing it?); {remedy}"
