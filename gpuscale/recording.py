@@ -107,8 +107,9 @@ def measured_at(results: Sequence[Results]) -> str:
 def how_to_measure_more(minimum_runs: int = MINIMUM_RUNS) -> str:
     """The remedy for an entry that has too few valid runs."""
     return (
-        f"give the results of all nights together, or go on with one of them: 'pytest … --runs "
-        f"{minimum_runs} --resume FILE' makes what it lacks, runs that were not steady included"
+        "give the results of all nights together, or measure as before with '--runs "
+        f"{minimum_runs} --resume FILE', which makes what FILE lacks, runs that were not steady "
+        "included"
     )
 
 

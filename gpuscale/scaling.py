@@ -251,7 +251,13 @@ def unchecked_training_note(configurations: Iterable[Configuration]) -> Statemen
 
 
 def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | None:
-    """A warning where the efficiency is above 1.1: a unit error until proven otherwise."""
+    """A warning where the efficiency is above 1.1: a unit error until proven otherwise.
+
+    Where its interval holds 1 it is noise.
+    """
     if efficiency is None or efficiency.value <= UNIT_ERROR_EFFICIENCY:
         return None
-    return Statement.of("unit_error", row=key, efficiency=efficiency.value)
+    value, low, high = efficiency.value, efficiency.low, efficiency.high
+    if low is not None and low <= 1:
+        return Statement.of("noisy_efficiency", row=key, efficiency=value, low=low, high=high)
+    return Statement.of("unit_error", row=key, efficiency=value)

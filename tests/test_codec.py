@@ -121,6 +121,7 @@ def test_a_last_line_that_was_cut_short_names_the_runs_before_it() -> None:
         ('{"machine_info": {}, "benchmarks": []}', "line 1: this is a pytest-benchmark file"),
         ("[" * 100_000, "line 1: nested too deeply"),
         ("\ufeff" + LINES[0] + "\n", "line 1: starts with a byte-order mark"),
+        ("gpus,seconds\n1,30\n", "line 1: this is not JSON, so not a results file; a table"),
     ],
 )
 def test_a_file_that_is_no_results_file_is_told_by_line(text: str, message: str) -> None:
@@ -247,6 +248,10 @@ def test_a_baseline_that_breaks_a_rule_is_refused(change: Change, message: str) 
         ('{\n  "format": "gpuscale-baseline",\n  "vers', "line 3: column 3: this is not JSON"),
         ('{"machine_info": {}, "benchmarks": []}', "this is a pytest-benchmark file, not a base"),
         ("\n".join(LINES), "this is a results file, not a baseline"),
+        (
+            "gpus,seconds\n1,30\n",
+            "this is not JSON, so not a baseline; a table (CSV, Markdown) bec",
+        ),
     ],
 )
 def test_another_file_given_as_a_baseline_is_named(text: str, message: str) -> None:

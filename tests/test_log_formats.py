@@ -288,13 +288,16 @@ def test_a_pattern_of_ones_own_tells_step_epoch_samples_and_loss() -> None:
         step=1200, epoch=3, samples_per_step=64, loss=0.5
     )
     assert one.read("nothing") is None
+    assert by_regex(r"it=(\d+)").read("it=12 l=0.5") == Mark(step=12)
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         (r"step (?P<step>\d+", "missing ), unterminated subpattern at position 5"),
-        (r"step (\d+)", "has no group named step; for example --step-regex 'iter (?P<step>"),
+        (r"step \d+", "has no group named step; for example --step-regex 'step (?P<step>"),
+        (r"(\d+) of (\d+)", "has no group named step"),
+        (r"(?P<loss>\d+)", "has no group named step"),
         (r"(?P<step>\d+) (?P<time>\d+)", "there is no group time; choose from step, epoch"),
     ],
 )

@@ -149,7 +149,7 @@ def test_an_interrupted_session_says_how_to_go_on(session: tuple[Path, str]) -> 
     assert "KeyboardInterrupt" in output
     (file,) = (folder / ".gpuscale" / "results").iterdir()
     words = " ".join(output.split())
-    assert f"go on with: pytest … --resume .gpuscale/results/{file.name} (all else as" in words
+    assert f"go on as before, with --resume .gpuscale/results/{file.name} and" in words
 
 
 def test_the_bar_fills_with_what_is_done() -> None:

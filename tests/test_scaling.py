@@ -13,6 +13,7 @@ from gpuscale.records import (
     Estimate,
     Statement,
 )
+from gpuscale.reports.reason_words import statement_text
 from gpuscale.scaling import scaling_points, unit_error_note
 
 
@@ -132,5 +133,14 @@ def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:
     key = EntryKey("mnist_cnn", "ddp", 2)
     note = unit_error_note(key, Estimate(value=1.23))
     assert note == Statement.of("unit_error", row=key, efficiency=1.23)
+    assert unit_error_note(key, Estimate(value=1.23, low=1.12, high=1.35)) == note
     assert unit_error_note(key, Estimate(value=1.09)) is None
     assert unit_error_note(key, None) is None
+
+
+def test_an_efficiency_whose_interval_holds_1_is_noise_and_no_unit_error() -> None:
+    note = unit_error_note(EntryKey("cnn", "ddp", 2), Estimate(value=3.05, low=0.43, high=21.85))
+    assert note is not None
+    assert statement_text(note).startswith(
+        "cnn/ddp on 2 GPUs: an efficiency of 3.05 [0.43, 21.85] may be noise"
+    )

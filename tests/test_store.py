@@ -27,6 +27,7 @@ from gpuscale.store import (
     read_any,
     read_baseline,
     read_results,
+    refuse_unwritable,
     write_baseline,
 )
 from gpuscale.store.codec import decode_baseline, decode_results
@@ -224,10 +225,19 @@ def test_any_file_is_told_by_its_content(tmp_path: Path) -> None:
     path.write_text(example("results")[:40])
     assert "the header is cut short" in refusal(read_any, path)
     path.write_text("hello")
-    assert "baseline.jsonl:1: column 1: this is not JSON" in refusal(read_any, path)
+    assert "this is not JSON, so not a baseline; a table (CSV" in refusal(read_any, path)
     path.write_text(example("results").partition("\n")[2])
     assert "baseline.jsonl:1: this results file has no header" in refusal(read_any, path)
     assert "this is a results file, not a baseline" in refusal(read_baseline, path)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no sysfs")
+def test_a_folder_that_takes_no_files_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    refuse_unwritable(tmp_path / "new" / "folder")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(FileError, match=r"^/sys/kernel: .*, with --results FILE$"):
+        # Root is stopped by no permissions, and cannot write here either.
+        refuse_unwritable(Path("/sys/kernel/.gpuscale/results"))
 
 
 def test_a_baseline_is_written_and_read_back(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
         ([failed(2, message="rank 0 raised DistBackendError: NCCL error")], ()),
         ([failed(1, message="CUDA error: an illegal memory access")], ()),
         ([failed(1, message="CUDA error: device-side assert triggered")], (1, 2, 4)),
+        ([failed(2, "unread", "no format knows lines like 'NCCL 3'")], (1, 2, 4)),
     ],
     ids=[
         "nothing was run",
@@ -68,6 +69,7 @@ def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
         "a peer was lost",
         "a device failed",
         "a wrong index on a GPU",
+        "lines that no format knows",
     ],
 )
 def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(

@@ -139,6 +139,8 @@ def _number(day: datetime) -> float:
 
 
 def _sentence(row: RowHistory, history: History) -> str:
+    if row.nights_missing:
+        return f"{counted(len(row.nights), 'night')}, too few to tell a change of level"
     if not row.changes:
         return f"no change of level over {counted(len(row.nights), 'night')}"
     return ", ".join(

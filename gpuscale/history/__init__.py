@@ -12,6 +12,7 @@ from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, 
 from gpuscale.scaling import PointKey
 from gpuscale.statistics.estimates import Sample, difference, exponential, log_sample
 from gpuscale.statistics.levels import (
+    FEWEST_NIGHTS,
     REMEMBERED,
     Kind,
     LevelChange,
@@ -91,6 +92,11 @@ class RowHistory:
     lost: LostLevel | None
     """None where the last change was to the better, and where the last night lies as near to the
     level before it."""
+
+    @property
+    def nights_missing(self) -> int:
+        """How many more nights it takes until a change of level can be told."""
+        return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ FORMATS: Mapping[str, LogFormat] = {
     )
 }
 STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
+STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"
 LONGEST = 4000
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
 
@@ -65,7 +66,7 @@ class Recognition:
 
 
 def by_regex(pattern: str) -> LogFormat:
-    """The format of a user's own pattern (`--step-regex`).
+    """The format of a user's own pattern (`--step-regex`); a single group is that of the step.
 
     Raises:
         UsageError: the pattern is no regular expression, or its groups are not as they must be;
@@ -76,10 +77,11 @@ def by_regex(pattern: str) -> LogFormat:
     except re.error as error:
         raise UsageError(f"--step-regex {pattern!r}: {error}") from error
     groups = set(compiled.groupindex)
-    if "step" not in groups:
+    is_bare = not groups and compiled.groups == 1
+    if "step" not in groups and not is_bare:
         raise UsageError(
             f"--step-regex {pattern!r}: has no group named step; "
-            r"for example --step-regex 'iter (?P<step>\d+)'"
+            f"for example --step-regex '{STEP_REGEX_EXAMPLE}'"
         )
     unknown = groups.difference(STEP_REGEX_GROUPS)
     if unknown:
@@ -92,11 +94,12 @@ def by_regex(pattern: str) -> LogFormat:
         found = compiled.search(line)
         if found is None:
             return None
+        told = {"step": found[1]} if is_bare else found.groupdict()
         try:
-            return mark_of(found.groupdict())
+            return mark_of(told)
         except ValueError:
             raise UsageError(
-                f"--step-regex {pattern!r}: takes {found.groupdict()} from the line {line!r}, "
+                f"--step-regex {pattern!r}: takes {told} from the line {line!r}, "
                 "and step, epoch and samples must be whole numbers"
             ) from None
 

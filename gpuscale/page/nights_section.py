@@ -3,7 +3,13 @@
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
-from gpuscale.reports.history_text import STANDING, event_lines, night_names, standings
+from gpuscale.reports.history_text import (
+    STANDING,
+    event_lines,
+    night_names,
+    no_change_text,
+    standings,
+)
 
 
 def last_loss(subject: Subject) -> str:
@@ -54,5 +60,5 @@ def nights(subject: Subject) -> Section | None:
         blocks=blocks,
         figures=pictures(subject, "history"),
         tables=[table],
-        notes=() if blocks else ["no change of level"],
+        notes=() if blocks else [no_change_text(history)],
     )

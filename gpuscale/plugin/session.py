@@ -276,7 +276,7 @@ class _MeasuringSession:
         except (RunTerminated, FileError) as error:
             # What comes after would be killed, or be lost as this run is, after as long a time.
             path = terminal.relative(recorder.path)
-            kept = f"earlier runs are kept; go on with pytest --resume {path}"
+            kept = f"earlier runs are kept; go on as before, with --resume {path}"
             if not recorder.measured.runs:
                 kept = "no run was recorded"
             code = 128 + error.number if isinstance(error, RunTerminated) else CANNOT_WRITE

@@ -125,8 +125,8 @@ def summary_lines(
         notes += _stopping_lines(results, stopping)
     if interrupted:
         notes.append(
-            f"not all runs were made; go on with: pytest … --resume {shlex.quote(relative(path))} "
-            "(all else as before, without --results)"
+            f"not all runs were made; go on as before, with --resume {shlex.quote(relative(path))} "
+            "and without --results"
         )
     yield from fitted([*notes, f"results: {relative(path)}"], columns)
 

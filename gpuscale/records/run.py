@@ -31,9 +31,18 @@ from gpuscale.strategies import STRATEGIES
 from gpuscale.telemetry.fields import values_problem
 
 FailureKind = Literal[
-    "raised", "out_of_memory", "system", "killed", "timeout", "launch", "invalid", "unsteady"
+    "raised",
+    "out_of_memory",
+    "system",
+    "killed",
+    "timeout",
+    "launch",
+    "invalid",
+    "unread",
+    "unsteady",
 ]
-"""`system` is an exception that a GPU, the network or a file system caused."""
+"""`system` is an exception that a GPU, the network or a file system caused; `unread` a command
+whose lines count something in no format that is known."""
 BUSY_LOAD_PER_CORE = 1.5
 """Of a host with other work than ours: ranks of the run before leave at most one for each core."""
 Share = Annotated[float, Meta(ge=0, le=1)]

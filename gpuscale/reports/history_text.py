@@ -40,7 +40,7 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     yield table([*rows[0]], cells, screen.columns, first=("step time", STANDING))
     yield ""
     if not history.events:
-        yield "no change of level"
+        yield no_change_text(history)
     for event in reversed(history.events):
         first, *rest = event_lines(event, history)
         for line in (screen.bold(first), *rest):
@@ -102,6 +102,17 @@ def standings(history: History) -> list[dict[str, str]]:
         }
         for row in history.rows
     ]
+
+
+def no_change_text(history: History) -> str:
+    """What is said of nights without an event: no row changed, or nobody could tell yet."""
+    if not all(row.nights_missing for row in history.rows):
+        return "no change of level"
+    most = max(history.rows, key=lambda row: len(row.nights))
+    found = len(most.nights)
+    return (
+        f"at least {found + most.nights_missing} nights are needed to tell a change; {found} found"
+    )
 
 
 def _row_names(history: History) -> dict[PointKey, str]:

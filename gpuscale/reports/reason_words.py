@@ -202,6 +202,10 @@ WORDS: Mapping[str, str] = {
         "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
         "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
     ),
+    "noisy_efficiency": (
+        "{row:row}: an efficiency of {efficiency:.2f} [{low:.2f}, {high:.2f}] may be noise, since "
+        "its interval holds 1; make more runs, or measure on a quieter machine"
+    ),
     "unit_error_of_side": "{side}: {error}",
     "expired": (
         "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
@@ -223,6 +227,7 @@ _FAILED = {
     "timeout": ("took too long", "took too long"),
     "launch": ("did not start", "did not start"),
     "invalid": ("was invalid", "were invalid"),
+    "unread": ("had lines that no format knows", "had lines that no format knows"),
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")

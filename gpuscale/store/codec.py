@@ -30,6 +30,7 @@ _USE = {
     RESULTS_FORMAT: "'gpuscale show' shows it, and 'gpuscale baseline record' makes one of it",
     BASELINE_FORMAT: "'gpuscale baseline show' shows it, and 'gpuscale compare' takes it first",
 }
+_TABLE = "a table (CSV, Markdown) becomes a baseline by 'gpuscale baseline import'"
 _HEAD = 200
 _RUN_FIELDS = {"configuration", "gpus"}
 
@@ -147,6 +148,8 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     except DecodeError as error:
         if declared := _format_of(text):
             _refuse_format(declared, wanted)
+        if text.lstrip()[:1] not in "{[\ufeff" and not is_json(text):
+            raise DecodeError("", f"this is not JSON, so not {_KIND[wanted]}; {_TABLE}") from None
         raise error from None
     found = content.pop("format", None)
     _refuse_format(None if found is None else from_json(object, _text(found)), wanted, content)
@@ -207,7 +210,7 @@ def _decode_run(line: str, number: int, *, cut_short: bool) -> Run:
         place, problem = error.place, error.problem
         if cut_short and not is_json(line):
             runs = f"{number - 2} run{'s' if number > 3 else ''}"
-            remedy = f"delete it to use the {runs} before it, or go on with pytest --resume"
+            remedy = f"delete it to use the {runs} before it, or go on with --resume"
             remedy = remedy if number > 2 else "it was the first run, so measure again"
             place = ""
             problem = f"the line is cut short (was the job killed while writing it?); {remedy}"

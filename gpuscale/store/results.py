@@ -62,14 +62,19 @@ def _dated_names(folder: Path) -> list[str]:
 
 
 def refuse_unwritable(folder: Path) -> None:
-    """Refuses a folder in which no files can be made, before hours of measuring; makes nothing."""
+    """Refuses a folder in which no files can be made, before hours of measuring; leaves nothing."""
+    # Here, since only who measures needs it, and it takes a while.
+    from tempfile import TemporaryFile
+
     nearest = next((part for part in (folder, *folder.parents) if os.access(part, os.F_OK)), folder)
     if not nearest.is_dir():
         raise file_error(nearest, WRITE_PROBLEMS[errno.ENOTDIR])
-    # Also for root, whom no permissions stop: a file system may be read-only.
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        is_read_only = bool(os.statvfs(nearest).f_flag & os.ST_RDONLY)
-        raise file_error(nearest, WRITE_PROBLEMS[errno.EROFS if is_read_only else errno.EACCES])
+    # Permissions tell too little: they stop no root, but file systems such as sysfs do.
+    try:
+        with file_errors(nearest), TemporaryFile(dir=nearest):
+            pass
+    except FileError as error:
+        raise file_error(nearest, f"{error.problem}, with --results FILE") from None
 
 
 class _RunAppender:

@@ -111,6 +111,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         if now_s - looked_s < _LOOK_S:
             continue
         looked_s, windows = now_s, reader.windows
+        reader.refuse_unread(rank or 0, is_late=now_s > deadline_s)
         codes = [process.poll() for process in processes]
         is_over = None not in codes or any(codes)
         if is_over:
@@ -136,7 +137,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             why = reader.standstill(now_s) or (
                 f"the command was not done after {request.timeout_s:g} s: {reader.told_so_far()}"
             )
-            remedy = "Give it more with --timeout, or see below what it printed last"
+            remedy = f"{reader.use_of_time}, or see below what it printed last"
             raise reader.failed(f"{why}. {remedy}", "timeout")
         wanted = FEWEST_WINDOWS if windows is None else windows.wanted
         _tell(directory, found, wanted, knows=rank is None or reader.has_steps())

@@ -6,7 +6,16 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
+from gpuscale.log_formats import (
+    FORMATS,
+    STEP_REGEX_EXAMPLE,
+    LogFormat,
+    Mark,
+    Recognition,
+    by_regex,
+    plain,
+)
+from gpuscale.log_formats.unread import UnreadLines
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
 from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
@@ -39,7 +48,7 @@ class LogReader:
         self._request, self._shared = request, shared_pipe
         self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
         """The last lines, as they were printed."""
-        self._recognition = Recognition()
+        self._recognition, self._unread = Recognition(), UnreadLines()
         self._lines: list[Line] = []
         self._series: dict[str, Series] = {}
         self._samples: int | None = None
@@ -53,7 +62,7 @@ class LogReader:
 
     def take(self, lines: Sequence[Line]) -> None:
         """Read lines; raises CommandError for one after which no result can come."""
-        lines = [line._replace(text=plain(line.text)) for line in lines]
+        new = lines = [line._replace(text=plain(line.text)) for line in lines]
         self.latest.extend(line.text for line in lines)
         if not self._is_settled:
             for line in lines:
@@ -63,6 +72,9 @@ class LogReader:
         for line in lines:
             if self._format is not None and (mark := self._format.read(line.text)) is not None:
                 self._take_mark(mark, line)
+        if not self.has_steps():
+            for line in new:
+                self._unread.take(*line)
 
     def _is_of_another_format(self) -> bool:
         """Look what the lines so far fit; True where they are to be read from the beginning."""
@@ -194,14 +206,7 @@ class LogReader:
         """What the lines have told, for a command that ended too early, and what to do."""
         series = self._leading()
         if series is None:
-            asked = "none of the formats known" if self._format is None else self._format.name
-            known = f" ({', '.join(FORMATS)})" if self._format is None else ""
-            shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
-            line = "it printed nothing" if shown is None else f"such as: {shown}"
-            return (
-                f"no line told a step: they fit {asked}{known}; give --step-regex, or "
-                f"print lines of 'GPUSCALE {{\"step\": 10}}' ({line})"
-            )
+            return self._unread_so_far()
         windows = self.windows
         found = 0 if windows is None else len(windows.spans)
         return (
@@ -209,6 +214,33 @@ class LogReader:
             f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
         )
+
+    def _unread_so_far(self) -> str:
+        if (counting := self._unread.counting) is not None:
+            reads = "no format knows" if self._format is None else f"{self._format.name} reads no"
+            return (
+                f"{reads} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
+                "if that number counts steps"
+            )
+        asked = "none of the formats known" if self._format is None else self._format.name
+        known = f" ({', '.join(FORMATS)})" if self._format is None else ""
+        shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
+        line = "it printed nothing" if shown is None else f"such as: {shown}"
+        return (
+            f"no line told a step: they fit {asked}{known}; give --step-regex, such as "
+            rf"'{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}' ({line})"
+        )
+
+    def refuse_unread(self, rank: int, *, is_late: bool) -> None:
+        """Raises CommandError where the lines count something, but what reads them is not known.
+
+        Before it is late only where they surely train, and nobody has said how they are read.
+        Ranks but the first may print what they like.
+        """
+        counting = None if rank or self.has_steps() else self._unread.counting
+        is_sure = counting is not None and counting.of_training and not self._is_settled
+        if is_sure or (is_late and counting is not None):
+            raise self.failed(self._unread_so_far(), "unread")
 
     def standstill(self, now_s: float) -> str | None:
         """What a command hangs after; None where it told no two steps, or one just now."""
@@ -222,6 +254,13 @@ class LogReader:
             f"the command hangs: no step was told in the last {now_s - moments[-1]:.0f} s, after "
             f"step {series.latest:g}, and its last line is: {line}"
         )
+
+    @property
+    def use_of_time(self) -> str:
+        """The remedy for a command that was not done in time."""
+        if self.has_steps():
+            return "Give it more with --timeout"
+        return "If it was only starting, give it more with --timeout"
 
     def has_steps(self) -> bool:
         """True once a line told a step."""

@@ -162,11 +162,12 @@ def row_cells(row: ScalingRow) -> dict[str, str]:
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
-    several = any(point.valid_runs > 1 for point in points)
+    most = max((point.valid_runs for point in points), default=0)
+    intervals = ("", "a single run gives no interval", "intervals: 95%, over runs")[min(most, 2)]
     parts = [
         phrases.configurations_text(point.configuration for point in points),
         *_shared_texts(points),
-        "intervals: 95%, over runs" if several else "a single run gives no interval",
+        intervals,
     ]
     yield "; ".join(filter(None, parts))
     times_s = (point.step_time_s for point in points)

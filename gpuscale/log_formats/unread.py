@@ -1,0 +1,118 @@
+"""Lines that count something and that no format reads: which they are, and a pattern for them."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+_FEWEST_RISES = 20
+_SHORTEST_S = 10.0
+_FALLS_PER_RISE = 0.1
+"""A counter falls at the end of an epoch; a measured number does so half of the time."""
+_MOST_KINDS = 100
+# Dates, times and decimals are one number each.
+_NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
+# Seconds, shares and sizes grow as well.
+_NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
+_OF_TRAINING = re.compile(r"(?<![a-z])(?:steps?|iter\w*|it|batch|loss)(?![a-z])", re.IGNORECASE)
+# Before the counter: a word right there, or one with a number in between.
+_LAST_WORDS = (re.compile(r"[^\W\d_]+\W*$"), re.compile(r"[^\W\d_]+\W+\d+\W+$"))
+_LONGEST_SHOWN = 100
+
+
+class Counting(NamedTuple):
+    """Lines of one kind with a number in them that grows."""
+
+    line: str
+    """The latest, cut where it is long."""
+    pattern: str
+    """What reads its counter, as `--step-regex` takes it; without single quotes."""
+    of_training: bool
+    """It speaks of steps or of a loss: what only starts up counts other things."""
+
+
+class UnreadLines:
+    """Looks at the lines of one script for a number that grows."""
+
+    def __init__(self) -> None:
+        """Knows no line yet."""
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def take(self, source: str, text: str, arrived_s: float) -> None:
+        """Look at the next line, as `plain` returns it, of one process."""
+        numbers = [*_NUMBER.finditer(text)]
+        if not numbers:
+            return
+        name = (source, " ".join(_NUMBER.sub("#", text).split()))
+        kind = self._kinds.pop(name, None) or _Kind(text, arrived_s, len(numbers))
+        kind.add(text, arrived_s, numbers)
+        # The one that came last stands last.
+        self._kinds[name] = kind
+        if len(self._kinds) > _MOST_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+
+    @property
+    def counting(self) -> Counting | None:
+        """The lines that surely count something, those of a training first; None without any."""
+        found = (counting for kind in self._kinds.values() for counting in kind.counting())
+        return max(found, key=lambda counting: counting.of_training, default=None)
+
+
+class _Kind:
+    """Lines that differ in their numbers only."""
+
+    def __init__(self, text: str, arrived_s: float, numbers: int) -> None:
+        self._first = self._latest = text
+        self._began_s = self._ended_s = arrived_s
+        self._values: list[int | None] = [None] * numbers
+        self._rises, self._falls = [0] * numbers, [0] * numbers
+
+    def add(self, text: str, arrived_s: float, numbers: list[re.Match[str]]) -> None:
+        self._latest, self._ended_s = text, arrived_s
+        for place, number in enumerate(numbers):
+            before, now = self._values[place], _count(number)
+            if before is not None and now is not None:
+                self._rises[place] += now > before
+                self._falls[place] += now < before
+            self._values[place] = now
+
+    def counting(self) -> Iterator[Counting]:
+        """These lines, if they count."""
+        place = max(range(len(self._rises)), key=self._rises.__getitem__)
+        rises, falls = self._rises[place], self._falls[place]
+        is_long = self._ended_s - self._began_s >= _SHORTEST_S
+        if rises < _FEWEST_RISES or falls > _FALLS_PER_RISE * rises or not is_long:
+            return
+        pattern = self._pattern(place)
+        if pattern is not None:
+            line = self._latest.strip()
+            line = line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
+            yield Counting(line, pattern, _OF_TRAINING.search(line) is not None)
+
+    def _pattern(self, place: int) -> str | None:
+        """The shortest pattern that finds the counter in the first line and in the latest."""
+        texts = (self._first, self._latest)
+        begins = [[*_NUMBER.finditer(text)][place].start() for text in texts]
+        before = self._first[: begins[0]]
+        words = [found[0] for pattern in _LAST_WORDS if (found := pattern.search(before))]
+        for start in (*map(_literal, words), rf"^\s*{_literal(before.lstrip())}"):
+            pattern = rf"{start}(?P<step>\d+)"
+            found = [re.search(pattern, text) for text in texts]
+            if [each and each.start("step") for each in found] == begins:
+                return pattern
+        return None
+
+
+def _count(number: re.Match[str]) -> int | None:
+    """The whole number that is there, where it may count something."""
+    if not number[0].isdecimal() or _NO_COUNTER_BEFORE.match(number.string, number.end()):
+        return None
+    return int(number[0])
+
+
+def _literal(text: str) -> str:
+    """A pattern of this text, with any number where it has one."""
+    numbers = [r"\d+" if number.isdecimal() else r"\S+" for number in _NUMBER.findall(text)]
+    between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
+    pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
+    return re.sub(r"\s{2,}", r"\\s*", pattern.replace("'", "."))
