@@ -139,9 +139,8 @@ def refuse_other_faults(paths: Sequence[Path], results: Sequence[Results]) -> No
         if its.injections != results[0].injections:
             faults = [", ".join(each.injections) or "none" for each in (results[0], its)]
             problem = (
-                f"its faults made on purpose ({faults[1]}) are not those of "
-                f"{visible(str(paths[0]))} ({faults[0]}): they make no common curve; "
-                "give one of them as --baseline"
+                f"its faults made on purpose: {faults[1]}; those of {visible(str(paths[0]))}: "
+                f"{faults[0]}; together they make no curve: give one of them as --baseline"
             )
             raise FileError(path, problem)
 
