@@ -21,7 +21,7 @@ class TypicalStep:
     typical_s: float
     """The step time of the scaling table: over runs, of the median of each."""
     phases_s: Mapping[str, float | None]
-    """By name; communication is exposed, the mean over the runs as in the efficiency budget."""
+    """By name; communication is exposed, the mean over the runs, or 0 where noise puts it below."""
     total_s: float
     """Of all phases."""
     windows: int
@@ -52,7 +52,7 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
         return None
     exposed = [run.measured.get("exposed_communication_s") for run in runs]
     exposed_s = [each for each in exposed if each is not None]
-    communication_s = statistics.fmean(exposed_s) if exposed_s else None
+    communication_s = max(0.0, statistics.fmean(exposed_s)) if exposed_s else None
     in_forward_s = _communication_in_forward_s(runs) if exposed_s else 0.0
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])

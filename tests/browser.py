@@ -34,6 +34,8 @@ addEventListener("load", () => {{
   const seen = {{
     overflow: root.scrollWidth - root.clientWidth,
     cut: [...cut, ...cutLabels, ...cells].map(name),
+    hidden: [...page.querySelectorAll(".scroll")].filter(
+      (it) => it.scrollWidth > it.clientWidth).map(name),
     unnamed: [...page.querySelectorAll("svg, [role=region]")].filter(
       (it) => !(it.querySelector("title")?.textContent || it.getAttribute("aria-label"))).map(name),
     figures: page.querySelectorAll("figure svg").length,
@@ -58,6 +60,8 @@ class Seen:
     """Pixels by which the page is wider than its window."""
     cut: Sequence[str]
     """Texts that leave the window, their picture or their cell, but in a box that scrolls."""
+    hidden: Sequence[str]
+    """Boxes that must be scrolled to be seen whole."""
     unnamed: Sequence[str]
     """Figures and regions without an accessible name."""
     figures: int

@@ -138,18 +138,33 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
 
 
-def test_a_part_below_zero_takes_nothing_from_the_shares_and_is_no_time() -> None:
+def test_a_gain_of_the_budget_is_told_with_its_sign() -> None:
     rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
     hidden = phased_run([rank] * 2, communication_s=-0.02, configuration=CNN)
-    picture = drawn("phases", Measurements(runs=[hidden]))
-    assert "communication about 0 ms" in picture.description
-    (axes,) = picture.figure.axes
-    shares = {text.get_text() for text in axes.texts if text.get_text().endswith(" %")}
-    # Of a step of 80 ms, as in the table of phases.
-    assert shares == {"12 %", "38 %", "62 %"}
     alone = phased_run([rank], configuration=CNN)
     description = drawn("budget", Measurements(runs=[alone, hidden])).description
     assert "efficiency 1.25, communication −0.25" in description
+
+
+def test_what_was_gained_is_named_left_of_the_bar() -> None:
+    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    slow_alone = phases(data_s=0.04, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    runs = [
+        phased_run([slow_alone], communication_s=0.0),
+        phased_run([rank] * 2, communication_s=0.0),
+    ]
+    (axes,) = drawn("budget", Measurements(runs=runs)).figure.axes
+    assert "data −30 %" in {text.get_text() for text in axes.texts}
+
+
+def test_communication_that_noise_puts_below_zero_is_drawn_as_none() -> None:
+    runs = [
+        replace(of_phases(2), measured={**of_phases(2).measured, "exposed_communication_s": -0.02})
+    ]
+    (axes,) = drawn("phases", Measurements(runs=runs)).figure.axes
+    lefts = [bar.get_x() + bar.get_width() for each in axes.containers for bar in each]
+    assert min(lefts) >= 0
+    assert max(lefts) == pytest.approx(125)
 
 
 def test_a_straggler_stands_out_in_every_window() -> None:
@@ -185,7 +200,11 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     first, second = (at_of(line)[0, 1] for line in levels)
     assert (first, second) == pytest.approx((0, 1 / 1.08 - 1), abs=0.01)
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
-    assert at_of(changed)[0, 0] == history.nights[12].began_at.timestamp() / 86400
+    last, first = (history.nights[night].began_at.timestamp() / 86400 for night in (11, 12))
+    assert last < at_of(changed)[0, 0] < first
+    (environment,) = (line for line in axes.lines if line.get_label() == "environment changed")
+    assert last < at_of(environment)[0, 0] < first
+    assert environment.get_marker() == "^"
     assert "torch 2.11 → 2.12" in notes_below(picture)
 
 
@@ -231,11 +250,15 @@ def test_what_cannot_be_drawn_is_said_in_one_line(
 ) -> None:
     file = tmp_path / "now.jsonl"
     file.write_text(results_text(results(*measured())))
+    faulty = tmp_path / "faulty.jsonl"
+    injected = replace(results(run(1, 0.1, index=9)), injections=("data=5ms",))
+    faulty.write_text(results_text(injected))
     baseline = PACKAGE / "baselines" / "arc4.json"
     for arguments, said in (
         ((file, "-o", tmp_path / "x.gif"), "ends with .svg, .pdf, .png"),
         ((file, "--figure", "phases", "-o", tmp_path / "x.svg"), "nothing of it"),
         ((file, "--case", "other", "-o", tmp_path / "x.svg"), "nothing of it"),
+        ((file, faulty, "-o", tmp_path / "x.svg"), "give one of them as --baseline"),
         ((baseline, "--baseline", baseline, "-o", tmp_path / "x.svg"), "draw it alone"),
     ):
         assert main(["plot", *map(str, arguments)]) == 2
@@ -243,7 +266,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(
         assert printed.out == ""
         assert len(printed.err.splitlines()) == 1
         assert said in printed.err
-    assert [*tmp_path.iterdir()] == [file]
+    assert {*tmp_path.iterdir()} == {file, faulty}
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:

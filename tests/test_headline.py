@@ -174,7 +174,7 @@ def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() 
         replace(slower(1), causes=(computing,)),
         replace(slower(2), causes=(ALL_REDUCE,)),
     ]
-    assert "all-reduce +14 ms" in dict(view(comparison(*rows)).headline)["first"]
+    assert "communication +14 ms" in dict(view(comparison(*rows)).headline)["first"]
     heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
     assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["first"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import seen_in_chromium
 from changing import replace
-from golden.inputs import CNN, RESNET, Fault, Night, baseline_of, write_night
+from golden.inputs import CNN, ON_CPU, RESNET, Fault, Night, baseline_of, write_night
 from test_over_nights import write_nights
 
 from gpuscale.cli import main
@@ -57,6 +57,7 @@ def test_the_page_of_a_regression_says_what_where_and_what_next(
     for fact in ("REGRESSED", "node1", "mnist_cnn/ddp", "hw_thermal_slowdown", "580.1", "next"):
         assert fact in first
     rest = page[len(first) :]
+    assert "node1, 4× Tesla V100-SXM2-32GB, 2096-03-01 02:00, job 4801" in first
     for fact in ("was 92.0 ms", "119", "1071 MHz", "driver", "differs", "skew", "backward"):
         assert fact in rest
 
@@ -68,6 +69,31 @@ def test_a_page_without_a_baseline_shows_the_results_and_judges_nothing(
     page = report(tmp_path / "now.jsonl")
     assert "samples/s" in page
     assert "REGRESSED" not in page
+
+
+def test_a_page_names_its_own_tables_and_not_what_commands_print(
+    report: Report, regressed: list[object]
+) -> None:
+    page = report(*regressed)
+    for elsewhere in ("show --phases", "scaling table", ">gpus<"):
+        assert elsewhere not in page
+    assert "the judged step time, in the rows above" in page
+
+
+def test_a_page_without_gpus_says_what_stands_for_them(report: Report, tmp_path: Path) -> None:
+    where = {"device": "cpu", "gpus": (), "nodes": ()}
+    write_night(tmp_path / "now.jsonl", Night(job="1", configurations=(ON_CPU,), environment=where))
+    page = report(tmp_path / "now.jsonl")
+    assert "CPU ranks stand for GPUs" in page
+    assert ">GPUs<span" not in page[page.index("Machines</h2>") :]
+
+
+def test_a_page_of_a_folder_names_it(report: Report, tmp_path: Path) -> None:
+    for night in NIGHTS[:2]:
+        (tmp_path / "nights" / night.job).mkdir(parents=True)
+        write_night(tmp_path / "nights" / night.job / "results.jsonl", night)
+    page = report(tmp_path / "nights", "--baseline", tmp_path / "nights/4700/results.jsonl")
+    assert f"<dt>now</dt><dd>{tmp_path}/nights: node1" in page
 
 
 def test_a_folder_of_nights_gives_the_newest_and_the_history(
@@ -143,21 +169,24 @@ def test_an_input_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "now.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("width", [400, 1000, 1600])
 def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(
     report: Report, regressed: list[object], tmp_path: Path, width: int
 ) -> None:
     nights = tmp_path / "nights"
     nights.mkdir()
-    write_nights(nights, 30, lambda night: 1.04 if night >= 20 else 1.0)
+    for night in NIGHTS:
+        write_night(nights / f"{night.job}.jsonl", night)
     seen = seen_in_chromium(report(nights, *regressed), width, tmp_path)
     assert seen.console == []
     assert seen.overflow <= 0
     assert seen.cut == []
+    assert seen.hidden == []
     assert seen.unnamed == []
     assert seen.twice == []
     assert (seen.scripts, seen.from_outside) == (0, [])
     assert "REGRESSED" in seen.text
+    assert "History" in seen.text
 
 
 def test_every_colour_of_text_has_contrast_in_light_and_in_dark() -> None:

@@ -133,6 +133,18 @@ def refuse_as_both_sides(before: Path, after: Sequence[Path]) -> None:
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
 
+def refuse_other_faults(paths: Sequence[Path], results: Sequence[Results]) -> None:
+    """Refuses to pool results with faults made on purpose with those without, or with others."""
+    for path, its in zip(paths, results, strict=False):
+        if its.injections != results[0].injections:
+            faults = [", ".join(each.injections) or "none" for each in (results[0], its)]
+            problem = (
+                f"its faults made on purpose: {faults[1]}; those of {visible(str(paths[0]))}: "
+                f"{faults[0]}; together they make no curve: give one of them as --baseline"
+            )
+            raise FileError(path, problem)
+
+
 def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add which rows a command takes."""
     text = f"{verb} only these numbers of GPUs (default: all)"

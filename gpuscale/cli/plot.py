@@ -7,7 +7,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.inputs import newest_input, read_all_results, read_nights, refuse_as_output
+from gpuscale.cli.inputs import (
+    newest_input,
+    read_all_results,
+    read_nights,
+    refuse_as_output,
+    refuse_other_faults,
+)
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.history import history_of
@@ -67,10 +73,11 @@ def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
     first = read_any(paths[0])
     if not isinstance(first, Baseline):
         results = read_all_results(paths)
+        refuse_other_faults(paths, results)
         return Measurements(
             runs=[run for each in results for run in each.runs],
             baseline=baseline,
-            injections=[name for each in results for name in each.injections],
+            injections=results[0].injections,
         )
     if len(paths) > 1 or baseline is not None:
         problem = "is a baseline; draw it alone, or give it as --baseline beside results"

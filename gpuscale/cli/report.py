@@ -12,6 +12,7 @@ from gpuscale.cli.inputs import (
     read_nights,
     refuse_as_both_sides,
     refuse_as_output,
+    refuse_other_faults,
     without_collecting,
 )
 from gpuscale.compare.over_nights import last_night
@@ -64,13 +65,15 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
     history = None
     nights = read_nights(paths) if len(files) < len(paths) else []
     results = read_all_results(files) if files else last_night(nights)
+    refuse_other_faults(files, results)
+    folder = "" if files else ", ".join(visible(str(path)) for path in paths)
     if nights:
         try:
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
             sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
     if before is None:
-        return Subject(results=results, history=history)
+        return Subject(results=results, history=history, folder=folder)
     baseline = as_baseline(read_any(before), before.stem)
     view = view_of(judged(baseline, results, arguments, (before, files)), results)
-    return Subject(results=results, baseline=baseline, view=view, history=history)
+    return Subject(results=results, baseline=baseline, view=view, history=history, folder=folder)

@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter
 from gpuscale.environment_diff import change_text
 from gpuscale.figures.axes import legend_of, thinned
 from gpuscale.figures.picture import (
+    COLUMN_IN,
     INK,
-    PAGE_IN,
     STYLES,
     SURFACE,
     Measurements,
@@ -28,7 +28,7 @@ from gpuscale.statistics.estimates import exponential
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
 """Changes of the environment that are told below the picture, the latest."""
-_MOST_DATES = 6
+_MOST_DATES = 3
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
 
@@ -59,7 +59,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         *notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "change of the environment"),
         *notes_of_left_out(len(ordered) - len(shown), "row"),
     ]
-    with drawn(measurements, PAGE_IN, 0.7 + 1.05 * len(shown), notes) as figure:
+    with drawn(measurements, COLUMN_IN, 0.9 + 1.05 * len(shown), notes) as figure:
         grid = figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, history.nights, [night for night, _ in changed])
@@ -69,7 +69,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
             [_number(night.began_at) for night in named],
             [f"{night.began_at:%Y-%m-%d}" for night in named],
         )
-        figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=5)
+        figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=2)
     return Picture(
         figure=figure,
         title=f"{counted(len(history.nights), 'night')} of {history.machine}",
@@ -108,25 +108,32 @@ def _draw(
             markerfacecolor=face,
             label=label if its else None,
         )
-    for night in environments:
-        axes.axvline(
-            _number(nights[night].began_at),
+    # Between two nights, where no dot is, and marks beside lines: a night may have both.
+    if environments:
+        axes.plot(
+            [_between(nights[night - 1], nights[night]) for night in environments],
+            [0.0] * len(environments),
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            linestyle="none",
+            marker="^",
+            markersize=5,
             color=INK,
-            linewidth=0.8,
-            linestyle=":",
             label="environment changed",
         )
     for change in row.changes:
+        before = row.nights[row.nights.index(change.onset) - 1]
+        moment = _between(nights[before], nights[change.onset])
         axes.annotate(
             percent_text(change.throughput.value),
-            (days[change.onset], 1.0),
+            (moment, 1.0),
             (2, -2),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             va="top",
             fontweight="bold",
         )
-        axes.axvline(days[change.onset], color=INK, linewidth=1.0, label="level changed")
+        axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda share, _: percent_text(share) if share else "0 %")
     )
@@ -136,6 +143,10 @@ def _draw(
 def _number(day: datetime) -> float:
     """As matplotlib counts days."""
     return day.timestamp() / 86400
+
+
+def _between(before: Night, night: Night) -> float:
+    return (_number(before.began_at) + _number(night.began_at)) / 2
 
 
 def _sentence(row: RowHistory, history: History) -> str:

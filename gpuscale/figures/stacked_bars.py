@@ -11,8 +11,8 @@ from matplotlib.ticker import PercentFormatter
 from gpuscale.budget import efficiency_budgets
 from gpuscale.figures.axes import time_unit
 from gpuscale.figures.picture import (
+    COLUMN_IN,
     INK,
-    PAGE_IN,
     SURFACE,
     Measurements,
     Picture,
@@ -20,12 +20,20 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
+from gpuscale.records import Configuration
 from gpuscale.reports.phrases import amount_text, set_apart
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
 MOST_BARS = 24
-_BAR_IN = 0.24
+_BAR_IN = 0.4
+_NAMED_GAIN = 0.01
+"""Of a step, from which on what is left of 0 is named."""
+_BAR_HEIGHT = 0.45
+"""Of the room of a bar; the rest of it has the label."""
+_MOST_CHARACTERS = 40
+"""Of a row's name, for which a column has room beside its GPUs."""
+_LEGEND_COLUMNS = 3
 _NAMED_SHARE = 0.07
 """Of a bar, from which on a part has room for its number."""
 
@@ -76,7 +84,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     bars = [
         _Bar(
             case="",
-            label=row_text(names[each.configuration], each.configuration, each.key.gpus),
+            label=_label(names[each.configuration], each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
             end="",
             shares={name: f"{value} %" for name, value in each.hundredths.items()},
@@ -101,7 +109,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     bars = [
         _Bar(
             case=point.configuration.case,
-            label=row_text(names[point.configuration], point.configuration, point.gpus),
+            label=_label(names[point.configuration], point.configuration, point.gpus),
             parts=(parts := {n: s for n, s in step.phases_s.items() if s is not None}),
             end=format_seconds(step.time_s),
             shares={n: whole_percent(s / step.time_s) for n, s in parts.items()},
@@ -111,6 +119,11 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     ]
     notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
     return _picture(measurements, "An average step, phase by phase", bars, bars[:MOST_BARS], notes)
+
+
+def _label(name: str, configuration: Configuration, gpus: int) -> str:
+    is_long = len(name) > _MOST_CHARACTERS
+    return row_text(f"{name[:_MOST_CHARACTERS]}…" if is_long else name, configuration, gpus)
 
 
 def _picture(
@@ -124,9 +137,9 @@ def _picture(
     if not bars:
         return None
     facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
-    heights = [len(its) + 1.6 for its in facets]
+    heights = [len(its) + 1.3 for its in facets]
     notes = [*notes, *notes_of_left_out(len(bars) - len(shown), "row")]
-    with drawn(measurements, PAGE_IN, 0.8 + _BAR_IN * sum(heights), notes) as figure:
+    with drawn(measurements, COLUMN_IN, 0.9 + _BAR_IN * sum(heights), notes) as figure:
         grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
         for (axes,), its in zip(grid, facets, strict=True):
             _draw(axes, its)
@@ -134,7 +147,9 @@ def _picture(
         fullest = sorted(shown, key=lambda bar: -len(bar.parts))
         found = dict.fromkeys(name for bar in fullest for name in bar.parts)
         patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
-        figure.legend(handles=patches, loc="outside upper left", ncols=len(patches))
+        figure.legend(
+            handles=patches, loc="outside upper left", ncols=_LEGEND_COLUMNS, handlelength=1.0
+        )
     texts = (f"{bar.label}: {bar.description}" for bar in shown)
     return Picture(figure=figure, title=title, description="; ".join(texts))
 
@@ -153,7 +168,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
                 place,
                 part * factor,
                 left=ends[is_gain] * factor,
-                height=0.72,
+                height=_BAR_HEIGHT,
                 color=ink.fill,
                 edgecolor=SURFACE,
                 linewidth=0.6,
@@ -168,15 +183,45 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
                     color=ink.text,
                 )
             ends[is_gain] += part
-        axes.annotate(
-            bar.end, (length * factor, place), (3, 0), textcoords="offset points", va="center"
-        )
+        _name(axes, bar, place, ends[True] * factor, length * factor)
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.1 if any(bar.end for bar in bars) else 0.0, y=0.02)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    # With room for the first label.
+    axes.set_ylim(len(bars) - 1 + _BAR_HEIGHT, _BAR_HEIGHT / 2 - 1)
+    axes.margins(x=0.2 if any(bar.end for bar in bars) else 0.0)
     axes.set_xlabel(words)
     if not any(bar.end for bar in bars):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
+    """Puts the row's label above its bar, what it gained left of it, and its end right of it."""
+    label = axes.annotate(
+        bar.label,
+        (0.0, place - _BAR_HEIGHT / 2),
+        (0, 2),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
+    )
+    # A long one takes no room from the bars: nothing stands beside it.
+    label.set_in_layout(False)
+    gains = [
+        f"{name} −{whole_percent(-part)}"
+        for name, part in bar.parts.items()
+        if part <= -_NAMED_GAIN
+    ]
+    for text, end, apart, size, alignment in (
+        (", ".join(gains), left, -3, 6.5, "right"),
+        (bar.end, right, 3, None, "left"),
+    ):
+        axes.annotate(
+            text,
+            (end, place),
+            (apart, 0),
+            textcoords="offset points",
+            ha=alignment,
+            va="center",
+            fontsize=size,
+        )

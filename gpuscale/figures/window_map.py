@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from gpuscale.figures.picture import (
-    PAGE_IN,
+    COLUMN_IN,
     Measurements,
     Picture,
     drawn,
@@ -22,7 +22,6 @@ from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent
 
 MOST_RUNS = 6
-_COLUMNS = 2
 _SLOWEST_SHOWN = 0.1
 """Behind the run's median, from which on the colour is the darkest."""
 _COLORS = "YlOrBr"
@@ -35,31 +34,27 @@ def windows_picture(measurements: Measurements) -> Picture | None:
         return None
     shown = chosen[:MOST_RUNS]
     names = set_apart([run.configuration for run in chosen])
-    columns = min(_COLUMNS, len(shown))
-    rows = -(-len(shown) // columns)
     norm = Normalize(0.0, _SLOWEST_SHOWN)
     ranks = max(len(run.ranks) for run in shown)
-    height_in = 0.6 + rows * (0.8 + min(1.8, 0.16 * ranks))
+    height_in = 1.0 + len(shown) * (0.8 + min(1.8, 0.16 * ranks))
     notes = [
         "of each row the most uneven run: the time that each rank was busy in each window",
         *notes_of_left_out(len(chosen) - len(shown), "row"),
     ]
-    with drawn(measurements, PAGE_IN, height_in, notes) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes, run in zip(grid.flat, shown, strict=False):
+    with drawn(measurements, COLUMN_IN, height_in, notes) as figure:
+        grid = figure.subplots(len(shown), squeeze=False)
+        for axes, run in zip(grid.flat, shown, strict=True):
             row = row_text(names[run.configuration], run.configuration, run.gpus)
             _draw(axes, run, f"{row}, run {run.index}", norm)
-        for axes in grid.flat[len(shown) :]:
-            axes.set_axis_off()
         figure.colorbar(
             ScalarMappable(norm, _COLORS),
             ax=grid.ravel().tolist(),
             format=PercentFormatter(1.0, decimals=0, symbol=" %"),
-            label="longer than the\nrun's median",
+            label="longer than the run's median",
+            location="bottom",
             ticks=[0.0, _SLOWEST_SHOWN / 2, _SLOWEST_SHOWN],
             extend="max",
-            shrink=1 / rows,
-            fraction=0.04,
+            aspect=40,
         )
     return Picture(
         figure=figure,

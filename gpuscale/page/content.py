@@ -24,6 +24,8 @@ class Subject:
     view: View | None = None
     """Of the results against the baseline."""
     history: History | None = None
+    folder: str = ""
+    """Of the nights whose newest the results are; empty where files were given."""
 
     @property
     def runs(self) -> list[Run]:
@@ -53,16 +55,6 @@ class Table:
     """The headers, but for the first, whose cells are words and not numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A picture with the text that says what it shows."""
-
-    caption: str
-    svg: str
-    is_wide: bool
-    """Too wide to stand beside another one."""
-
-
 class Item(NamedTuple):
     """One thing among others, such as a cause."""
 
@@ -88,7 +80,8 @@ class Section:
     title: str
     intro: str = ""
     blocks: Sequence[Block] = ()
-    figures: Sequence[Figure] = ()
+    figures: Sequence[str] = ()
+    """SVG elements, each with its title."""
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
 

@@ -8,7 +8,7 @@ from gpuscale.page.machines_section import machines
 from gpuscale.page.nights_section import last_loss, nights
 from gpuscale.page.pictures import curves
 from gpuscale.page.rendering import rendered
-from gpuscale.page.row_sections import causes, measured_headline, rows
+from gpuscale.page.row_sections import causes, measured_headline, place_text, rows
 from gpuscale.page.step_sections import budget, phases
 from gpuscale.page.window_section import windows
 from gpuscale.reports import phrases
@@ -35,9 +35,15 @@ def report_html(subject: Subject) -> str:
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
     if since := last_loss(subject):
         facts.insert(min(1, len(facts)), ("since", since))
+    if subject.folder:
+        facts = [
+            (its, f"{subject.folder}: {text}" if its == "now" else text) for its, text in facts
+        ]
+    place = place_text(subject.results[0])
     return rendered(
         "report.html",
-        title=f"{word}: {subject.results[0].environment.host or 'unknown host'}",
+        title=f"{word}: {place}",
+        place=place,
         warning=phrases.injection_warning([*injections]) if injections else "",
         word=word,
         first=first,

@@ -29,7 +29,7 @@ def _values(of: Callable[[Environment], object]) -> Callable[[_Side], list[str]]
 
 _FACTS: Sequence[tuple[str, Callable[[_Side], Sequence[str]]]] = (
     ("machine", lambda side: [side.machine]),
-    ("GPUs", _values(lambda here: here.hardware_label)),
+    ("devices", _values(lambda here: here.hardware_label)),
     ("measured", lambda side: _dates(side.measured_at)),
     ("job", lambda side: side.jobs),
     ("host", _values(lambda here: here.host)),
@@ -61,7 +61,7 @@ def machines(subject: Subject) -> Section:
                 )
             )
     table = Table(
-        caption="Machine and software" if len(sides) == 1 else "Both machines and their software",
+        caption="When, where and with what it was measured",
         headers=headers,
         rows=rows,
         words=frozenset(headers),

@@ -2,12 +2,10 @@
 
 from gpuscale.figures import FIGURES
 from gpuscale.figures.picture import Measurements, svg_of
-from gpuscale.page.content import Figure, Section, Subject
-
-_WIDE_IN = 5.0
+from gpuscale.page.content import Section, Subject
 
 
-def pictures(subject: Subject, *names: str) -> list[Figure]:
+def pictures(subject: Subject, *names: str) -> list[str]:
     """Those of these figures that the subject has something to show in; the worst cases first."""
     ranked = subject.view.ranked if subject.view else ()
     order = [*dict.fromkeys(row.entry.key.case for row in ranked)]
@@ -20,15 +18,7 @@ def pictures(subject: Subject, *names: str) -> list[Figure]:
     )
     drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
-    return [
-        Figure(
-            caption=its.title,
-            svg=svg_of(its),
-            is_wide=bool(its.figure.get_figwidth() > _WIDE_IN),
-        )
-        for its in made
-        if its is not None
-    ]
+    return [svg_of(its) for its in made if its is not None]
 
 
 def curves(subject: Subject) -> Section | None:

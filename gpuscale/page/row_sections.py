@@ -15,7 +15,7 @@ from gpuscale.page.content import (
     tone_of,
     without_unknown,
 )
-from gpuscale.records import Estimate, Run, Verdict
+from gpuscale.records import Estimate, Results, Run, Verdict
 from gpuscale.reports import phrases
 from gpuscale.reports.comparison.rows import Row, smallest_losses
 from gpuscale.reports.comparison.view import View
@@ -58,9 +58,18 @@ def rows(subject: Subject) -> Section | None:
     return _measured(subject.runs) if subject.runs else None
 
 
+def place_text(results: Results) -> str:
+    """`node017, 4× V100, 2026-11-20 02:10, job 4711`: where and when they were measured."""
+    where, began = results.environment, datetime.fromisoformat(results.created_at)
+    job = f", job {where.job_id}" if where.job_id else ""
+    ranks = "; CPU ranks stand for GPUs" if where.device == "cpu" else ""
+    host = where.host or "unknown host"
+    return f"{host}, {where.hardware_label}, {began:%Y-%m-%d %H:%M}{job}{ranks}"
+
+
 def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
-    """What stands first on a page without a verdict: the speedups, where and when."""
-    first, points = subject.results[0], scaling_points(subject.runs)
+    """What stands first on a page without a verdict: the speedups, and with which software."""
+    points = scaling_points(subject.runs)
     names = phrases.set_apart([point.configuration for point in points])
     widest = {point.configuration: point for point in points if point.speedup is not None}
     speedups = [
@@ -68,12 +77,9 @@ def measured_headline(subject: Subject) -> Sequence[tuple[str, str]]:
         for point in widest.values()
         if point.key.gpus > 1
     ]
-    where, began = first.environment, datetime.fromisoformat(first.created_at)
     facts = (
         ("speedup", f"{listed(speedups)} GPUs" if speedups else ""),
-        ("machine", f"{where.host}: {where.hardware_label}"),
-        ("when", f"{began:%Y-%m-%d %H:%M}{f', job {where.job_id}' if where.job_id else ''}"),
-        ("software", phrases.software_text(where)),
+        ("software", phrases.software_text(subject.results[0].environment)),
     )
     rows = phrases.counted(len(points), "row")
     return (
@@ -111,7 +117,7 @@ def _compared_row(row: Row) -> Sequence[Cell]:
         _then_now(before.step_time_s, now.step_time_s, format_seconds),
         _then_now(before.samples_per_s, now.samples_per_s, significant),
         efficiency,
-        Cell(change or UNKNOWN, interval and f"[{interval}"),
+        Cell(change or UNKNOWN, readable(interval and f"[{interval}")),
         Cell(readable(row.short_reason)),
     )
 
@@ -125,7 +131,7 @@ def _measured(runs: Sequence[Run]) -> Section:
     points = scaling_points(runs)
     names = phrases.set_apart([point.configuration for point in points])
     table = Table(
-        caption="As it was measured",
+        caption="Means over runs, and in small type their 95 % intervals",
         headers=("case", *_MEASURED),
         rows=[(Cell(names[point.configuration]), *_measured_row(point)) for point in points],
     )

@@ -34,7 +34,7 @@ def budget(subject: Subject) -> Section | None:
     found_lines = [
         f"{label}: {text}" for label, text in budget_findings(subject.runs) if " = 1 " not in text
     ]
-    notes = [*budget_legend(found), *_few(found_lines)]
+    notes = [*budget_legend(found, "the phases below have"), *_few(found_lines)]
     title, drawn = "Where the efficiency went", pictures(subject, "budget")
     return Section(title=title, figures=drawn, tables=[table], notes=notes)
 
@@ -71,9 +71,12 @@ def phases(subject: Subject) -> Section | None:
         return None
     texts = phase_cells(steps)
     table = Table(
-        caption="An average step of each row, phase by phase",
-        headers=[*texts],
+        caption="The time of each phase, and in small type its share of the step",
+        headers=["GPUs" if header == "gpus" else header for header in texts],
         rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
-    drawn, notes = pictures(subject, "phases"), _few([*phase_notes(steps)])
+    drawn, notes = (
+        pictures(subject, "phases"),
+        _few([*phase_notes(steps, "the judged step time, in the rows above,")]),
+    )
     return Section(title="Phases", figures=drawn, tables=[table], notes=notes)

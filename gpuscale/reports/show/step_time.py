@@ -67,13 +67,15 @@ def budget_findings(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
             )
 
 
-def budget_legend(budgets: Iterable[EfficiencyBudget]) -> Iterator[str]:
-    """What the parts of these budgets are."""
+def budget_legend(
+    budgets: Iterable[EfficiencyBudget], phases_have: str = "show --phases has"
+) -> Iterator[str]:
+    """What the parts of these budgets are, and where the phases stand."""
     named = {part for budget in budgets for part in budget.parts}
     if "communication" in named:
         yield (
             "E: efficiency, the speedup over the number of GPUs; communication: exposed, less what "
-            "it costs a single rank, which talks to none (show --phases has both together)"
+            f"it costs a single rank, which talks to none ({phases_have} both together)"
         )
     if "bubble" in named:
         yield (
@@ -182,13 +184,18 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
     return texts
 
 
-def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
-    """What the columns are, and the rows whose phases tell less than usual."""
+def phase_notes(
+    steps: Mapping[PointKey, TypicalStep], judged: str = "the scaling table's step time"
+) -> Iterator[str]:
+    """What the columns are, and the rows whose phases tell less than usual.
+
+    `judged` is what the reader knows the step time as that verdicts rest on.
+    """
     configurations = phrases.configurations_text(point.configuration for point in steps)
     yield f"{configurations}; per step, and as a share of it; of the slowest rank"
     yield (
         "step: the mean over the middle third of the windows of all runs, to which the phases add "
-        "up; the scaling table's step time is the geometric mean over runs of each run's median"
+        f"up; {judged} is the geometric mean over runs of each run's median"
     )
     if any(step.phases_s["communication"] is not None for step in steps.values()):
         yield (
@@ -210,9 +217,8 @@ def phase_notes(steps: Mapping[PointKey, TypicalStep]) -> Iterator[str]:
         label = EntryKey(point.configuration.case, point.configuration.strategy, point.gpus).label
         if abs(step.time_s / step.typical_s - 1) > SUM_TOLERANCE:
             yield (
-                f"{label}: step {format_seconds(step.time_s)} here and "
-                f"{format_seconds(step.typical_s)} in the scaling table, since its runs or windows "
-                "are of different pace"
+                f"{label}: step {format_seconds(step.time_s)} here, while {judged} is "
+                f"{format_seconds(step.typical_s)}, since its runs or windows are of different pace"
             )
         could_measure = inside.get(point.configuration.strategy, "") is None
         could_measure = could_measure and step.phases_s["wait"] is None
