@@ -1,15 +1,36 @@
 """From what each rank saw to one run: whose time counts, and whose phases explain it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from builders import request, run
+from builders import request, results, results_text, run
 from changing import replace
+from commands import HERE, request_for
 
 from gpuscale.launch.collect import collect_run
 from gpuscale.records import Phases, Run
-from gpuscale.records.request import Measurement, RankOutcome, RankWindow
+from gpuscale.records.request import (
+    CommandOutcome,
+    CommandWindow,
+    Measurement,
+    RankOutcome,
+    RankWindow,
+)
 from gpuscale.run_directory import RunDirectory
+from gpuscale.store import read_results
+
+
+def gpuscale_in(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def own_phases(forward_s: float, backward_s: float) -> Phases:
@@ -75,3 +96,36 @@ def test_without_paces_the_first_ranks_phases_are_shown(tmp_path: Path) -> None:
         tmp_path, [outcome(rank, None, [0.2] * 10, 0.04 + 0.01 * rank) for rank in (0, 1)]
     )
     assert {window.phases.forward_s for window in joined.windows if window.phases} == {0.04}
+
+
+def test_a_command_across_nodes_is_known_by_the_hosts_of_its_ranks(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    for rank, host in enumerate(("n1", "n1", "n2", "n2")):
+        directory.host(rank).write_text(host)
+    windows = tuple(CommandWindow(started_at_s=1e9 + n, time_s=1.0) for n in range(10))
+    told = CommandOutcome(
+        batch_per_gpu=8,
+        warmup_steps=2,
+        warmup_s=0.1,
+        steps_per_window=10,
+        windows=windows,
+        reported_step_s=None,
+    )
+    directory.command_outcome(0).write(told)
+    made = collect_run(
+        request_for(tmp_path, "", gpus=4), directory, None, started_at_s=1e9, wall_s=12.0
+    )
+    path = tmp_path / "r.jsonl"
+    path.write_text(results_text(results(made, where=HERE)))
+    (read,) = read_results(path).runs
+    assert [rank.host for rank in read.ranks] == ["n1", "n1", "n2", "n2"]
+    # What needs to know how long each rank was busy does without.
+    for command in ("report r.jsonl", "plot r.jsonl -o p.svg", "export trace t.json r.jsonl"):
+        done = gpuscale_in(tmp_path, *command.split())
+        assert done.returncode == 0, done.stdout
+    # All four on one host is another measurement.
+    alone = replace(made, ranks=tuple(replace(rank, host="n1") for rank in made.ranks))
+    (tmp_path / "alone.jsonl").write_text(results_text(results(alone, where=HERE)))
+    compared = gpuscale_in(tmp_path, "compare", "alone.jsonl", "r.jsonl")
+    assert compared.returncode == 4
+    assert "ranks per node" in compared.stdout

@@ -174,6 +174,7 @@ def test_a_command_is_measured_across_nodes_with_a_task_a_rank(
     (run,) = read_results(tmp_path / "r.jsonl").runs
     assert (run.is_valid, run.batch_per_gpu) == (True, 8)
     assert (tmp_path / "hosts").read_text().split() == ["n1", "n1", "n2", "n2"]
+    assert [rank.host for rank in run.ranks] == ["n1", "n1", "n2", "n2"]
     assert processes_in(tmp_path) == []
 
 

@@ -72,7 +72,8 @@ def _most_uneven(runs: Iterable[Run]) -> Iterable[Run]:
     """Of each row on several ranks the valid run whose busy times differ most."""
     found: dict[PointKey, Run] = {}
     for run in runs:
-        if run.is_valid and len(_windows(run)) > 1 and len(run.ranks) > 1:
+        tells = len(run.ranks) > 1 and all(window.busy_s for window in _windows(run))
+        if run.is_valid and len(_windows(run)) > 1 and tells:
             point = PointKey.of(run)
             found[point] = max(found.get(point, run), run, key=_unevenness)
     return found.values()

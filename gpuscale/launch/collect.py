@@ -97,12 +97,19 @@ def _of_command(
         batch_per_gpu=told.batch_per_gpu,
         steps_per_window=told.steps_per_window,
         windows=windows,
+        ranks=_started_ranks(request, directory),
         warmup_steps=told.warmup_steps,
         warmup_s=told.warmup_s,
         reported_step_s=told.reported_step_s,
         failure=failure,
     )
     return with_measured(run) if failure is None else run
+
+
+def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
+    """The ranks of a command and their hosts; none on one node, where it may start its own."""
+    hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
+    return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
 
 
 def left_by_ranks(

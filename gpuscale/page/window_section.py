@@ -54,7 +54,8 @@ def _slowest_runs(subject: Subject) -> list[Run]:
     """The slowest valid run of each row that has windows, rows that got worse first."""
     slowest: dict[PointKey, Run] = {}
     for run in subject.runs:
-        if run.is_valid and run.windows and run.steps_per_window and run.ranks:
+        tells = run.windows and run.ranks and all(window.busy_s for window in run.windows)
+        if run.is_valid and run.steps_per_window and tells:
             key = PointKey.of(run)
             slowest[key] = max(slowest.get(key, run), run, key=lambda each: each.step_time_s)
     order: dict[EntryKey, int] = {}
