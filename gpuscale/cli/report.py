@@ -10,6 +10,7 @@ from gpuscale.cli.compare import with_files
 from gpuscale.cli.inputs import (
     add_selection,
     gpu_counts,
+    is_folder,
     is_same,
     newest_input,
     read_all_results,
@@ -76,7 +77,7 @@ def _subject(
     cases: list[str] | None,
     gpus: frozenset[int] | None,
 ) -> Subject:
-    files = [path for path in paths if not path.is_dir()]
+    files = [path for path in paths if not is_folder(path)]
     history = None
     nights = read_nights(paths) if len(files) < len(paths) else []
     results = read_all_results(files) if files else last_night(nights)
