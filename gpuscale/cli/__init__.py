@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code of the process."""
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams: nobody would see the verdict.
+        if sys.stderr is not None:
+            print("gpuscale: standard output is closed; open it, such as by >FILE", file=sys.stderr)  # noqa: T201
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
