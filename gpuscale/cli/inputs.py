@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -146,6 +146,23 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--gpus", metavar="N,N,…", help=text)
     text = f"{verb} only this case; may be given several times (default: all)"
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
+
+
+def selected(
+    results: Sequence[Results],
+    *,
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> list[Results]:
+    """The results with what was selected of their runs, and those on 1 GPU, which speedups need."""
+
+    def is_wanted(run: Run) -> bool:
+        names = {run.key.case, f"{run.key.case}/{run.key.strategy}"}
+        return (cases is None or bool(names & {*cases})) and (
+            gpus is None or run.gpus in {1, *gpus}
+        )
+
+    return [replace(its, runs=tuple(filter(is_wanted, its.runs))) for its in results]
 
 
 def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:

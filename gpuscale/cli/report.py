@@ -15,6 +15,7 @@ from gpuscale.cli.inputs import (
     newest_input,
     read_all_results,
     read_nights,
+    selected,
 )
 from gpuscale.compare import compare
 from gpuscale.compare.notes import with_validity
@@ -86,10 +87,14 @@ def _subject(
             history = history_of(nights, cases=cases, gpus=gpus)
         except UsageError as problem:
             sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
+    shown = selected(results, cases=cases, gpus=gpus)
     if baseline_path is None:
-        return Subject(results=results, history=history)
+        if any(each.runs for each in results) and not any(each.runs for each in shown):
+            there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
+            raise UsageError(f"--case, --gpus: no run is of these; there are {there}")
+        return Subject(results=shown, history=history)
     baseline = as_baseline(read_any(baseline_path), baseline_path.stem)
     comparison = diagnose(baseline, results, compare(baseline, results, cases=cases, gpus=gpus))
     comparison = with_validity(comparison, baseline, results, today=date.today())
     view = view_of(with_files(comparison, baseline_path, files), results)
-    return Subject(results=results, baseline=baseline, view=view, history=history)
+    return Subject(results=shown, baseline=baseline, view=view, history=history)

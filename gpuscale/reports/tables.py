@@ -173,11 +173,12 @@ def point_cells(point: ScalingPoint) -> dict[str, str]:
 
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
-    several = any(point.valid_runs > 1 for point in points)
+    most_runs = max((point.valid_runs for point in points), default=0)
+    single = "a single run gives no interval" if most_runs else ""
     parts = [
         phrases.configurations_text(point.configuration for point in points),
         *_shared_texts(points),
-        "intervals: 95%, over runs" if several else "a single run gives no interval",
+        "intervals: 95%, over runs" if most_runs > 1 else single,
     ]
     yield "; ".join(filter(None, parts))
     times_s = (point.step_time_s for point in points)
