@@ -77,7 +77,7 @@ def _case(
         "log_format": arguments.log_format,
         "step_regex": arguments.step_regex,
     }
-    case = type("Command", (CommandCase,), attributes)
+    case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:
         refuse_unusable(case)
         # Here, since the others would be measured for hours before.

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from gpuscale.budget import efficiency_budgets
-from gpuscale.figures.axes import time_unit
+from gpuscale.figures.axes import names_beside, time_unit
 from gpuscale.figures.picture import (
     INK,
     PAGE_IN,
@@ -22,7 +22,6 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
-from gpuscale.reports.phrases import set_apart
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
@@ -70,7 +69,7 @@ class _Bar(NamedTuple):
 def budget_picture(measurements: Measurements) -> Picture | None:
     """The efficiency of each row on several GPUs, and what it lacks to 1."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
-    names = set_apart([each.configuration for each in budgets])
+    names = names_beside([each.configuration for each in budgets])
     bars = [
         _Bar(
             case="",
@@ -90,7 +89,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 def phases_picture(measurements: Measurements) -> Picture | None:
     """An average step of each row, phase by phase; each case on an axis of its own."""
     steps = typical_steps(measurements.runs)
-    names = set_apart([point.configuration for point in steps])
+    names = names_beside([point.configuration for point in steps])
     order = [*names]
     points = sorted(steps, key=lambda point: (order.index(point.configuration), point.gpus))
     bars = [
