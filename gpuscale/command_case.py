@@ -11,6 +11,8 @@ from typing import ClassVar, Literal
 from gpuscale.cases import Case
 from gpuscale.errors import CaseError
 from gpuscale.log_formats import FORMATS, by_regex
+from gpuscale.printable import escaped, shown
+from gpuscale.records.record import NAME_LIMIT
 from gpuscale.strategies import COMMAND
 
 LAUNCHES = ("plain", "torchrun")
@@ -79,8 +81,14 @@ class CommandCase(Case):
 
 def refuse_unusable(case: type[CommandCase]) -> None:
     """Raises a CaseError for a command that could not be started, or not be understood."""
+    name = case.name()
+    if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
+        raise CaseError(
+            f"the name of a case: expected 1 to {NAME_LIMIT} characters without spaces around "
+            f"them, found {shown(name)}; give another --name"
+        )
     for problem in _problems(case):
-        raise CaseError(f"{case.name()}: {problem}")
+        raise CaseError(f"{escaped(name)}: {problem}")
 
 
 def _problems(case: type[CommandCase]) -> Iterator[str]:
@@ -120,7 +128,10 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
         yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
     if words and "{" not in words[0] and shutil.which(words[0]) is None:
-        yield f"'{words[0]}' cannot be started: it is no program on PATH, nor a path to one"
+        problem = "it is no program on PATH, nor a path to one"
+        if Path(words[0]).is_file():
+            problem = "it may not be executed; make it executable, or name its interpreter first"
+        yield f"'{words[0]}' cannot be started: {problem}"
 
 
 def _fields(word: str) -> Iterator[str]:

@@ -190,6 +190,11 @@ def test_every_header_that_is_known_is_on_the_page() -> None:
             assert re.search(rf"`{re.escape(name)}`", page), name
 
 
+def test_columns_in_which_nothing_stands_are_passed_over() -> None:
+    assert len(read("n,images/s,,batch,,\n1,360,,128,,\n8,2650,,128,,\n")) == 2
+    assert "column '': no header above" in refusal("n,images/s,batch,\n1,360,128,7\n")
+
+
 def test_a_header_of_any_length_is_refused_at_once() -> None:
     assert column_of(" (" * 4000) is None
     assert column_of("time " * 2000) is None

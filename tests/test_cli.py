@@ -196,6 +196,22 @@ def test_a_full_disk_under_the_output_is_no_regression() -> None:
     ]
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_error_that_nobody_can_be_told_is_no_regression(closed: bool) -> None:
+    command = [sys.executable, "-m", "gpuscale", "show", "no-such-file"]
+    words = ["sh", "-c", '"$@" 2>/dev/full' if not closed else '"$@" 2>&-', "sh", *command]
+    assert subprocess.run(words, cwd=REPOSITORY, timeout=60, check=False).returncode == 2
+    told = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command],
+        cwd=REPOSITORY,
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (told.returncode, told.stderr.count("standard output is closed")) == (2, 1)
+
+
 def test_a_command_that_cannot_be_imported_is_no_regression() -> None:
     code = (
         "import sys; sys.modules['gpuscale.clusters'] = None\n"

@@ -58,6 +58,12 @@ def test_the_lines_tell_the_samples_of_a_step(tmp_path: Path) -> None:
         ("steps(range(3))\nsys.exit(3)\n", {}, "raised", "exit code 3"),
         ("steps(range(3))\nos.kill(os.getpid(), 9)\n", {}, "killed", "SIGKILL"),
         ("steps(range(3))\n", {}, "invalid", "3 lines told a step"),
+        (
+            "steps(range(3))\nsubprocess.Popen(['sleep', '99'])\n",
+            {},
+            "invalid",
+            "left in the background",
+        ),
         ("steps(range(3))\ntime.sleep(99)\n", {"timeout_s": 2}, "timeout", "--timeout"),
         ("print('epoch 1 done')\n", {}, "invalid", "such as: epoch 1 done"),
         ("", {}, "invalid", "it printed nothing"),

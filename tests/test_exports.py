@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import builders as make
 import pytest
-from builders import results_text
 from changing import replace
 from golden.inputs import CNN, RESNET, Night, results_of_night, write_night
 
@@ -112,7 +112,7 @@ def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folde
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason=NO_EXTRA
     )
-    (folder / "night.jsonl").write_text(results_text(tonight()))
+    (folder / "night.jsonl").write_text(make.results_text(tonight()))
     assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 0
     results = tonight()
     (begun,) = (folder / "logs").iterdir()
@@ -152,6 +152,23 @@ def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folde
     assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 2
 
 
+def test_names_that_make_one_folder_keep_their_curves_apart(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard", reason=NO_EXTRA)
+    alike = [replace(CNN, case=case) for case in ("a/b", "a:b", "a b")]
+    for name, step_time_s in (("one.jsonl", 0.1), ("two.jsonl", 0.2)):
+        runs = (make.run(1, step_time_s, configuration=each) for each in alike)
+        (folder / name).write_text(make.results_text(make.results(*runs)))
+    assert main(["export", "tensorboard", "logs", "one.jsonl", "two.jsonl"]) == 0
+    sessions = sorted((folder / "logs").iterdir())
+    assert [each.name for each in sessions] == ["2026-11-21T030000-now", "2026-11-21T030000-now-2"]
+    for session in sessions:
+        assert {each.name for each in session.iterdir()} == {"a_b_ddp", "a_b_ddp-2", "a_b_ddp-3"}
+    assert main(["export", "tensorboard", "one.jsonl/logs", "two.jsonl"]) == 2
+    assert capsys.readouterr().err.startswith("gpuscale: one.jsonl/logs: a part of the path is a f")
+
+
 def test_a_missing_extra_is_named_with_its_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +183,7 @@ def test_a_missing_extra_is_named_with_its_command(
 
 
 def test_a_trace_has_every_rank_with_slices_inside_of_each_other(folder: Path) -> None:
-    (folder / "night.jsonl").write_text(results_text(tonight()))
+    (folder / "night.jsonl").write_text(make.results_text(tonight()))
     assert main(["export", "trace", "night.json", "night.jsonl"]) == 0
     events = json.loads((folder / "night.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

@@ -238,6 +238,17 @@ def test_a_picture_is_written_as_what_its_name_says(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(beginning)
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_of_any_length_leave_room_for_the_axes() -> None:
+    alike = [replace(CNN, case=f"{end}{'x' * 190}{end}") for end in "ab"]
+    picture = drawn("scaling", Measurements(runs=[run for each in alike for run in measured(each)]))
+    content_of(picture, "svg")
+    (name,) = set(curves_in(picture.figure.axes[0])) - {"linear"}
+    assert name.startswith("axx")
+    assert name.endswith("xxa/ddp")
+    assert len(name) < 60
+
+
 def test_the_same_input_gives_the_same_picture() -> None:
     measurements = Measurements(runs=measured())
     for kind in KINDS:

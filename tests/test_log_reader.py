@@ -1,6 +1,6 @@
 """Lines that arrive become steps of one training, whatever they count."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from builders import request
@@ -9,7 +9,7 @@ from statements import known
 from gpuscale.log_formats import FORMATS
 from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
-from gpuscale.worker.log_reader import LogReader
+from gpuscale.worker.log_reader import CommandError, LogReader
 from gpuscale.worker.marks import Windows
 from gpuscale.worker.output import Line
 
@@ -110,3 +110,22 @@ def test_a_counter_that_stands_while_lines_go_on_is_a_hang() -> None:
     assert reader.standstill(now_s=4.0) is None
     said = known(reader.standstill(now_s=62.0))
     assert "in the last 60 s, after step 2, and its last line is: retrying" in said
+
+
+def test_a_number_that_counts_no_steps_makes_its_run_invalid_and_not_the_session_end() -> None:
+    lines = [(n * 1.0, f'GPUSCALE {{"step": {10**18 + n * 10**10}}}') for n in range(30)]
+    reader = reader_of(None, lines)
+    with pytest.raises(CommandError, match=r"went up to 1e\+18.*--step-regex"):
+        reader.outcome(known(reader.windows), started_s=0, clock_s=0)
+
+
+@pytest.mark.parametrize(
+    ("counter", "said"),
+    [
+        (lambda n: 5, "its lines told step 5 and no later one"),
+        (lambda n: 50 - n, "told 30 steps, and none was later than the one before"),
+    ],
+)
+def test_a_number_that_does_not_count_up_is_told(counter: Callable[[int], int], said: str) -> None:
+    lines = [(n * 1.0, f'GPUSCALE {{"step": {counter(n)}}}') for n in range(30)]
+    assert said in reader_of(None, lines).told_so_far()

@@ -1,18 +1,25 @@
 """Tonight judged with the nights before it, through `gpuscale compare --history`."""
 
+import errno
+import gzip
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
 from builders import environment, results, results_text, run
 from changing import replace
 from comparison_records import comparison, entry, view
 from statements import known
 
+from gpuscale.cli.inputs import read_all_results, read_nights
 from gpuscale.compare.over_nights import with_levels
+from gpuscale.errors import FileError
 from gpuscale.history import History
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
 from gpuscale.records.cause import Cause, Remedy
@@ -165,6 +172,58 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     assert "cut short" in shown.stderr
     empty = gpuscale("history", tmp_path / "night-099")
     assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
+
+
+def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights = write_nights(tmp_path, 5, lambda night: 1.0)
+    folder, elsewhere = tmp_path / "nights", tmp_path / "elsewhere"
+    folder.mkdir()
+    for night in nights[:3]:
+        night.parent.rename(folder / night.parent.name)
+    elsewhere.mkdir()
+    nights[3].parent.rename(elsewhere / "night-003")
+    (folder / "night-003").symlink_to(elsewhere / "night-003")
+    (folder / "latest").symlink_to("night-002")
+    (folder / "up").symlink_to("..")
+    packed = folder / "night-005.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"{}"))
+    closed = folder / "night-006"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def guarded(path: str | int) -> Any:
+        if str(path) == str(closed):
+            # As for anybody but root.
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", guarded)
+    read = read_nights([folder])
+    assert [len(its.runs) for its in read] == [2, 2, 2, 2]
+    packing = "is packed or a spreadsheet, not text; unpack it, or save it as CSV"
+    assert capsys.readouterr().err.splitlines() == [
+        f"gpuscale: left out: {closed}: permission denied; make it readable for this user",
+        f"gpuscale: left out: {packed}: {packing}",
+    ]
+    with pytest.raises(FileError, match="the path is too long"):
+        read_nights([Path("x" * 300)])
+
+
+def test_runs_that_began_at_once_or_nobody_knows_when_are_not_taken_for_one(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 3, lambda night: 1.0)
+    for night in nights:
+        changed(
+            night,
+            lambda its: replace(
+                its, runs=tuple(replace(run, started_at_s=None) for run in its.runs)
+            ),
+        )
+    assert [len(its.runs) for its in read_nights([tmp_path])] == [2, 2, 2]
+    assert [len(its.runs) for its in read_all_results(nights)] == [2, 2, 2]
+    with pytest.raises(FileError, match="give every run once"):
+        read_all_results([nights[0], nights[0]])
 
 
 def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:

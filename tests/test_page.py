@@ -12,8 +12,9 @@ from golden.inputs import CNN, ON_CPU, RESNET, Fault, Night, baseline_of, write_
 from test_over_nights import write_nights
 
 from gpuscale.cli import main
+from gpuscale.cli.inputs import selected
 from gpuscale.page.nights_index import write_index
-from gpuscale.store import write_baseline
+from gpuscale.store import read_results, write_baseline
 
 Report = Callable[..., str]
 FRAME = Path(__file__).parent.parent / "gpuscale" / "page" / "templates" / "page.html"
@@ -94,6 +95,19 @@ def test_a_page_of_a_folder_names_it(report: Report, tmp_path: Path) -> None:
         write_night(tmp_path / "nights" / night.job / "results.jsonl", night)
     page = report(tmp_path / "nights", "--baseline", tmp_path / "nights/4700/results.jsonl")
     assert f"<dt>now</dt><dd>{tmp_path}/nights: node1" in page
+
+
+def test_a_page_shows_the_rows_that_were_asked_for(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_night(tmp_path / "now.jsonl", THROTTLED)
+    assert "resnet50" in report(tmp_path / "now.jsonl")
+    page = report(tmp_path / "now.jsonl", "--case", "mnist_cnn/ddp", "--gpus", "2")
+    assert "resnet50" not in page
+    (its,) = selected([read_results(tmp_path / "now.jsonl")], cases=None, gpus={2})
+    assert {run.gpus for run in its.runs} == {1, 2}
+    assert main(["report", str(tmp_path / "now.jsonl"), "--case", "none"]) == 2
+    assert "there are mnist_cnn/ddp on 1 GPU" in capsys.readouterr().err
 
 
 def test_a_folder_of_nights_gives_the_newest_and_the_history(

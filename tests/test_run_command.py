@@ -144,6 +144,10 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         (["--gpus", "1", "--", "python", "{batch}"], "{batch} has no value"),
         (["--gpus", "1", "--", "python", '{"a": 1}'], "write {{ and }}"),
         (["--gpus", "1", "--", "no-such-program"], "cannot be started"),
+        (["--gpus", "1,2", "--samples-per-step", "3", "--", "python"], "divided among 2 GPUs"),
+        (["--gpus", "1", "--", __file__], "make it executable"),
+        (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
+        (["--gpus", "1", "--name", " x", "--", "python"], "without spaces around them"),
         (["--gpus", "1", "--log-format", "x", "--", "python"], "there is no log format 'x'"),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
         (

@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code of the process."""
     if sys.stdout is None or sys.stderr is None:
         # Started with closed streams: nobody would see the verdict.
+        if sys.stderr is not None:
+            _say("gpuscale: standard output is closed; open it, such as by >FILE")
         return ExitCode.USAGE
     spell_out(sys.stdout, sys.stderr)
     try:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except GpuscaleError as error:
-        print(f"gpuscale: {error}", file=sys.stderr)  # noqa: T201 - a command line prints
+        _say(f"gpuscale: {error}")
         return ExitCode.USAGE
     except BrokenPipeError:
         # `gpuscale show … | head`: the reader has seen enough.
@@ -56,15 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + 13
     except OSError as error:
         _silence(sys.stdout)
-        print(f"gpuscale: cannot write the output: {error.strerror}", file=sys.stderr)  # noqa: T201
+        _say(f"gpuscale: cannot write the output: {error.strerror}")
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return 128 + 2
     except Exception:
         # Python's own exit code for a crash is 1, which here means "regressed".
-        traceback.print_exc()
-        print("gpuscale: this is a bug; please report the lines above", file=sys.stderr)  # noqa: T201
+        _say(f"{traceback.format_exc()}gpuscale: this is a bug; please report the lines above")
         return ExitCode.USAGE
+
+
+def _say(text: str) -> None:
+    """Print on standard error, and go on where that cannot be: the exit code still tells."""
+    try:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - a command line prints
+    except OSError:
+        _silence(sys.stderr)
 
 
 def _silence(stream: TextIO) -> None:

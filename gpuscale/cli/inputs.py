@@ -2,8 +2,10 @@
 
 import argparse
 import gc
+import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -16,9 +18,12 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history.night_order import doubts
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
-from gpuscale.records import Results
+from gpuscale.records import Results, Run
 from gpuscale.reports.phrases import age_text
 from gpuscale.store import newest_results, read_results
+from gpuscale.store.files import READ_PROBLEMS, file_errors
+
+_RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
 
 
 @contextmanager
@@ -41,7 +46,7 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
     for path in paths:
         read = read_results(path)
         for number, run in enumerate(read.runs, start=2):
-            identity = (run.key, run.configuration, run.index, run.started_at_s)
+            identity = _identity(run)
             if identity in seen:
                 where = "this file" if seen[identity] == path else str(seen[identity])
                 problem = f"this run is in {where} already; give every run once"
@@ -54,9 +59,9 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """The results in files and below folders; each run once, though a night's bundle repeats it.
 
-    A file of a folder that is damaged or was measured with faults on purpose is named on standard
-    error and left out; one whose clock must have been wrong is named. A FileError where nothing is
-    left, or a file that was named is damaged.
+    What cannot be read of a folder, or was measured with faults on purpose, is named on standard
+    error and left out; a file whose clock must have been wrong is named. A FileError where nothing
+    is left, or a file that was named is damaged.
     """
     seen: set[tuple[object, ...]] = set()
     found: list[Results] = []
@@ -75,9 +80,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
                 f"gpuscale: left out: {visible(str(path))}: has faults made on purpose ({faults})\n"
             )
             continue
-        runs = {
-            (run.key, run.configuration, run.index, run.started_at_s): run for run in results.runs
-        }
+        runs = {_identity(run): run for run in results.runs}
         found.append(replace(results, runs=tuple(runs[each] for each in runs if each not in seen)))
         read.append((visible(str(path)), found[-1]))
         seen.update(runs)
@@ -88,19 +91,50 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     return found
 
 
+def _identity(run: Run) -> tuple[object, ...]:
+    """What tells a run from others, also where two began at once or nobody recorded when."""
+    return (run.key, run.configuration, run.index, run.started_at_s, *run.measured.items())
+
+
+def is_folder(path: Path) -> bool:
+    """True for a folder; a FileError where that cannot be told."""
+    with file_errors(path, READ_PROBLEMS):
+        return path.is_dir()
+
+
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """The results files, and True for those that were named themselves.
+    """The results files, and True for those that were named themselves."""
+    for path in paths:
+        if is_folder(path):
+            yield from ((file, False) for file in sorted(_below(path)))
+        else:
+            yield path, True
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The results files below a folder, behind links too; packed ones are refused when read.
 
     What a night's first attempt measured beside a fault is no night.
     """
-    for path in paths:
-        if not path.is_dir():
-            yield path, True
+    # A link may lead to where this was already, or back out.
+    seen = {str(above) for above in Path(os.path.realpath(folder)).parents}
+    for here, folders, names in os.walk(folder, onerror=_leave_out, followlinks=True):
+        if (place := os.path.realpath(here)) in seen:
+            folders.clear()
             continue
-        for file in sorted(path.rglob("*.jsonl")):
-            below = file.relative_to(path).parts
-            if FIRST_ATTEMPT not in below and not any(part.startswith(".") for part in below):
-                yield file, False
+        seen.add(place)
+        wanted = (name for name in folders if name != FIRST_ATTEMPT and name[0] != ".")
+        folders[:] = sorted(wanted)
+        yield from (Path(here, name) for name in names if _RESULTS_NAME.fullmatch(name))
+
+
+def _leave_out(problem: OSError) -> None:
+    """Name a folder that cannot be read on standard error."""
+    try:
+        with file_errors(Path(problem.filename), READ_PROBLEMS):
+            raise problem
+    except FileError as told:
+        sys.stderr.write(f"gpuscale: left out: {told}\n")
 
 
 def newest_input(folder: Path) -> Path:
@@ -151,6 +185,23 @@ def add_selection(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--gpus", metavar="N,N,…", type=gpu_counts, help=text)
     text = f"{verb} only this case; may be given several times (default: all)"
     parser.add_argument("--case", metavar="CASE[/STRATEGY]", action="append", help=text)
+
+
+def selected(
+    results: Sequence[Results],
+    *,
+    cases: Collection[str] | None,
+    gpus: Collection[int] | None,
+) -> list[Results]:
+    """The results with what was selected of their runs, and those on 1 GPU, which speedups need."""
+
+    def is_wanted(run: Run) -> bool:
+        names = {run.key.case, f"{run.key.case}/{run.key.strategy}"}
+        return (cases is None or bool(names & {*cases})) and (
+            gpus is None or run.gpus in {1, *gpus}
+        )
+
+    return [replace(its, runs=tuple(filter(is_wanted, its.runs))) for its in results]
 
 
 def gpu_counts(text: str, option: str = "--gpus") -> frozenset[int]:

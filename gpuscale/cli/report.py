@@ -7,12 +7,14 @@ from pathlib import Path
 from gpuscale.cli.compare import judged
 from gpuscale.cli.inputs import (
     add_selection,
+    is_folder,
     newest_input,
     read_all_results,
     read_nights,
     refuse_as_both_sides,
     refuse_as_output,
     refuse_other_faults,
+    selected,
     without_collecting,
 )
 from gpuscale.compare.over_nights import last_night
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | None) -> Subject:
-    files = [path for path in paths if not path.is_dir()]
+    files = [path for path in paths if not is_folder(path)]
     history = None
     nights = read_nights(paths) if len(files) < len(paths) else []
     results = read_all_results(files) if files else last_night(nights)
@@ -72,8 +74,12 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             history = history_of(nights, cases=arguments.case, gpus=arguments.gpus)
         except UsageError as problem:
             sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
+    shown = selected(results, cases=arguments.case, gpus=arguments.gpus)
     if before is None:
-        return Subject(results=results, history=history, folder=folder)
+        if any(each.runs for each in results) and not any(each.runs for each in shown):
+            there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
+            raise UsageError(f"--case, --gpus: no run is of these; there are {there}")
+        return Subject(results=shown, history=history, folder=folder)
     baseline = as_baseline(read_any(before), before.stem)
     view = view_of(judged(baseline, results, arguments, (before, files)), results)
-    return Subject(results=results, baseline=baseline, view=view, history=history, folder=folder)
+    return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)

@@ -1,7 +1,7 @@
 """`gpuscale run`: a training script as it is, measured like any other case."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if arguments.gpus is None:
         raise UsageError("give the numbers of GPUs, e.g. --gpus 1,2")
-    batches = parse_options(vars(arguments)).batches
+    options = parse_options(vars(arguments))
+    batches = options.batches
     if batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
-    case = _case(arguments, batch=batches[0] if batches else None)
+    case = _case(arguments, gpus=options.gpus, batch=batches[0] if batches else None)
     words = [word for option, value in given.items() for word in _given(option, value)]
     # Here, since it takes a while, and whoever mistypes an option should not wait for it.
     from gpuscale.plugin.command_item import measured_in_session
@@ -61,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     return measured_in_session(case, words)
 
 
-def _case(arguments: argparse.Namespace, *, batch: int | None) -> type[CommandCase]:
+def _case(
+    arguments: argparse.Namespace, *, gpus: Sequence[int], batch: int | None
+) -> type[CommandCase]:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     name = arguments.name or _name_of_script(words)
     attributes: dict[str, Any] = {
@@ -74,9 +77,12 @@ def _case(arguments: argparse.Namespace, *, batch: int | None) -> type[CommandCa
         "log_format": arguments.log_format,
         "step_regex": arguments.step_regex,
     }
-    case = type("Command", (CommandCase,), attributes)
+    case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:
         refuse_unusable(case)
+        # Here, since the others would be measured for hours before.
+        for number in gpus:
+            case.batch_per_gpu(number)
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

@@ -1,8 +1,9 @@
 """Results as TensorBoard's event files: each run over its steps, and each curve over its GPUs."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from gpuscale.records import Results, Run
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports.phrases import counted, set_apart
 from gpuscale.scaling import ScalingPoint, scaling_points
+from gpuscale.store.files import file_errors
 
 
 class _Scalar(NamedTuple):
@@ -30,16 +32,18 @@ def write(target: Path, results: Sequence[Results]) -> str:
     except ImportError:
         needed = "TensorBoard's files need a package that is not installed"
         raise UsageError(f"{needed}: pip install 'gpuscale[tensorboard]'") from None
-    folders = {target / _measured(result): result for result in results}
-    for folder in folders:
-        if folder.exists():
-            problem = "exists already, and TensorBoard would show everything twice; delete it"
-            raise FileError(folder, problem)
-    for folder, result in folders.items():
-        for name, scalars in _curves(result):
-            with SummaryWriter(folder / name) as writer:
-                for tag, value, step, time_s in scalars:
-                    writer.add_scalar(tag, value, step, time_s)
+    named = zip(_folder_names(map(_measured, results)), results, strict=True)
+    folders = {target / name: result for name, result in named}
+    with file_errors(target):
+        for folder in folders:
+            if folder.exists():
+                problem = "exists already, and TensorBoard would show everything twice; delete it"
+                raise FileError(folder, problem)
+        for folder, result in folders.items():
+            for name, scalars in _curves(result):
+                with SummaryWriter(folder / name) as writer:
+                    for tag, value, step, time_s in scalars:
+                        writer.add_scalar(tag, value, step, time_s)
     return f"wrote {counted(len(folders), 'folder')}; look: tensorboard --logdir {target}"
 
 
@@ -47,22 +51,24 @@ def _measured(result: Results) -> str:
     """`2026-11-21T021000-4711`: when, and in which job; with a warning of faults on purpose."""
     at, where = datetime.fromisoformat(result.created_at), result.environment
     name = f"{at:%Y-%m-%dT%H%M%S}-{where.job_id or where.host}"
-    return _as_name("-".join((name, *(f"INJECTED-{each}" for each in result.injections))))
+    return "-".join((name, *(f"INJECTED-{each}" for each in result.injections)))
 
 
 def _curves(result: Results) -> Iterator[tuple[str, list[_Scalar]]]:
     """The folder of each curve, and its scalars."""
     labels = set_apart([run.configuration for run in result.runs])
+    rows = dict(zip(labels, _folder_names(labels.values()), strict=True))
     places = gpu_places([result.environment])
     for run in result.runs:
-        row = _as_name(labels[run.configuration])
-        folder = f"{row}/{run.gpus}-gpus-batch-{run.batch_per_gpu}-run-{run.index}"
+        folder = (
+            f"{rows[run.configuration]}/{run.gpus}-gpus-batch-{run.batch_per_gpu}-run-{run.index}"
+        )
         if scalars := list(_of_run(run, places)):
             yield folder, scalars
     measured_s = datetime.fromisoformat(result.created_at).timestamp()
     of_rows: dict[str, list[_Scalar]] = {}
     for point in scaling_points(result.runs):
-        folder = f"{_as_name(labels[point.configuration])}/scaling"
+        folder = f"{rows[point.configuration]}/scaling"
         of_rows.setdefault(folder, []).extend(_of_point(point, measured_s))
     yield from ((folder, scalars) for folder, scalars in of_rows.items() if scalars)
 
@@ -97,6 +103,11 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
             yield _Scalar(tag, value, (number + 1) * steps, ended_at_s)
 
 
-def _as_name(text: str) -> str:
-    """The text as the name of a folder."""
-    return re.sub(r"[^\w.,()=-]+", "_", text)
+def _folder_names(texts: Iterable[str]) -> list[str]:
+    """The name of a folder for each text; alike ones are numbered, or their curves would be one."""
+    names: list[str] = []
+    for text in texts:
+        name = re.sub(r"[^\w.,()=-]+", "_", text)
+        numbered = (f"{name}-{number}" for number in count(2))
+        names.append(next(each for each in chain([name], numbered) if each not in names))
+    return names

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpuscale.figures.axes import names_beside
 from gpuscale.figures.picture import Measurements
 from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure
 from gpuscale.records.baseline import Timed
-from gpuscale.reports.phrases import set_apart
 from gpuscale.scaling import Figures, ScalingPoint, published_speedup, scaling_points
 
 Quantity = Literal["time", "step time", "throughput", "speedup", "efficiency"]
@@ -67,7 +67,7 @@ def curves_of(measurements: Measurements) -> tuple[Curve, ...]:
 
 
 def _measured(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configuration, Curve]:
-    names = set_apart([point.configuration for point in points])
+    names = names_beside([point.configuration for point in points])
     modes = {configuration.scaling for configuration in names}
     return {
         configuration: Curve(

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from gpuscale.environment_diff import change_text
-from gpuscale.figures.axes import legend_of, thinned
+from gpuscale.figures.axes import legend_of, names_beside, thinned
 from gpuscale.figures.picture import (
     COLUMN_IN,
     INK,
@@ -22,7 +22,7 @@ from gpuscale.figures.picture import (
     row_text,
 )
 from gpuscale.history import History, Night, RowHistory, environment_at
-from gpuscale.reports.phrases import counted, percent_text, set_apart
+from gpuscale.reports.phrases import counted, percent_text
 from gpuscale.statistics.estimates import exponential
 
 MOST_ROWS = 8
@@ -40,7 +40,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         return None
     ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
     shown = ordered[:MOST_ROWS]
-    names = set_apart([row.point.configuration for row in history.rows])
+    names = names_beside([row.point.configuration for row in history.rows])
     labels = [
         row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
         for row in shown

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from gpuscale.figures.axes import label_ticks, lay_amounts, lay_gpus, legend_of, time_unit
+from gpuscale.figures.axes import (
+    label_ticks,
+    lay_amounts,
+    lay_gpus,
+    legend_of,
+    shortened,
+    time_unit,
+)
 from gpuscale.figures.curves import Curve, Quantity, curves_of
 from gpuscale.figures.picture import (
     COLUMN_IN,
@@ -53,7 +60,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     with drawn(measurements, width_in, 0.8 + 2.0 * rows, notes) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
-            row[0].set_title(case, loc="left", fontweight="bold")
+            row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
         columns = 2 if len(quantities) == 1 else 4

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from gpuscale.budget import efficiency_budgets
-from gpuscale.figures.axes import time_unit
+from gpuscale.figures.axes import names_beside, time_unit
 from gpuscale.figures.picture import (
     COLUMN_IN,
     INK,
@@ -21,7 +21,7 @@ from gpuscale.figures.picture import (
     row_text,
 )
 from gpuscale.records import Configuration
-from gpuscale.reports.phrases import amount_text, set_apart
+from gpuscale.reports.phrases import amount_text
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
@@ -80,7 +80,7 @@ class _Bar(NamedTuple):
 def budget_picture(measurements: Measurements) -> Picture | None:
     """The efficiency of each row on several GPUs, and what it lacks to 1."""
     budgets = [each for each in efficiency_budgets(measurements.runs) if each.parts]
-    names = set_apart([each.configuration for each in budgets])
+    names = names_beside([each.configuration for each in budgets])
     bars = [
         _Bar(
             case="",
@@ -105,7 +105,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
 def phases_picture(measurements: Measurements) -> Picture | None:
     """An average step of each row, phase by phase; each case on an axis of its own."""
     steps = typical_steps(measurements.runs)
-    names = set_apart([point.configuration for point in steps])
+    names = names_beside([point.configuration for point in steps])
     bars = [
         _Bar(
             case=point.configuration.case,

@@ -8,6 +8,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from gpuscale.figures.axes import names_beside
 from gpuscale.figures.picture import (
     COLUMN_IN,
     Measurements,
@@ -17,7 +18,7 @@ from gpuscale.figures.picture import (
     row_text,
 )
 from gpuscale.records import Run, Window
-from gpuscale.reports.phrases import counted, set_apart
+from gpuscale.reports.phrases import counted
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent
 
@@ -33,7 +34,7 @@ def windows_picture(measurements: Measurements) -> Picture | None:
     if not chosen:
         return None
     shown = chosen[:MOST_RUNS]
-    names = set_apart([run.configuration for run in chosen])
+    names = names_beside([run.configuration for run in chosen])
     norm = Normalize(0.0, _SLOWEST_SHOWN)
     ranks = max(len(run.ranks) for run in shown)
     height_in = 1.0 + len(shown) * (0.8 + min(1.8, 0.16 * ranks))

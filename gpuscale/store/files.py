@@ -17,6 +17,9 @@ from gpuscale.store.codec import decode_any, decode_baseline, decode_results, en
 MOST_BYTES = 256 * 1024 * 1024
 """The largest file that is read; a night of 18 runs on 1024 GPUs takes about 20 MB."""
 
+_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+"""How files of gzip, xz, zstd and zip begin, the last of which a spreadsheet is, too."""
+
 _T = TypeVar("_T")
 
 READ_PROBLEMS = {
@@ -98,6 +101,8 @@ def read_with(path: Path, decode: Callable[[str], _T]) -> _T:
 
 def decoded(path: Path, content: bytes, decode: Callable[[str], _T]) -> _T:
     """The value that the content of a file stands for; `FileError` where it is none."""
+    if content.startswith(_PACKED):
+        raise file_error(path, "is packed or a spreadsheet, not text; unpack it, or save it as CSV")
     try:
         return decode(content.decode("utf-8"))
     except UnicodeDecodeError as error:

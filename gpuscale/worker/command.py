@@ -165,7 +165,8 @@ def _refuse_end(
             return
         time.sleep(_LOOK_S)
     if not rank or reader.has_steps():
-        raise reader.failed(f"the command ended too early: {reader.told_so_far()}")
+        left = " (processes that it left in the background do not count)" if _living() else ""
+        raise reader.failed(f"the command ended too early{left}: {reader.told_so_far()}")
 
 
 def _place(rank: int | None) -> str:

@@ -28,6 +28,8 @@ _STANDSTILL = 5
 _SHOWN_LINES = 20
 _KEPT_LINES = 500
 """Of those that are looked at for their format."""
+_MOST_STEPS = 10**9
+"""That a run is recorded with."""
 _BY_SAMPLES = ("samples", "tokens")
 
 
@@ -156,6 +158,11 @@ class LogReader:
         """
         series = self._leading()
         assert series is not None
+        if max(windows.warmup_steps, windows.steps) > _MOST_STEPS:
+            raise self.failed(
+                f"the number that was taken for the step went up to {series.latest:.3g}, so it "
+                "counts something else; say with --step-regex where the step stands",
+            )
         spans = windows.spans[: windows.wanted]
         is_late = any(end_s <= begin_s for begin_s, end_s in spans)
         if is_late or comes_in_bursts(series.stretches, started_s):
@@ -207,10 +214,15 @@ class LogReader:
         series = self._leading()
         if series is None:
             return self._unread_so_far()
-        windows = self.windows
-        found = 0 if windows is None else len(windows.spans)
+        windows, stretches = self.windows, series.stretches
+        found, count = 0 if windows is None else len(windows.spans), count_of(stretches)
+        if max(map(len, stretches)) < 2:
+            told = f"told step {series.latest:g} and no later one"
+            if count > 1:
+                told = f"told {count} steps, and none was later than the one before"
+            return f"its lines {told}; let it train longer, or say with --step-regex what counts up"
         return (
-            f"{count_of(series.stretches)} lines told a step, which makes {found} windows "
+            f"{count} lines told a step, which makes {found} windows "
             f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
         )

@@ -135,6 +135,8 @@ def columns_of(head: Row, problems: Problems) -> list[Column | None]:
             column = column_of(header)
             if column is None:
                 problem = "not a column that is known (docs/baselines.md); rename or delete it"
+                if not header:
+                    problem = "no header above what it holds; name the column, or delete it"
                 raise DecodeError(f"column '{header}'", problem)
             other = first.setdefault(column.meaning, column)
             if other is not column and column.meaning != "derived":

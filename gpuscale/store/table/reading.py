@@ -61,7 +61,7 @@ def tables_in(text: str, problems: Problems) -> list[list[Row]]:
             problems.add(number, problem)
             lines[number - 1] = ""
     tables = list(_markdown(lines)) or [_csv(lines, problems)]
-    return [list(_even(table, problems)) for table in tables if table]
+    return [_without_blanks(list(_even(table, problems))) for table in tables if table]
 
 
 def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
@@ -73,6 +73,13 @@ def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
         else:
             count = f"{len(row.cells)} cells under {len(head.cells)} headers"
             problems.add(row.line, f"{count} (line {head.line}); give each header its cell")
+
+
+def _without_blanks(table: list[Row]) -> list[Row]:
+    """The table without columns in which nothing stands: a spreadsheet writes some at the end."""
+    columns = zip(*(row.cells for row in table), strict=True)
+    kept = [at for at, column in enumerate(columns) if any(column)]
+    return [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in table]
 
 
 def _markdown(lines: Sequence[str]) -> Iterator[list[Row]]:
