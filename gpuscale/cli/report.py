@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.compare import judged
+from gpuscale.cli.compare import judged, read_before
 from gpuscale.cli.inputs import (
     add_selection,
     newest_input,
@@ -20,9 +20,8 @@ from gpuscale.history import history_of
 from gpuscale.page.content import Subject
 from gpuscale.page.document import report_html
 from gpuscale.printable import visible
-from gpuscale.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
-from gpuscale.store import RESULTS_FOLDER, read_any, write_report
+from gpuscale.store import RESULTS_FOLDER, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +70,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             sys.stderr.write(f"gpuscale: the page has no history: {problem}\n")
     if before is None:
         return Subject(results=results, history=history)
-    baseline = as_baseline(read_any(before), before.stem)
+    baseline = read_before(before, results)
     view = view_of(judged(baseline, results, arguments, (before, files)), results)
     return Subject(results=results, baseline=baseline, view=view, history=history)

@@ -94,7 +94,7 @@ class _Kind:
         texts = (self._first, self._latest)
         begins = [[*_NUMBER.finditer(text)][place].start() for text in texts]
         before = self._first[: begins[0]]
-        words = [found[0] for pattern in _LAST_WORDS if (found := pattern.search(before))]
+        words = [word[0] for last in _LAST_WORDS if (word := last.search(before))]
         for start in (*map(_literal, words), rf"^\s*{_literal(before.lstrip())}"):
             pattern = rf"{start}(?P<step>\d+)"
             found = [re.search(pattern, text) for text in texts]
