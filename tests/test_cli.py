@@ -50,6 +50,8 @@ def test_version_and_help_answer() -> None:
         (["compare", "future.json", RESULTS], "upgrade gpuscale"),
         (["compare", RESULTS, RESULTS], "is given as both sides"),
         (["report", RESULTS, "--baseline", RESULTS], "is given as both sides"),
+        (["compare", "copy.jsonl", RESULTS], "copy.jsonl: has 12 runs of the results beside it"),
+        (["report", RESULTS, "--baseline", "copy.jsonl"], "of the results beside it"),
         (["compare", ARC4, "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["compare", ARC4], "there are no results yet"),
         (["show"], "there are no results yet"),
@@ -61,6 +63,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 ) -> None:
     (tmp_path / "cut.json").write_bytes(ARC4.read_bytes()[:300])
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00{")
+    (tmp_path / "copy.jsonl").write_bytes(RESULTS.read_bytes())
     (tmp_path / "deep.json").write_bytes(b"[" * 100_000)
     (tmp_path / "future.json").write_text('{"format": "gpuscale-baseline", "version": 99}')
     answer = gpuscale(*arguments, cwd=tmp_path)

@@ -19,10 +19,11 @@ from gpuscale.worker.log_reader import CommandError
             lambda n: f"2026-11-22 15:03:{n % 60:02d},5 fit: step {n:5}/900, loss 1e-0{n % 9}",
             r"step\s*(?P<step>\d+)",
         ),
+        (lambda n: f"t={n * 12345} step={n} loss=2", r"step=(?P<step>\d+)"),
         (lambda n: f"epoch {n // 25} batch [{n % 25}/25]", r"batch \[(?P<step>\d+)"),
         (lambda n: f"{{'step': {n}, 'loss': 0.{n * 7 % 5}}}", r"step.: (?P<step>\d+)"),
         (lambda n: f"Epoch: 1 [{n * 640}/60000 ({n}%)] Loss: 2", r"Epoch: \d+ \[(?P<step>\d+)"),
-        (lambda n: f"15:00:{n % 60} [{n}] 0.{n * 7 % 5}", r"^\s*\S+ \[(?P<step>\d+)"),
+        (lambda n: f"15:00:{n % 60} [{n}] 0.{n * 7 % 5}", r"^\s*[-+.,:\deE]+ \[(?P<step>\d+)"),
     ],
 )
 def test_the_pattern_for_lines_that_count_reads_their_counter(
@@ -48,8 +49,19 @@ def test_the_pattern_for_lines_that_count_reads_their_counter(
         (lambda n: f"loss 0.{n:03d}", 1.0),
         (lambda n: f"step {n}", 0.1),
         (lambda n: f"step {min(n, 15)}", 1.0),
+        (lambda n: f'{{"time_ms": {1580000000000 + n}, "key": "step_start"}}', 1.0),
+        (lambda n: f"loss {n} #" if n % 2 else f"loss {n} 3", 0.3),
     ],
-    ids=["one step", "seconds and shares", "times", "decimals", "too quick", "too few"],
+    ids=[
+        "one step",
+        "seconds and shares",
+        "times",
+        "decimals",
+        "too quick",
+        "too few",
+        "clocks",
+        "signs",
+    ],
 )
 def test_lines_that_need_not_count_steps_are_none(
     line: Callable[[int], str], seconds: float
@@ -74,7 +86,7 @@ def test_a_command_is_not_waited_for_where_its_lines_are_of_a_training() -> None
 
 
 def test_a_command_that_may_only_start_is_waited_for_until_it_is_late() -> None:
-    starting = reader_of(None, [(number * 1.0, f"file {number} of 99") for number in range(40)])
+    starting = reader_of(None, [(number * 1.0, f"it has file {number}") for number in range(40)])
     named = reader_of("timm", LINES)
     for reader, said in ((starting, "no format knows lines"), (named, "timm reads no lines")):
         reader.refuse_unread(0, is_late=False)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuscale.cli.compare import judged
+from gpuscale.cli.compare import judged, read_before
 from gpuscale.cli.inputs import (
     add_selection,
     is_folder,
@@ -23,9 +23,8 @@ from gpuscale.history import history_of
 from gpuscale.page.content import Subject
 from gpuscale.page.document import report_html
 from gpuscale.printable import visible
-from gpuscale.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
-from gpuscale.store import RESULTS_FOLDER, read_any, write_report
+from gpuscale.store import RESULTS_FOLDER, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +79,6 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
             raise UsageError(f"--case, --gpus: no run is of these; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
-    baseline = as_baseline(read_any(before), before.stem)
+    baseline = read_before(before, results)
     view = view_of(judged(baseline, results, arguments, (before, files)), results)
     return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)

@@ -12,9 +12,15 @@ _FALLS_PER_RISE = 0.1
 _MOST_KINDS = 100
 # Dates, times and decimals are one number each.
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d+(?:[-.:,]\d+)*(?:[eE][-+]?\d+)?")
+_ANY_NUMBER = r"[-+.,:\deE]+"
+_MOST_DIGITS = 9
+"""More have the seconds since 1970."""
 # Seconds, shares and sizes grow as well.
 _NO_COUNTER_BEFORE = re.compile(r"[\w%]|\s(?:s|sec\w*|min\w*|[kMG]i?B|bytes)\b")
-_OF_TRAINING = re.compile(r"(?<![a-z])(?:steps?|iter\w*|it|batch|loss)(?![a-z])", re.IGNORECASE)
+_OF_STEPS = re.compile(r"(?:steps?|iter[a-z]*|it|batch)(?![a-z])", re.IGNORECASE)
+_OF_TRAINING = re.compile(
+    r"(?<![a-z])(?:steps?|iter\w*|it(?=[=:\s]*\d)|batch|loss)(?![a-z])", re.IGNORECASE
+)
 # Before the counter: a word right there, or one with a number in between.
 _LAST_WORDS = (re.compile(r"[^\W\d_]+\W*$"), re.compile(r"[^\W\d_]+\W+\d+\W+$"))
 _LONGEST_SHOWN = 100
@@ -36,14 +42,14 @@ class UnreadLines:
 
     def __init__(self) -> None:
         """Knows no line yet."""
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._kinds: dict[tuple[str, int, str], _Kind] = {}
 
     def take(self, source: str, text: str, arrived_s: float) -> None:
         """Look at the next line, as `plain` returns it, of one process."""
         numbers = [*_NUMBER.finditer(text)]
         if not numbers:
             return
-        name = (source, " ".join(_NUMBER.sub("#", text).split()))
+        name = (source, len(numbers), " ".join(_NUMBER.sub("#", text).split()))
         kind = self._kinds.pop(name, None) or _Kind(text, arrived_s, len(numbers))
         kind.add(text, arrived_s, numbers)
         # The one that came last stands last.
@@ -78,13 +84,16 @@ class _Kind:
 
     def counting(self) -> Iterator[Counting]:
         """These lines, if they count."""
-        place = max(range(len(self._rises)), key=self._rises.__getitem__)
-        rises, falls = self._rises[place], self._falls[place]
-        is_long = self._ended_s - self._began_s >= _SHORTEST_S
-        if rises < _FEWEST_RISES or falls > _FALLS_PER_RISE * rises or not is_long:
+        if self._ended_s - self._began_s < _SHORTEST_S:
             return
-        pattern = self._pattern(place)
-        if pattern is not None:
+        growing = (
+            place
+            for place, (rises, falls) in enumerate(zip(self._rises, self._falls, strict=True))
+            if rises >= _FEWEST_RISES and falls <= _FALLS_PER_RISE * rises
+        )
+        patterns = [pattern for place in growing if (pattern := self._pattern(place))]
+        if patterns:
+            pattern = next(filter(_OF_STEPS.match, patterns), patterns[0])
             line = self._latest.strip()
             line = line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
             yield Counting(line, pattern, _OF_TRAINING.search(line) is not None)
@@ -94,7 +103,7 @@ class _Kind:
         texts = (self._first, self._latest)
         begins = [[*_NUMBER.finditer(text)][place].start() for text in texts]
         before = self._first[: begins[0]]
-        words = [found[0] for pattern in _LAST_WORDS if (found := pattern.search(before))]
+        words = [word[0] for last in _LAST_WORDS if (word := last.search(before))]
         for start in (*map(_literal, words), rf"^\s*{_literal(before.lstrip())}"):
             pattern = rf"{start}(?P<step>\d+)"
             found = [re.search(pattern, text) for text in texts]
@@ -105,14 +114,14 @@ class _Kind:
 
 def _count(number: re.Match[str]) -> int | None:
     """The whole number that is there, where it may count something."""
-    if not number[0].isdecimal() or _NO_COUNTER_BEFORE.match(number.string, number.end()):
-        return None
-    return int(number[0])
+    is_other = _NO_COUNTER_BEFORE.match(number.string, number.end())
+    is_count = number[0].isdecimal() and len(number[0]) <= _MOST_DIGITS and not is_other
+    return int(number[0]) if is_count else None
 
 
 def _literal(text: str) -> str:
     """A pattern of this text, with any number where it has one."""
-    numbers = [r"\d+" if number.isdecimal() else r"\S+" for number in _NUMBER.findall(text)]
+    numbers = [r"\d+" if number.isdecimal() else _ANY_NUMBER for number in _NUMBER.findall(text)]
     between = (re.sub(r"([][\\.^$*+?{}()|])", r"\\\1", part) for part in _NUMBER.split(text))
     pattern = "".join(chain.from_iterable(zip_longest(between, numbers, fillvalue="")))
     return re.sub(r"\s{2,}", r"\\s*", pattern.replace("'", "."))
