@@ -62,6 +62,8 @@ def test_an_abort_is_the_cause_only_where_no_rank_failed_by_itself(
         ({0: 1, 1: 0, 2: 0, 3: 0}, {0: True}, "DistBackendError: NCCL error"),
         # What watched the command of rank 2 was killed before it could tell.
         ({0: 1, 1: 1, 2: -9, 3: 1}, {0: True}, "watches the command on n2 was killed by SIGKILL"),
+        # Somebody cancelled the job.
+        ({0: 0, 1: 0, 2: 143, 3: 143}, {}, "the command was ended by SIGTERM on n2: the job was"),
         # Nobody on n2 lived to tell anything.
         ({0: 1, 1: 1}, {0: True}, "ranks 2, 3 ended without a word on n2"),
     ],

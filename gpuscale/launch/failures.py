@@ -19,6 +19,10 @@ _OUT_OF_MEMORY = re.compile(
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,
 )
+_FROM_OUTSIDE = (
+    "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
+    "of the job"
+)
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
@@ -83,6 +87,9 @@ def _hang(reports: Sequence[RankFailure]) -> Failure:
 def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
     """The failure of a process that watched a command, and ended before it could tell of it."""
     rank, code = next(iter(exit_codes.items()))
+    if code == 128 + signal.SIGTERM:
+        message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
+        return _ended(directory, rank, "launch", message)
     end = f"ended with exit code {code}"
     if code < 0:
         end = f"was killed by {signal.Signals(-code).name}"
@@ -124,10 +131,7 @@ def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, i
     rank, code = next(iter(exit_codes.items()))
     end = f"ended with exit code {code} and left no message"
     if code < 0:
-        end = (
-            f"was ended by {signal.Signals(-code).name}: the job was cancelled, its time was up, "
-            "or a node of it failed; see what the scheduler says of the job"
-        )
+        end = f"was ended by {signal.Signals(-code).name}: {_FROM_OUTSIDE}"
     return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
 
 

@@ -84,6 +84,9 @@ def _forked(work: Callable[[], None]) -> int:
     try:
         work()
         code = 0
+    except SystemExit as end:
+        # As what watches a command ends, which has told all there is.
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:
