@@ -117,8 +117,10 @@ def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most
 
 
 def test_as_many_runs_are_asked_for_as_settle_the_row_that_has_the_most() -> None:
-    doubts = (replace(entry(Verdict.INCONCLUSIVE), further_runs=5),)
-    doubts += (replace(entry(Verdict.INCONCLUSIVE, gpus=1), further_runs=4),)
+    doubts = [
+        replace(entry(Verdict.INCONCLUSIVE, gpus=gpus), further_runs=runs)
+        for gpus, runs in ((4, 5), (1, 4))
+    ]
     now = measured({1: [0.1] * 5, 4: [0.11] * 3})
     step = dict(view_of(comparison(*doubts), [now]).headline)["next"]
     assert step == "make about 5 more runs: pytest … --runs 9 --resume night.jsonl"

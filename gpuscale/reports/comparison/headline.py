@@ -271,8 +271,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
-    more = counted(most, "more run")
-    return f"make about {more}: pytest … --runs {in_all} --resume {resume}"
+    return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
 def _remedy(rows: Sequence[Row]) -> str:
