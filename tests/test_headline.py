@@ -20,8 +20,8 @@ from gpuscale.records import (
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.records.run import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.reports.view import view_of
 
 NOISE = Cause(
     kind=CauseKind.NOT_ESTABLISHED, code="within_noise", remedy=Remedy("more_runs", runs=6)
