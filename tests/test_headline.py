@@ -1,6 +1,7 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
+from builders import measured
 from changing import replace
 from comparison_records import ALL_REDUCE, REASONS, comparison, entry, peak_memory, view
 
@@ -19,6 +20,7 @@ from gpuscale.records import (
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.records.run import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
+from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.reason_words import statement_text
 
 NOISE = Cause(
@@ -112,6 +114,16 @@ def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most
     ]
     first = dict(view(comparison(*rows)).headline)["first"]
     assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
+
+
+def test_as_many_runs_are_asked_for_as_settle_the_row_that_has_the_most() -> None:
+    doubts = [
+        replace(entry(Verdict.INCONCLUSIVE, gpus=gpus), further_runs=runs)
+        for gpus, runs in ((4, 5), (1, 4))
+    ]
+    now = measured({1: [0.1] * 5, 4: [0.11] * 3})
+    step = dict(view_of(comparison(*doubts), [now]).headline)["next"]
+    assert step == "make about 5 more runs: pytest … --runs 9 --resume night.jsonl"
 
 
 def test_what_is_not_known_has_no_line() -> None:

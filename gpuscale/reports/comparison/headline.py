@@ -265,13 +265,13 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
         if any(note.code == "busy_host" for note in comparison.notes):
             steps.insert(0, "measure again while the host does nothing else")
         return "; or ".join(filter(None, steps))
-    needed = max((row.entry.further_runs or 0 for row in rows), default=0)
-    made, files = comparison.after.fewest_runs, comparison.after.files
-    if step or not needed or made is None:
+    needed = [(more, row.valid_runs + more) for row in rows if (more := row.entry.further_runs)]
+    if step or not needed:
         return step or _remedy(rows)
+    files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
-    more = counted(needed, "more run")
-    return f"make about {more}: pytest … --runs {made + needed} --resume {resume}"
+    most, in_all = map(max, zip(*needed, strict=True))
+    return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
 def _remedy(rows: Sequence[Row]) -> str:

@@ -1,5 +1,6 @@
 """The rows of a comparison in words: each with a name of its own, its verdict and its numbers."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gpuscale.records import (
     MetricVerdict,
     QuantityName,
     Results,
+    Run,
     Verdict,
 )
 from gpuscale.reports import phrases
@@ -72,6 +74,8 @@ class Row:
     causes: tuple[ShownCause, ...]
     wall_s: float
     """The time that its runs took, start-up and failed runs included."""
+    valid_runs: int
+    """Now."""
 
     def details(self) -> Iterator[str]:
         """The lines below the reason, indented."""
@@ -80,16 +84,16 @@ class Row:
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
     """The row of each entry, in their order, of a comparison with those results."""
-    wall_s: defaultdict[tuple[EntryKey, Configuration | None], float] = defaultdict(float)
+    runs: defaultdict[tuple[EntryKey, Configuration | None], list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
-        wall_s[run.key, run.configuration] += run.wall_s or 0.0
+        runs[run.key, run.configuration].append(run)
     return [
-        _row(entry, name, wall_s[entry.key, entry.configuration])
+        _row(entry, name, runs[entry.key, entry.configuration])
         for entry, name in zip(entries, _names(entries), strict=True)
     ]
 
 
-def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
+def _row(entry: EntryVerdict, name: str, runs: Sequence[Run]) -> Row:
     gpus = phrases.gpus_text(entry.key.gpus)
     # None where time or speedup decided.
     decided = next((m for m in entry.metrics if m.metric == entry.finding), None)
@@ -118,7 +122,8 @@ def _row(entry: EntryVerdict, name: str, wall_s: float) -> Row:
             ShownCause(whole_line(cause), _facts_of(entry, cause), next_step(cause))
             for cause in entry.causes
         ),
-        wall_s=wall_s,
+        wall_s=math.fsum(run.wall_s or 0.0 for run in runs),
+        valid_runs=sum(run.is_valid for run in runs),
     )
 
 
