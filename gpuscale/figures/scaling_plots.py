@@ -25,6 +25,7 @@ from gpuscale.figures.picture import (
     Style,
     drawn,
     notes_of_left_out,
+    shortened,
 )
 from gpuscale.records import Estimate
 from gpuscale.reports.phrases import bounds_text
