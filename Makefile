@@ -18,8 +18,10 @@ bench: setup
 gpu-check: setup
 	$(BIN)/python ci/gpu_check.py
 
+# worksteal gives each worker tests that lie together: the sessions that tests of a file share are
+# then measured once, and not by every worker.
 test: setup
-	$(BIN)/python -m pytest tests -n 4 \
+	$(BIN)/python -m pytest tests -n 4 --dist worksteal \
 	    -m "not alone and not thorough and not scheduler"
 
 # Slurm, Grid Engine and Open MPI for real. Without them, or not as root, these tests are skipped.
@@ -27,7 +29,7 @@ test-schedulers: setup
 	$(BIN)/python -m pytest tests -m scheduler
 
 test-all: setup
-	$(BIN)/python -m pytest tests -n 4 -m "not alone and not scheduler"
+	$(BIN)/python -m pytest tests -n 4 --dist worksteal -m "not alone and not scheduler"
 	$(BIN)/python -m pytest tests -m "alone or scheduler"
 
 # What people read, as tests/golden/expected keeps it: written anew, to be looked at with git diff.

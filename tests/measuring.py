@@ -57,15 +57,18 @@ class Session:
 
 
 def pytest_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    # Hypothesis would be imported to say its name above the session.
+    left_out = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+    return [sys.executable, "-m", "pytest", *left_out, *arguments]
 
 
 def run_pytest(folder: Path, *arguments: str, environment: Sequence[str] = ()) -> Session:
     """Run pytest in `folder`; `environment` is a sequence of `NAME=value`."""
-    if not environment and can_be_warm():
-        exit_code, output = warm_session(folder, pytest_command(*arguments)[3:], TIMEOUT_S)
-        return Session(exit_code=exit_code, output=output, folder=folder)
     variables = dict(pair.split("=", 1) for pair in environment)
+    if can_be_warm(variables):
+        own = pytest_command(*arguments)[3:]
+        exit_code, output = warm_session(folder, own, variables, TIMEOUT_S)
+        return Session(exit_code=exit_code, output=output, folder=folder)
     answer = subprocess.run(
         pytest_command(*arguments),
         cwd=folder,

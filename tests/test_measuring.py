@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
+from warm_sessions import can_be_warm
 
 from gpuscale.scaling import scaling_points
 from gpuscale.store import read_results
@@ -176,6 +177,10 @@ def readme_case() -> str:
     blocks: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (case,) = [block for block in blocks if "TrainingCase" in block]
     return case
+
+
+def test_what_tests_import_leaves_their_sessions_warm() -> None:
+    assert can_be_warm({})
 
 
 def test_the_readmes_case_takes_at_most_fifteen_lines() -> None:

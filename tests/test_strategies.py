@@ -29,7 +29,9 @@ from gpuscale.worker.training import parameter_digest, set_fp32_mode
 
 PATIENCE_S = 60.0
 NEWER_SETTINGS = hasattr(torch._C, "_get_fp32_precision_getter")
-SPAWN = multiprocessing.get_context("spawn")
+# As the ranks of a session, which need not each import torch.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["gpuscale.worker.preload"])
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 
@@ -71,8 +73,10 @@ def answers_of_ranks(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    queue: Queue[tuple[Any, ...]] = SPAWN.Queue()
-    ranks = [SPAWN.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)]
+    queue: Queue[tuple[Any, ...]] = FORKED.Queue()
+    ranks = [
+        FORKED.Process(target=work, args=(rank, port, queue, *shared)) for rank in range(count)
+    ]
     for process in ranks:
         process.start()
     try:
@@ -109,7 +113,7 @@ def step_without_synchronization(
 
 
 def test_a_late_rank_0_keeps_nobody_waiting_in_a_step_without_synchronisation() -> None:
-    found = answers_of_two_ranks(step_without_synchronization, SPAWN.Event())
+    found = answers_of_two_ranks(step_without_synchronization, FORKED.Event())
     assert found == [(0, True, True), (1, True, True)]
 
 

@@ -1,37 +1,62 @@
 """Sessions of pytest from a process that has imported torch: each alone would take 1.5 s for it.
 
-A session is a process of its own still, forked before it imports anything of gpuscale or the cases.
+A session is a process of its own still, forked before it imports anything of gpuscale or the cases,
+and so is the fork server of its ranks, which would take twice as long. What a test starts with
+variables or signals of its own imports all that anew, as a user's session does.
 """
 
+import atexit
+import fcntl
+import gc
 import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from multiprocessing import util
 from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+_HEEDED_LATE = {"CI", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_PROCID"}
+"""Variables that nothing reads while it is imported."""
+_OUT_OF_THE_WAY = 500
+"""No file of a session's has so high a number."""
 
 
 def environment_of_sessions() -> dict[str, str]:
     """The variables of this process that sessions get."""
     # A worker of pytest-xdist tells pytest-benchmark by the first that another writes the files.
-    left_out = ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
+    # The last is set by torch, to its default, where a test imports what it compiles with.
+    left_out = ("PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 _AT_FIRST = environment_of_sessions()
 
 
-def can_be_warm() -> bool:
-    """False where a test has set a variable: libraries read some when they are imported."""
-    return environment_of_sessions() == _AT_FIRST
+class _Request(NamedTuple):
+    """What the server is told of a session."""
+
+    folder: str
+    arguments: list[str]
+    variables: dict[str, str]
+    output: str
 
 
-def warm_session(folder: Path, arguments: Sequence[str], timeout_s: float) -> tuple[int, str]:
+def can_be_warm(variables: Mapping[str, str]) -> bool:
+    """False where a test has set a variable that libraries may read when they are imported."""
+    return environment_of_sessions() == _AT_FIRST and variables.keys() <= _HEEDED_LATE
+
+
+def warm_session(
+    folder: Path, arguments: Sequence[str], variables: Mapping[str, str], timeout_s: float
+) -> tuple[int, str]:
     """The exit code of `python -m pytest` in a folder, and what it printed."""
     server = _server()
     assert server.stdin is not None
@@ -40,7 +65,7 @@ def warm_session(folder: Path, arguments: Sequence[str], timeout_s: float) -> tu
         # Like a pipe it ends when the last process of the session has closed it.
         output = Path(own) / "output"
         os.mkfifo(output)
-        request = {"folder": str(folder), "arguments": [*arguments], "output": str(output)}
+        request = _Request(str(folder), [*arguments], dict(variables), str(output))
         late = threading.Timer(timeout_s, os.killpg, (server.pid, signal.SIGKILL))
         late.start()
         server.stdin.write(f"{json.dumps(request)}\n")
@@ -67,28 +92,100 @@ def _server() -> "subprocess.Popen[str]":
     )
 
 
-def _serve() -> dict[str, str | list[str]]:
+def _serve() -> _Request:
     """Answers each line with an exit code; in the process of a session, returns what it is for."""
-    import torch  # noqa: F401 # for those that are forked
-    import torchvision  # noqa: F401 # likewise
+    # For those that are forked.
+    import pytest  # noqa: F401
+    import torch.distributed.launcher.api  # noqa: F401
+    import torchvision.transforms.v2  # noqa: F401
 
+    # No collection in those touches, and so copies, what they share with this process.
+    gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            found: dict[str, str | list[str]] = json.loads(line)
-            return found
+            return _Request(*json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)  # noqa: T201 # the answer
     sys.exit()
 
 
+def _have_fork_server_ready() -> None:
+    """Let the first fork server of this session be a process that is forked now."""
+    here, there = socket.socketpair()
+    ready = os.fork()
+    if not ready:
+        here.close()
+        _wait_to_be_fork_server(there)
+    there.close()
+    anew = util.spawnv_passfds
+    is_taken = False
+
+    def started(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
+        nonlocal is_taken
+        if is_taken or "multiprocessing.forkserver" not in arguments[-1]:
+            return anew(path, arguments, passed)
+        is_taken = True
+        handed = [0, 1, 2, *passed]
+        mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        told = json.dumps([arguments[-1], handed, mask, str(Path.cwd()), dict(os.environ)])
+        with here:
+            socket.send_fds(here, [b"."], handed)
+            here.sendall(told.encode())
+        return ready
+
+    util.spawnv_passfds = started  # type: ignore[assignment] # it is a function of these, too
+
+
+def _wait_to_be_fork_server(session: socket.socket) -> NoReturn:
+    """Do as an interpreter does that multiprocessing starts, once the session asks for it."""
+    # What the server of the sessions reads and writes is not for this process.
+    for number in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    os.chdir("/")
+    _, received, _, _ = socket.recv_fds(session, 1, 8)
+    told = session.makefile().read()
+    if not told:
+        # The session has ended without ranks.
+        os._exit(0)
+    code, wanted, mask, folder, variables = json.loads(told)
+    # First out of the way of the numbers that they are to have.
+    aside = [fcntl.fcntl(each, fcntl.F_DUPFD, _OUT_OF_THE_WAY) for each in received]
+    os.closerange(3, _OUT_OF_THE_WAY)
+    for each, number in zip(aside, wanted, strict=True):
+        os.dup2(each, number, inheritable=True)
+        os.close(each)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    sys.argv, sys.path[0] = ["-c"], ""
+    try:
+        exec(code, {"__name__": "__main__"})
+    finally:
+        _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit without taking torch down, which takes a second."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     asked = _serve()
-    os.chdir(str(asked["folder"]))
+    _have_fork_server_ready()
+    os.chdir(asked.folder)
+    os.environ.update(asked.variables)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
-        os.dup2(os.open(str(asked["output"]), os.O_WRONLY), number)
+        os.dup2(os.open(asked.output, os.O_WRONLY), number)
     # Those of the server may lead to what a pipe cannot do.
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     # As `python -m pytest` leaves them.
-    sys.argv[1:], sys.path[0] = asked["arguments"], str(Path.cwd())
-    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    sys.argv[1:], sys.path[0] = asked.arguments, str(Path.cwd())
+    try:
+        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        _end(int(ended.code or 0))

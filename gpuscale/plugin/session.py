@@ -59,6 +59,8 @@ def start_session(config: pytest.Config) -> None:
     if config.option.verbose == 0:
         # A line for each item, with its step time: runs take seconds, dots say too little.
         config.option.verbose = 1
+    # Where CI is set, pytest repeats whole tracebacks in its summary, above the session's table.
+    config.option.force_short_summary = True
     keep_tables_narrow(config)
     config.pluginmanager.register(session, "gpuscale-session")
 
