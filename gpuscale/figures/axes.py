@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from gpuscale.figures.picture import shortened
 from gpuscale.records import Configuration
 from gpuscale.reports.phrases import set_apart
 
 _Tick = TypeVar("_Tick")
 _MOST_COUNTS = 9
-_LONGEST_NAME = 50
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
 """Of a power of ten: those of ticks, coarse to fine."""
 _FEWEST_TICKS = 3
@@ -29,12 +29,6 @@ def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration,
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
-
-
-def shortened(name: str) -> str:
-    """The name as it leaves room for axes: a long one without its middle."""
-    end = _LONGEST_NAME // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[:end]}…{name[-end:]}"
 
 
 def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:

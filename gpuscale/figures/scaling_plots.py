@@ -10,7 +10,6 @@ from gpuscale.figures.axes import (
     lay_amounts,
     lay_gpus,
     legend_of,
-    shortened,
     time_unit,
 )
 from gpuscale.figures.curves import Curve, Quantity, curves_of
