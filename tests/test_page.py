@@ -189,6 +189,14 @@ def test_chromium_shows_all_of_a_page_on_a_phone_and_on_a_wide_screen(
     assert "History" in seen.text
 
 
+def test_long_names_are_cut_nowhere(report: Report, tmp_path: Path) -> None:
+    case = replace(CNN, case="a_rather_long_name_of_a_case_that_somebody_chose")
+    night = Night(job="1", configurations=(case, replace(case, precision="tf32")))
+    write_night(tmp_path / "now.jsonl", night)
+    seen = seen_in_chromium(report(tmp_path / "now.jsonl"), 400, tmp_path)
+    assert (seen.overflow, seen.cut, seen.hidden) == (0, [], [])
+
+
 def test_every_colour_of_text_has_contrast_in_light_and_in_dark() -> None:
     light, dark, _ = re.findall(r":root \{(.*?)\}", FRAME.read_text(), re.DOTALL)
     for scheme in (light, dark):

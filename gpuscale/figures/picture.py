@@ -35,6 +35,8 @@ COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page of a paper, in inches."""
 _FONT = "DejaVu Sans"
 """Which comes with matplotlib and is wide: what is laid out in it has room in others."""
+_MOST_CHARACTERS = 28
+"""Of the name of a row or case."""
 _NOTE_PT = 6.5
 _NOTE_CHARACTERS_PER_IN = 18
 _LOOK: dict[Any, Any] = {
@@ -92,10 +94,16 @@ class Picture:
 
 
 def row_text(name: str, configuration: Configuration, gpus: int) -> str:
-    """`mnist_cnn/ddp, 2 GPUs`, or `2 CPU ranks`."""
-    if configuration.device != "cpu":
-        return f"{name}, {gpus_text(gpus)}"
-    return f"{name}, {counted(gpus, 'CPU rank')}"
+    """`mnist_cnn/ddp, 2 GPUs`, or `2 CPU ranks`; a long name is shortened."""
+    ranks = counted(gpus, "CPU rank") if configuration.device == "cpu" else gpus_text(gpus)
+    return f"{shortened(name)}, {ranks}"
+
+
+def shortened(name: str) -> str:
+    """The name, or of a long one both its ends, for which a column has room."""
+    if len(name) <= _MOST_CHARACTERS:
+        return name
+    return f"{name[: _MOST_CHARACTERS // 2]}…{name[-_MOST_CHARACTERS // 2 :]}"
 
 
 @contextmanager

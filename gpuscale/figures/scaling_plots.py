@@ -18,6 +18,7 @@ from gpuscale.figures.picture import (
     Style,
     drawn,
     notes_of_left_out,
+    shortened,
 )
 from gpuscale.records import Estimate
 from gpuscale.reports.phrases import bounds_text
@@ -53,7 +54,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     with drawn(measurements, width_in, 0.8 + 2.0 * rows, notes) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
-            row[0].set_title(case, loc="left", fontweight="bold")
+            row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
         columns = 2 if len(quantities) == 1 else 4

@@ -20,19 +20,14 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
-from gpuscale.records import Configuration
 from gpuscale.reports.phrases import amount_text, set_apart
 from gpuscale.typical_step import typical_steps
 from gpuscale.units import format_seconds, whole_percent
 
 MOST_BARS = 24
 _BAR_IN = 0.4
-_NAMED_GAIN = 0.01
-"""Of a step, from which on what is left of 0 is named."""
 _BAR_HEIGHT = 0.45
 """Of the room of a bar; the rest of it has the label."""
-_MOST_CHARACTERS = 40
-"""Of a row's name, for which a column has room beside its GPUs."""
 _LEGEND_COLUMNS = 3
 _NAMED_SHARE = 0.07
 """Of a bar, from which on a part has room for its number."""
@@ -84,7 +79,7 @@ def budget_picture(measurements: Measurements) -> Picture | None:
     bars = [
         _Bar(
             case="",
-            label=_label(names[each.configuration], each.configuration, each.key.gpus),
+            label=row_text(names[each.configuration], each.configuration, each.key.gpus),
             parts={"efficiency": each.efficiency, **each.parts, "rest": each.rest},
             end="",
             shares={name: f"{value} %" for name, value in each.hundredths.items()},
@@ -109,7 +104,7 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     bars = [
         _Bar(
             case=point.configuration.case,
-            label=_label(names[point.configuration], point.configuration, point.gpus),
+            label=row_text(names[point.configuration], point.configuration, point.gpus),
             parts=(parts := {n: s for n, s in step.phases_s.items() if s is not None}),
             end=format_seconds(step.time_s),
             shares={n: whole_percent(s / step.time_s) for n, s in parts.items()},
@@ -119,11 +114,6 @@ def phases_picture(measurements: Measurements) -> Picture | None:
     ]
     notes = ["an average step, of the slowest rank; communication: what the backward did not hide"]
     return _picture(measurements, "An average step, phase by phase", bars, bars[:MOST_BARS], notes)
-
-
-def _label(name: str, configuration: Configuration, gpus: int) -> str:
-    is_long = len(name) > _MOST_CHARACTERS
-    return row_text(f"{name[:_MOST_CHARACTERS]}…" if is_long else name, configuration, gpus)
 
 
 def _picture(
@@ -207,11 +197,7 @@ def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
     )
     # A long one takes no room from the bars: nothing stands beside it.
     label.set_in_layout(False)
-    gains = [
-        f"{name} −{whole_percent(-part)}"
-        for name, part in bar.parts.items()
-        if part <= -_NAMED_GAIN
-    ]
+    gains = [f"{name} −{share[1:]}" for name, share in bar.shares.items() if share.startswith("-")]
     for text, end, apart, size, alignment in (
         (", ".join(gains), left, -3, 6.5, "right"),
         (bar.end, right, 3, None, "left"),
