@@ -26,8 +26,6 @@ from gpuscale.units import format_seconds, whole_percent
 
 MOST_BARS = 24
 _BAR_IN = 0.4
-_NAMED_GAIN = 0.01
-"""Of a step, from which on what is left of 0 is named."""
 _BAR_HEIGHT = 0.45
 """Of the room of a bar; the rest of it has the label."""
 _LEGEND_COLUMNS = 3
@@ -199,11 +197,7 @@ def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:
     )
     # A long one takes no room from the bars: nothing stands beside it.
     label.set_in_layout(False)
-    gains = [
-        f"{name} −{whole_percent(-part)}"
-        for name, part in bar.parts.items()
-        if part <= -_NAMED_GAIN
-    ]
+    gains = [f"{name} −{share[1:]}" for name, share in bar.shares.items() if share.startswith("-")]
     for text, end, offset, side in (
         (", ".join(gains), left, -3, "right"),
         (bar.end, right, 3, "left"),
