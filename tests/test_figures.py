@@ -247,6 +247,8 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
     assert name.startswith("axx")
     assert name.endswith("xxa/ddp")
     assert len(name) < 60
+    (legend,) = picture.figure.legends
+    assert legend.get_window_extent().x1 <= picture.figure.bbox.x1
 
 
 def test_the_same_input_gives_the_same_picture() -> None:

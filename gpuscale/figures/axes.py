@@ -16,6 +16,9 @@ from gpuscale.reports.phrases import set_apart
 
 _Tick = TypeVar("_Tick")
 _MOST_COUNTS = 9
+_LEGEND_CHARACTERS_PER_IN = 14
+_LEGEND_MARK_IN = 0.55
+"""With the gap to the next column."""
 _FRACTIONS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))
 """Of a power of ten: those of ticks, coarse to fine."""
 _FEWEST_TICKS = 3
@@ -29,6 +32,20 @@ def names_beside(configurations: Sequence[Configuration]) -> dict[Configuration,
     names = set_apart(configurations)
     short = {each: shortened(name) for each, name in names.items()}
     return short if len({*short.values()}) == len({*names.values()}) else names
+
+
+def legend_columns(handles: Sequence[Artist], width_in: float, most: int) -> int:
+    """The most columns in which a legend has room; it fills them one after the other."""
+    widths_in = [
+        len(str(each.get_label())) / _LEGEND_CHARACTERS_PER_IN + _LEGEND_MARK_IN for each in handles
+    ]
+
+    def has_room(columns: int) -> bool:
+        rows = math.ceil(len(widths_in) / columns)
+        tops = (max(widths_in[at : at + rows]) for at in range(0, len(widths_in), rows))
+        return sum(tops) <= width_in
+
+    return next(filter(has_room, range(most, 1, -1)), 1)
 
 
 def lay_gpus(axes: Axes, counts: Iterable[int]) -> None:

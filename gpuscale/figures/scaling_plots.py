@@ -9,6 +9,7 @@ from gpuscale.figures.axes import (
     label_ticks,
     lay_amounts,
     lay_gpus,
+    legend_columns,
     legend_of,
     time_unit,
 )
@@ -63,9 +64,10 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
             row[0].set_title(shortened(case), loc="left", fontweight="bold")
             for axes, quantity in zip(row, quantities, strict=True):
                 _draw(axes, quantity, [curve for curve in shown if curve.case == case], styles)
-        columns = 2 if len(quantities) == 1 else 4
-        order = [*(curve.name for curve in shown), _IDEAL]
-        figure.legend(handles=legend_of(grid.flat, order), loc="outside upper left", ncols=columns)
+        legend = legend_of(grid.flat, [*(curve.name for curve in shown), _IDEAL])
+        most = 2 if len(quantities) == 1 else 4
+        columns = legend_columns(legend, figure.get_figwidth(), most)
+        figure.legend(handles=legend, loc="outside upper left", ncols=columns)
     return Picture(
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
