@@ -28,7 +28,8 @@ LONGEST_LINE = 32 * 1024 * 1024
 _KIND = {RESULTS_FORMAT: "a results file", BASELINE_FORMAT: "a baseline"}
 _USE = {
     RESULTS_FORMAT: "'gpuscale show' shows it, and 'gpuscale baseline record' makes one of it",
-    BASELINE_FORMAT: "'gpuscale baseline show' shows it, and 'gpuscale compare' takes it first",
+    BASELINE_FORMAT: "'gpuscale baseline show' shows it, 'gpuscale compare' takes it first, and "
+    "'gpuscale report' after --baseline",
 }
 _TABLE = "a table (CSV, Markdown) becomes a baseline by 'gpuscale baseline import'"
 _HEAD = 200

@@ -45,7 +45,10 @@ def newest_results(folder: Path) -> Path:
         dated = _dated_names(folder)
     if dated:
         return folder / max(dated)
-    remedy = "measure first, for example with: pytest bench_cases --gpus 1,2"
+    remedy = (
+        "measure first, for example with: pytest bench_cases --gpus 1,2; a file that was named "
+        "with --results is given by its name"
+    )
     for above in () if folder.is_absolute() else reversed(Path.cwd().parents):
         with suppress(OSError):
             if _dated_names(above / folder):
