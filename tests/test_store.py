@@ -323,7 +323,7 @@ def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> No
 def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         message = refusal(newest_results, folder)
-        assert message.endswith("measure first, for example with: pytest bench_cases --gpus 1,2")
+        assert "measure first, for example with: pytest bench_cases --gpus 1,2; " in message
     (tmp_path / "file").write_text("")
     assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file")
 
