@@ -155,7 +155,10 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
     shown = view(comparison(slower(1), notes=[busy, swapped]))
     assert dict(shown.headline)["beware"] == "; ".join(map(statement_text, (swapped, busy)))
     assert shown.notes == ()
-    assert "while the host does nothing else" in dict(shown.headline)["next"]
+    assert "earlier results first" in dict(shown.headline)["next"]
+    for row in (slower(1), entry(Verdict.INCONCLUSIVE)):
+        lines = dict(view(comparison(row, notes=[busy])).headline)
+        assert lines["next"] == "measure again while the host does nothing else"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet_v2_cifar import Resnet50v2Cifar, Resnet152v2Cifar
 from gpuscale import TrainingCase
 from gpuscale.launch.local import LocalLauncher
+from gpuscale.strategies import is_older
 from gpuscale.worker import trial
 
 QUICK = ("--device", "cpu", "--gpus", "1", "--runs", "1", "--run-seconds", "0.1")
@@ -135,7 +136,13 @@ def test_shipped_cases_fit(kind: type[TrainingCase], size: str) -> None:
         (nn.Conv2d(3, 10, 3), (9,), "the model: Expected 3D (unbatched) or 4D (batched) input"),
         (nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 10)), (5,), "normalized_shape=[4]"),
         (nn.BatchNorm2d(4), (4,), "the model: expected 4D input (got 2D input)"),
-        (nn.Linear(4, 10), (3, 4), "with 10 classes does not fit the loss: Expected target size"),
+        pytest.param(
+            nn.Linear(4, 10),
+            (3, 4),
+            "with 10 classes does not fit the loss: Expected target size",
+            # 2.6 says nothing of it on its meta device, so the run itself does.
+            marks=pytest.mark.skipif(is_older(torch.__version__, (2, 11)), reason="an older torch"),
+        ),
         (nn.Sequential(nn.Flatten(0), nn.Linear(4, 10)), (4,), "the model: mat1 and mat2 shapes"),
     ],
 )

@@ -127,7 +127,9 @@ def _standing(row: RowHistory) -> str:
     """The last night against its level, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
-    text = phrases.percent_text(row.departure)
+    text = phrases.percent_text(abs(row.departure)).replace("+", "")
+    if text != format_percent(0.0):
+        text += " slower" if row.departure < 0 else " faster"
     return f"{text}, stands out" if row.stands_out else text
 
 

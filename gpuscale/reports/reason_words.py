@@ -86,12 +86,12 @@ WORDS: Mapping[str, str] = {
     "further_runs": "about {needed:further runs} would settle it",
     "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
     "runs_differ": (
-        "further runs cannot settle it, since these differ by {deviation:percent} from one to the "
+        "further runs cannot settle it, since runs differ by {deviation:percent} from one to the "
         "next: find what disturbs them"
     ),
     "baseline_runs_differ": (
-        "further runs cannot settle it, since the baseline's differ by {deviation:percent} from "
-        "one to the next: add runs to the baseline"
+        "further runs cannot settle it, since the baseline's runs differ by {deviation:percent} "
+        "from one to the next: add runs to the baseline"
     ),
     "nights_differ": (
         "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "

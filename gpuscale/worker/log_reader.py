@@ -230,9 +230,11 @@ class LogReader:
     def _unread_so_far(self) -> str:
         if (counting := self._unread.counting) is not None:
             reads = "no format knows" if self._format is None else f"{self._format.name} reads no"
+            is_batch_known = self._request.batch_per_gpu is not None or self._samples is not None
+            batch = "" if is_batch_known else ", and --batch N, the samples of a step on each GPU"
             return (
                 f"{reads} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
-                "if that number counts steps"
+                f"if that number counts steps{batch}"
             )
         asked = "none of the formats known" if self._format is None else self._format.name
         known = f" ({', '.join(FORMATS)})" if self._format is None else ""

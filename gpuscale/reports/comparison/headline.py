@@ -41,8 +41,13 @@ _DOUBTS = {
     "other_measurement": "not the same measurement",
 }
 """Why rows are no pass in a few words, by the code of their reason."""
-_CAUTIONS = ("newer_baseline", "same_allocation", "busy_host", "busy_host_before")
-"""Notes that make any verdict doubtful, by their codes; the heaviest first."""
+_CAUTIONS = {
+    "newer_baseline": "give the earlier results first",
+    "same_allocation": "",
+    "busy_host": "measure again while the host does nothing else",
+    "busy_host_before": "record the baseline again while the host does nothing else",
+}
+"""By the codes of notes that make any verdict doubtful, what to do first; the heaviest first."""
 _REMEDIES = {
     "single_run": "measure three runs or more of each row",
     "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
@@ -93,7 +98,7 @@ def is_headlined(note: Statement) -> bool:
 def cautions_of(comparison: Comparison) -> list[str]:
     """The notes that make any verdict doubtful, in words; the heaviest first."""
     found = [note for note in comparison.notes if note.code in _CAUTIONS]
-    found.sort(key=lambda note: _CAUTIONS.index(note.code))
+    found.sort(key=lambda note: [*_CAUTIONS].index(note.code))
     return [statement_text(note) for note in found]
 
 
@@ -258,13 +263,13 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     """The next step of the first cause, or what a row needs that is no pass."""
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
-    if rows[0].entry.verdict.weight == 0:
-        steps = [step]
-        if is_changed:
-            steps.insert(0, "measure again with the likeliest of the changes undone")
-        if any(note.code == "busy_host" for note in comparison.notes):
-            steps.insert(0, "measure again while the host does nothing else")
-        return "; or ".join(filter(None, steps))
+    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
+    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
+    if weight < 2 and cautions:
+        return cautions[0]
+    if weight == 0:
+        undone = "measure again with the likeliest of the changes undone" if is_changed else ""
+        return "; or ".join(filter(None, (undone, step)))
     needed = [(more, row.valid_runs + more) for row in rows if (more := row.entry.further_runs)]
     if step or not needed:
         return step or _remedy(rows)
@@ -319,7 +324,8 @@ def _dates(origin: Origin) -> str:
         return ""
     began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
     if began.date() == last.date():
-        return f"{began:%Y-%m-%d %H:%M}"
+        ends = dict.fromkeys((f"{began:%H:%M}", f"{last:%H:%M}"))
+        return f"{began:%Y-%m-%d} {' to '.join(ends)}"
     return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
