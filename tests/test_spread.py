@@ -135,10 +135,13 @@ def test_a_night_that_is_slower_in_all_rows_does_not_widen_any() -> None:
 
 
 def test_a_row_that_is_alone_in_its_nights_tells_nothing_of_runs() -> None:
-    before, _ = moderated_samples(
-        {"x": nights(0.0, 0.02, 0.04, 0.02), "y": {"other": (0.0,)}}, {"x": {"now": (0.0,)}}
-    )
+    alone = nights(0.0, 0.02, 0.04, 0.02)
+    elsewhere: Runs = {f"other {name}": values for name, values in alone.items()}
+    before, now = moderated_samples({"x": alone, "y": elsewhere}, {"x": {"now": (0.0,)}})
     assert before["x"].moderated.prior is None
+    # Its nights deviate by 0.0008/3, and what they are declared to do is all that is added.
+    gain = gain_of(side(before["x"]), side(now["x"]), deviation=0.01)
+    assert gain.variance == pytest.approx((0.0008 + 2 * 0.01**2) / 5 * 1.25, rel=1e-6)
 
 
 def test_a_speedup_is_of_the_allocations_that_measured_both_ends() -> None:
