@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gpuscale.cli.inputs import (
     add_selection,
+    identity_of,
     is_same,
     newest_input,
     read_all_results,
@@ -26,7 +27,7 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history import History, history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
-from gpuscale.records import Baseline, Comparison, Results, Run
+from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
@@ -99,16 +100,12 @@ def read_before(path: Path, results: Sequence[Results]) -> Baseline:
     """The baseline in a file, or the earlier results; a FileError where these are no others."""
     content = read_any(path)
     if isinstance(content, Results):
-        identities = {_identity(run) for each in results for run in each.runs}
-        shared = sum(_identity(run) in identities for run in content.runs)
+        identities = {identity_of(run) for each in results for run in each.runs}
+        shared = sum(identity_of(run) in identities for run in content.runs)
         if shared:
             problem = f"has {counted(shared, 'run')} of the results beside it; name another file"
             raise FileError(visible(str(path)), problem)
     return as_baseline(content, path.stem)
-
-
-def _identity(run: Run) -> tuple[object, ...]:
-    return (run.key, run.configuration, run.index, run.started_at_s, *run.measured.items())
 
 
 def judged(

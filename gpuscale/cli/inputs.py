@@ -46,7 +46,7 @@ def read_all_results(paths: Sequence[Path]) -> list[Results]:
     for path in paths:
         read = read_results(path)
         for number, run in enumerate(read.runs, start=2):
-            identity = _identity(run)
+            identity = identity_of(run)
             if identity in seen:
                 where = "this file" if seen[identity] == path else str(seen[identity])
                 problem = f"this run is in {where} already; give every run once"
@@ -80,7 +80,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
                 f"gpuscale: left out: {visible(str(path))}: has faults made on purpose ({faults})\n"
             )
             continue
-        runs = {_identity(run): run for run in results.runs}
+        runs = {identity_of(run): run for run in results.runs}
         found.append(replace(results, runs=tuple(runs[each] for each in runs if each not in seen)))
         read.append((visible(str(path)), found[-1]))
         seen.update(runs)
@@ -91,7 +91,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     return found
 
 
-def _identity(run: Run) -> tuple[object, ...]:
+def identity_of(run: Run) -> tuple[object, ...]:
     """What tells a run from others, also where two began at once or nobody recorded when."""
     return (run.key, run.configuration, run.index, run.started_at_s, *run.measured.items())
 
