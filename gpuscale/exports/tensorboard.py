@@ -88,8 +88,7 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
         values = {"step_time_s": window.time_s / steps}
         if run.batch_per_gpu is not None:
             values["samples_per_s"] = run.gpus * run.batch_per_gpu * steps / window.time_s
-        in_order = sorted(run.ranks, key=lambda report: report.rank)
-        for report, busy_s in zip(in_order, window.busy_s, strict=False):
+        for report, busy_s in zip(run.ranks_in_order, window.busy_s, strict=False):
             values[f"busy_s/rank_{report.rank}"] = busy_s / steps
         if window.phases is not None:
             phases = msgspec.structs.asdict(window.phases.scaled(1 / steps))

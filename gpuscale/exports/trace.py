@@ -73,8 +73,7 @@ def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Ma
         first = run.failure.host or host, run.failure.rank or 0
         why = {"kind": run.failure.kind, "message": run.failure.message}
         yield _Mark("i", "failed", *first, ended_at_s, ended_at_s, why)
-    in_order = sorted(run.ranks, key=lambda report: report.rank)
-    ranks = [(report.host, report.rank) for report in in_order] or [first]
+    ranks = [(report.host, report.rank) for report in run.ranks_in_order] or [first]
     slowest = max(run.ranks, key=lambda report: report.pace_s or 0.0, default=None)
     for position, (its_host, rank) in enumerate(ranks):
         facts = {"batch_per_gpu": run.batch_per_gpu, "steps_per_window": run.steps_per_window}

@@ -75,7 +75,7 @@ def _table(run: Run, name: str) -> Table:
     paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
     pace_s = statistics.median_low(paces_s) if paces_s else None
     rows = []
-    for position, rank in enumerate(sorted(run.ranks, key=lambda rank: rank.rank)):
+    for position, rank in enumerate(run.ranks_in_order):
         its = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
         own = [
             Cell(significant(window[position] * factor), tone=_tone(window[position] / median_s))

@@ -243,6 +243,11 @@ class Run(Record, frozen=True, kw_only=True):
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
+    def ranks_in_order(self) -> list[RankReport]:
+        """The ranks as windows have their times, by number; they are recorded as they end."""
+        return sorted(self.ranks, key=lambda report: report.rank)
+
+    @property
     def is_valid(self) -> bool:
         """True for a run that ended with a step time and passed the checks after it."""
         return self.failure is None and STEP_TIME in self.measured
