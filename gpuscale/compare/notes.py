@@ -10,7 +10,7 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS, outlying_allocations
 from gpuscale.environment_diff import changes
-from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Statement
+from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Run, Statement
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unchecked_training_note, unit_error_note
@@ -128,17 +128,20 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
         yield Statement.of("same_allocation", name=min(shared))
 
 
+def _runs_of_sides(rows: Sequence[Row]) -> tuple[list[Run], list[Run]]:
+    """The valid runs of all rows, before and now."""
+    befores, afters = [row.before for row in rows], [row.after for row in rows]
+    before, after = (
+        [run for each in entries if each for its in each.runs.values() for run in its]
+        for entries in (befores, afters)
+    )
+    return before, after
+
+
 def _newer_baseline(rows: Sequence[Row]) -> Iterable[Statement]:
     befores, afters = (
-        [
-            run.started_at_s
-            for entry in entries
-            if entry is not None
-            for its in entry.runs.values()
-            for run in its
-            if run.started_at_s is not None
-        ]
-        for entries in ([row.before for row in rows], [row.after for row in rows])
+        [run.started_at_s for run in side if run.started_at_s is not None]
+        for side in _runs_of_sides(rows)
     )
     if befores and afters and min(befores) > max(afters):
         yield Statement.of("newer_baseline")
@@ -222,9 +225,7 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
 
 def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
     """Other work beside a side's runs, by the run that had most of it."""
-    befores, afters = [row.before for row in rows], [row.after for row in rows]
-    for code, entries in (("busy_host_before", befores), ("busy_host", afters)):
-        runs = [run for each in entries if each for its in each.runs.values() for run in its]
+    for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
             yield Statement.of(code, busy=len(busy), runs=len(runs), load=busy[0])
 
