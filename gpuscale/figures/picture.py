@@ -94,9 +94,9 @@ class Picture:
 
 
 def row_text(name: str, configuration: Configuration, gpus: int) -> str:
-    """`mnist_cnn/ddp, 2 GPUs`, or `2 CPU ranks`; a long name is shortened."""
+    """`mnist_cnn/ddp, 2 GPUs`, or `2 CPU ranks`."""
     ranks = counted(gpus, "CPU rank") if configuration.device == "cpu" else gpus_text(gpus)
-    return f"{shortened(name)}, {ranks}"
+    return f"{name}, {ranks}"
 
 
 def shortened(name: str) -> str:
