@@ -111,9 +111,10 @@ def moderated_samples(
     if hold_allocations:
         # One run a night. Enough nights tell what runs differ by where they have several rows;
         # too few tell it of runs and nights together, and the declared deviation counts as well.
-        beside = [*_runs_beside_others(sides[: len(baseline)]), *samples[len(baseline) :]]
-        few = [len(values) < MINIMUM_ALLOCATIONS for values in sides]
         together = [log_sample([run for (run,) in values.values()]) for values in sides]
+        of_baseline = zip(sides, together[: len(baseline)], strict=False)
+        beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        few = [len(values) < MINIMUM_ALLOCATIONS for values in sides]
         samples = [t if f else own for t, f, own in zip(together, few, samples, strict=True)]
         told = [t if f else other for t, f, other in zip(together, few, beside, strict=True)]
     priors = priors_of(told)
@@ -137,15 +138,16 @@ def moderated_samples(
     return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
 
 
-def _runs_beside_others(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Sample]:
+def _runs_beside_others(
+    rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
+) -> list[Sample]:
     """The only run of each allocation, by row, with the variance that is left without allocations.
 
     These are the residuals of rows and allocations, which hold what runs differ by and what an
     allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3).
     """
-    samples = [log_sample([run for (run,) in values.values()]) for values in rows]
     apart: dict[str, list[float]] = defaultdict(list)
-    for values, sample in zip(rows, samples, strict=True):
+    for values, sample in rows:
         for name, (run,) in values.items():
             apart[name].append(run - sample.mean)
 
@@ -154,7 +156,7 @@ def _runs_beside_others(rows: Sequence[Mapping[str, tuple[float, ...]]]) -> list
         return (run - sample.mean - statistics.fmean(others)) / math.sqrt(1 - 1 / len(others))
 
     told = []
-    for values, sample in zip(rows, samples, strict=True):
+    for values, sample in rows:
         residuals = [
             residual(sample, name, run) for name, (run,) in values.items() if len(apart[name]) > 1
         ]

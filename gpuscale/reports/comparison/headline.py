@@ -73,7 +73,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     changed = _changed(comparison)
     lines = (
         _verdict_line(rows),
-        ("beware", "; ".join(cautions_of(comparison))),
+        ("beware", "; ".join(_cautions(comparison))),
         ("first", _first_cause(rows)),
         ("changed", changed),
         (
@@ -95,7 +95,7 @@ def is_headlined(note: Statement) -> bool:
     return note.code == "environment_changed" or note.code in _CAUTIONS
 
 
-def cautions_of(comparison: Comparison) -> list[str]:
+def _cautions(comparison: Comparison) -> list[str]:
     """The notes that make any verdict doubtful, in words; the heaviest first."""
     found = [note for note in comparison.notes if note.code in _CAUTIONS]
     found.sort(key=lambda note: [*_CAUTIONS].index(note.code))
