@@ -222,10 +222,8 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
 def _not_for_commands(options: MeasureOptions) -> str | None:
     """The reason why no command is measured with these options; None where it can be."""
     for option in OPTIONS:
-        # Jobs give these to all of their cases; they name what a command does not have.
-        if option.flag in ("--size", "--data-root"):
-            continue
-        if option.in_training and options.values[option.flag] != option.value({}):
+        is_refused = option.in_training and not option.for_all_cases
+        if is_refused and options.values[option.flag] != option.value({}):
             return f"a command cannot be told {option.flag}: it trains as it does by itself"
     return None
 

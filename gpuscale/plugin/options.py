@@ -131,6 +131,8 @@ class Option(NamedTuple):
     """A plugin whose option of this name is used where it is installed."""
     in_training: bool = False
     """It changes how gpuscale itself trains, so that it means nothing to a command."""
+    for_all_cases: bool = False
+    """Jobs give it to all of their cases, so that a command among them goes without it."""
 
     @property
     def default_text(self) -> str:
@@ -206,6 +208,7 @@ class MeasureOptions:
         otherwise="`full` on GPUs, `smoke` on CPU ranks",
         heading="how it is trained",
         in_training=True,
+        for_all_cases=True,
     )
     batches: tuple[int, ...] | None = option(
         "--batch N,N,…",
@@ -270,6 +273,7 @@ class MeasureOptions:
         read=_absolute_path,
         otherwise="synthetic data",
         in_training=True,
+        for_all_cases=True,
     )
     download: bool = option(
         "--download", "let torchvision download them into `--data-root`", in_training=True
