@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.errors import GpuscaleError, UsageError
 from gpuscale.launch.mpirun import OpenMpi, job_hosts
 from gpuscale.launch.placement import Placement, ProcessStarter, gloo_variables, place
-from gpuscale.launch.slurm import Slurm
+from gpuscale.launch.srun import Slurm
 from gpuscale.run_directory import RunDirectory
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -148,7 +148,7 @@ def test_a_rank_finds_its_group_by_its_schedulers_own_variables(
     address: str,
 ) -> None:
     hosts = ("jwb0001", "jwb0002")
-    monkeypatch.setattr("gpuscale.launch.slurm.hostnames", lambda _: hosts)
+    monkeypatch.setattr("gpuscale.launch.srun.hostnames", lambda _: hosts)
     directory = RunDirectory(path=tmp_path)
     directory.hosts.write_text("\n".join(hosts))
     directory.port.write_text("20000")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # A launcher across nodes is its file in this folder and its line here.
 ACROSS_NODES: Mapping[str, str] = {
-    "slurm": "gpuscale.launch.slurm:Slurm",
+    "slurm": "gpuscale.launch.srun:Slurm",
     "mpirun": "gpuscale.launch.mpirun:OpenMpi",
 }
 _TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)

@@ -42,7 +42,7 @@ class OpenMpi(ProcessStarter):
     def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
         """Open MPI's command line for one process a rank, laid on the hosts in blocks.
 
-        No process is bound to cores, as no launcher here does: see launch/slurm.py.
+        No process is bound to cores, as no launcher here does: see launch/srun.py.
         """
         # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
         settings = {name for name in os.environ if name.startswith(VARIABLE_FAMILIES)}

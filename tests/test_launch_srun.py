@@ -81,7 +81,7 @@ STEPS = """
 import os, subprocess
 from msgspec.structs import replace
 from gpuscale.launch.placement import place
-from gpuscale.launch.slurm import Slurm
+from gpuscale.launch.srun import Slurm
 
 slurm = Slurm()
 for ranks in (1, 2, 4):
