@@ -8,19 +8,13 @@ import re
 from collections.abc import Mapping
 
 from gpuscale.errors import UsageError
-from gpuscale.log_formats import frameworks, progress_bars, protocol, structured
+from gpuscale.log_formats import frameworks, progress_bars, structured
 from gpuscale.log_formats.log_format import LogFormat, Mark, mark_of
 
 __all__ = ["FORMATS", "LogFormat", "Mark", "Recognition", "by_regex", "plain"]
 
 FORMATS: Mapping[str, LogFormat] = {
-    one.name: one
-    for one in (
-        *protocol.FORMATS,
-        *frameworks.FORMATS,
-        *structured.FORMATS,
-        *progress_bars.FORMATS,
-    )
+    one.name: one for one in (*structured.FORMATS, *frameworks.FORMATS, *progress_bars.FORMATS)
 }
 STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
 STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Counts = Literal["steps", "iterations", "epochs", "samples", "tokens"]
 """What a counter counts: steps; blocks of steps whose length the line does not tell; epochs;
@@ -62,13 +62,11 @@ class LogFormat:
     """Many scripts print such lines beside their own: another format goes before it."""
 
 
-def number(text: str | None) -> float | None:
-    """The number that a text says, with or without commas between thousands."""
-    if text is None:
-        return None
+def number(value: Any) -> float | None:
+    """The number that JSON has, or that a text says with or without commas between thousands."""
     try:
-        return float(text.replace(",", "").rstrip("."))
-    except ValueError:
+        return float(value.replace(",", "").rstrip(".") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -101,7 +99,7 @@ def reader(
         if holds not in line:
             return None
         found = search(line)
-        return None if found is None else mark_of(found.groupdict(), figure_scale)
+        return found and mark_of(found.groupdict(), figure_scale)
 
     return read
 

@@ -8,6 +8,7 @@ from gpuscale.log_formats.log_format import (
     VALIDATION,
     LogFormat,
     Mark,
+    mark_of,
     number,
     reader,
     whole,
@@ -47,25 +48,22 @@ def read_tqdm(line: str, units: frozenset[str] = TQDM_STEPS) -> Mark | None:
         return VALIDATION
     if PREPARING.search(description):
         return None
-    seconds = number(bar["seconds"])
     rate = number(bar["rate"])
     epoch = EPOCH.search(description)
     loss = LOSS.search(line, bar.end())
     return Mark(
         step=whole(bar["step"] or bar["count"]),
-        epoch=None if epoch is None else int(epoch[1]),
+        epoch=epoch and int(epoch[1]),
         total_steps=whole(bar["total"]),
-        figure=1 / rate if rate else seconds,
-        loss=None if loss is None else number(loss["loss"]),
+        figure=1 / rate if rate else number(bar["seconds"]),
+        loss=loss and number(loss["loss"]),
     )
 
 
 def read_tqdm_samples(line: str) -> Mark | None:
     """What a tqdm bar tells that counts samples, in samples per second of its process."""
     mark = read_tqdm(line, TQDM_SAMPLES)
-    if mark is None or not mark.figure:
-        return mark
-    return replace(mark, figure=1 / mark.figure)
+    return replace(mark, figure=1 / mark.figure) if mark and mark.figure else mark
 
 
 HF_LOSS = re.compile(rf"\{{'loss': '?(?P<loss>{NUMBER})")
@@ -79,14 +77,11 @@ def read_hf_trainer(line: str) -> Mark | None:
     """What a line of Hugging Face's Trainer tells: its bar, a loss, or the summary of the run."""
     if "{'" not in line:
         bar = read_tqdm(line)
-        return None if bar is None else replace(bar, figure=None)
+        return bar and replace(bar, figure=None)
     if "'eval_loss'" in line or "'eval_runtime'" in line:
         return VALIDATION
     found = HF_SUMMARY.search(line) or HF_LOSS.search(line)
-    if found is None:
-        return None
-    told = found.groupdict()
-    return Mark(figure=number(told.get("figure")), loss=number(told["loss"]))
+    return found and mark_of(found.groupdict())
 
 
 KERAS_STEP_TIME = r"(?P<time>\d+)(?P<unit>ms|us|s)/step"
@@ -109,15 +104,14 @@ def read_keras_bar(line: str) -> Mark | None:
     bar = KERAS_BAR.search(line)
     if bar is None:
         return None
-    loss = KERAS_LOSS.search(line)
-    told_loss = None if loss is None else number(loss["loss"])
+    loss = (found := KERAS_LOSS.search(line)) and number(found["loss"])
     if " - val_" in line:
-        return Mark(loss=told_loss, validated=True)
+        return Mark(loss=loss, validated=True)
     return Mark(
         step=int(bar["step"]),
         total_steps=whole(bar["total"]),
         figure=None if bar["time"] is None else int(bar["time"]) * KERAS_SECONDS[bar["unit"]],
-        loss=told_loss,
+        loss=loss,
     )
 
 
@@ -136,7 +130,7 @@ def read_keras_epoch(line: str) -> Mark | None:
         step=steps,
         total_steps=steps,
         figure=seconds,
-        loss=None if loss is None else number(loss["loss"]),
+        loss=loss and number(loss["loss"]),
         validated=" - val_" in line,
     )
 

@@ -1,45 +1,55 @@
 """Formats whose lines hold JSON."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
-from gpuscale.log_formats.log_format import LogFormat, Mark
+from gpuscale.log_formats.log_format import LogFormat, Mark, number
+from gpuscale.step_report import PREFIX
+
+T = TypeVar("T")
 
 
-def json_after(prefix: str, line: str) -> dict[str, Any] | None:
-    """The JSON object that follows a prefix somewhere in the line."""
-    start = line.find(prefix)
+class Reported(msgspec.Struct, frozen=True):
+    """What follows `GPUSCALE` in a line."""
+
+    step: int
+    samples: int | None = None
+    """Of one step, over all ranks."""
+    epoch: int | None = None
+    loss: float | str | None = None
+    """As a text where it is no number of JSON: `"nan"`, `"inf"`."""
+
+
+def json_after(prefix: str, line: str, kind: type[T]) -> T | None:
+    """The JSON object of that kind that follows a prefix somewhere in the line."""
+    start = line.find(f"{prefix}{{")
     if start < 0:
         return None
     try:
-        told = msgspec.json.decode(line[start + len(prefix) :])
+        return msgspec.json.decode(line[start + len(prefix) :], type=kind)
     except msgspec.DecodeError:
         return None
-    return told if isinstance(told, dict) else None
 
 
-def figure_of(value: object) -> float | None:
-    """The number that is a JSON value or that its text says."""
-    if isinstance(value, (int, float, str)):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return None
+def read_reported(line: str) -> Mark | None:
+    """What a line of `gpuscale.report` tells."""
+    told = json_after(PREFIX, line, Reported)
+    if told is None:
+        return None
+    return Mark(told.step, told.epoch, samples_per_step=told.samples, loss=number(told.loss))
 
 
 def read_dllogger(line: str) -> Mark | None:
     """What DLLogger's JSON tells of one step; a step of validation has three numbers."""
-    told = json_after("DLLL ", line)
-    match told:
+    match json_after("DLLL ", line, dict):
         case {"type": "LOG", "step": [int(epoch), int(step)], "data": dict(data)}:
             return Mark(
                 step=step,
                 epoch=epoch,
-                figure=figure_of(data.get("train.total_ips")),
-                loss=figure_of(data.get("train.loss", data.get("step_loss", data.get("loss")))),
+                figure=number(data.get("train.total_ips")),
+                loss=number(data.get("train.loss", data.get("step_loss", data.get("loss")))),
             )
     return None
 
@@ -48,20 +58,26 @@ def mlperf_reader(key: str) -> Callable[[str], Mark | None]:
     """Returns a function that reads `tracked_stats` of MLPerf with that key."""
 
     def read(line: str) -> Mark | None:
-        match json_after(":::MLLOG ", line):
+        match json_after(":::MLLOG ", line, dict):
             case {
                 "event_type": "POINT_IN_TIME",
                 "key": "tracked_stats",
                 "value": dict(value),
                 "metadata": {"step": int(step)},
             } if key in value:
-                return Mark(step=step, figure=figure_of(value[key]))
+                return Mark(step=step, figure=number(value[key]))
         return None
 
     return read
 
 
 FORMATS = (
+    LogFormat(
+        name="gpuscale",
+        project="`gpuscale.report`, or a line of your own",
+        example='GPUSCALE {"step": 10, "samples": 640}',
+        read=read_reported,
+    ),
     LogFormat(
         name="dllogger-json",
         project="NVIDIA DeepLearningExamples, DLLogger's JSON",
