@@ -59,22 +59,11 @@ def default_request(
         found = dataclasses.replace(found, batch=batch)
     batch_per_gpu = built.batch_per_gpu(found, gpus)
     refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
-    return RunRequest(
-        configuration=configuration,
-        gpus=gpus,
-        index=run,
-        batch_per_gpu=batch_per_gpu,
+    return replace(
+        _request(case, environment, configuration, gpus, run, batch_per_gpu),
         sample_shape=found.sample_shape,
         samples_per_epoch=built.training_samples,
-        case_module=case.__module__,
-        case_file=file_of_case(case),
-        case_class=case.__qualname__,
         import_paths=tuple(sys.path),
-        devices=devices_of_run(environment, run=run, gpus=gpus),
-        data_root=None,
-        download=False,
-        timing=TIMING_PLANS[environment.device],
-        timeout_s=600.0,
     )
 
 
@@ -100,29 +89,37 @@ def command_request(
         batch=None if batch == own else batch,
         command=joined(case.words()),
     )
+    command = CommandRequest(
+        words=case.words(),
+        folder=str(Path.cwd()),
+        launch=case.launch,
+        log_format=case.log_format,
+        step_regex=case.step_regex,
+        tells_batch=batch_per_gpu is None,
+    )
+    request = _request(case, environment, configuration, gpus, run, batch_per_gpu)
+    return replace(request, command=command)
+
+
+def _request(
+    case: type[Case],
+    environment: Environment,
+    configuration: Configuration,
+    gpus: int,
+    run: int,
+    batch_per_gpu: int | None,
+) -> RunRequest:
+    """What the requests of training cases and of commands have in common."""
     return RunRequest(
         configuration=configuration,
         gpus=gpus,
         index=run,
         batch_per_gpu=batch_per_gpu,
-        sample_shape=None,
         case_module=case.__module__,
         case_file=file_of_case(case),
         case_class=case.__qualname__,
-        import_paths=(),
         devices=devices_of_run(environment, run=run, gpus=gpus),
-        data_root=None,
-        download=False,
         timing=TIMING_PLANS[environment.device],
-        timeout_s=600.0,
-        command=CommandRequest(
-            words=case.words(),
-            folder=str(Path.cwd()),
-            launch=case.launch,
-            log_format=case.log_format,
-            step_regex=case.step_regex,
-            tells_batch=batch_per_gpu is None,
-        ),
     )
 
 

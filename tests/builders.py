@@ -88,10 +88,7 @@ def request(gpus: int = 1, index: int = 1, **changes: object) -> RunRequest:
         case_module="",
         case_file="",
         case_class="",
-        import_paths=(),
         devices=(),
-        data_root=None,
-        download=False,
         timing=TimingPlan(warmup_steps=1, warmup_s=1, windows=1, window_s=1, run_seconds=1),
         timeout_s=60,
     )

@@ -56,19 +56,19 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     batch_per_gpu: int | None
     """None where the lines of a command are to tell it."""
-    sample_shape: tuple[int, ...] | None
+    sample_shape: tuple[int, ...] | None = None
     case_module: str
     case_file: str
     case_class: str
-    import_paths: tuple[str, ...]
+    import_paths: tuple[str, ...] = ()
     """The `sys.path` of the test process, so that ranks find the imports of the case."""
     devices: tuple[int, ...]
     """CUDA devices by local rank, the same on every node; one after the other where a rank drives
     several; empty on CPU."""
-    data_root: str | None
-    download: bool
+    data_root: str | None = None
+    download: bool = False
     timing: TimingPlan
-    timeout_s: float
+    timeout_s: float = 600.0
     samples_per_epoch: int | None = None
     memory_limit_bytes: int | None = None
     """What a rank may take of the host's memory beyond what it has before it builds its model."""
