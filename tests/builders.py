@@ -27,7 +27,7 @@ from gpuscale.records import (
     with_measured,
     without_windows,
 )
-from gpuscale.store.codec import Header, encode_header, encode_run
+from gpuscale.store.codec import encode_header, encode_run
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
 CNN = Configuration(
@@ -162,13 +162,7 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
 
 def results_text(results: Results) -> str:
     """The text of a file of these results."""
-    header = Header(
-        created_at=results.created_at,
-        gpuscale_version=results.gpuscale_version,
-        environment=results.environment,
-        injections=results.injections,
-    )
-    return "".join(f"{line}\n" for line in (encode_header(header), *map(encode_run, results.runs)))
+    return "".join(f"{line}\n" for line in (encode_header(results), *map(encode_run, results.runs)))
 
 
 def measured(

@@ -20,7 +20,7 @@ from measuring import TIMEOUT_S
 
 from gpuscale.records import Baseline, Configuration, Results
 from gpuscale.store import write_baseline
-from gpuscale.store.codec import Header, encode_header, encode_run
+from gpuscale.store.codec import encode_header, encode_run
 
 REPOSITORY = Path(__file__).parents[1]
 JOB = "4711"
@@ -134,12 +134,7 @@ def _baseline() -> Baseline:
 
 def write_results(path: Path, results: Results) -> None:
     """Write a results file."""
-    header = Header(
-        created_at=results.created_at,
-        gpuscale_version=results.gpuscale_version,
-        environment=results.environment,
-    )
-    path.write_text("\n".join([encode_header(header), *map(encode_run, results.runs)]) + "\n")
+    path.write_text("\n".join([encode_header(results), *map(encode_run, results.runs)]) + "\n")
 
 
 def use_real_pytest(root: Path, test: str) -> Path:

@@ -13,7 +13,7 @@ from msgspec import inspect as types
 from gpuscale.records import Baseline, Run
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
-from gpuscale.store.codec import Header
+from gpuscale.records.run import Header
 from gpuscale.telemetry.fields import NUMBERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"

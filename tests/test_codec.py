@@ -132,9 +132,8 @@ def test_a_file_that_is_no_results_file_is_told_by_line(text: str, message: str)
     ("change", "message"),
     [
         (put("version", value=3), "version: version 3 is newer than this gpuscale (2)"),
-        (put("version", value=1), "version: version 1 was never released"),
-        (put("version", value=0), "version: expected a whole number from 1, found 0"),
-        (put("version", value="1"), "version: expected a whole number from 1, found text"),
+        (put("version", value=1), "version: expected 2, found 1"),
+        (put("version", value="1"), "version: expected 2, found text"),
         (put("format", value="other"), "format: expected 'gpuscale-results', found text"),
         (put("created_at", value="yesterday"), "created_at: "),
         (put("created_at", value="2026-11-21T03:30"), "created_at: "),
@@ -211,7 +210,7 @@ def test_a_run_that_could_not_be_read_back_is_not_written() -> None:
     [
         (put("format", value=["x"]), "format: expected 'gpuscale-baseline', found a list"),
         (put("version", value=3), "version: version 3 is newer than this gpuscale (2); upgrade"),
-        (put("version", value=True), "version: expected a whole number from 1, found true"),
+        (put("version", value=True), "version: expected 2, found true"),
         (put("hardware", "device", value="cpu"), "hardware.gpu_name: a machine of device 'cpu'"),
         (put("published", 0, "times_s", value=[]), "published[0]: expected exactly one of"),
         (put("published", 0, "samples_per_s", value=1), "published[0]: expected exactly one of"),

@@ -285,15 +285,19 @@ def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
     return sorted(busy, key=lambda load: (-load.load_average, -(load.gpu_processes or 0)))
 
 
-class Results(Record, frozen=True, kw_only=True):
-    """A results file in memory: its header and its runs, in the order they were measured."""
+class Header(Record, frozen=True, kw_only=True):
+    """The first line of a results file, without its format and version."""
 
     created_at: Moment
-    """ISO 8601 with offset."""
     gpuscale_version: Name
     environment: Environment
     injections: tuple[Name, ...] = ()
     """Faults that were made on purpose: such results never pass for real ones."""
+
+
+class Results(Header, frozen=True, kw_only=True):
+    """A results file in memory: its header and its runs, in the order they were measured."""
+
     runs: tuple[Run, ...] = ()
 
     @property

@@ -15,9 +15,9 @@ import msgspec
 
 from gpuscale.errors import DecodeError
 from gpuscale.printable import shown
-from gpuscale.records import Baseline, Environment, Results, Run
+from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.as_json import from_json, is_json, line_of, refuse_repeated_keys, to_json
-from gpuscale.records.record import Moment, Name, Record
+from gpuscale.records.run import Header
 
 RESULTS_FORMAT = "gpuscale-results"
 BASELINE_FORMAT = "gpuscale-baseline"
@@ -36,18 +36,9 @@ _HEAD = 200
 _RUN_FIELDS = {"configuration", "gpus"}
 
 
-class Header(Record, frozen=True, kw_only=True):
-    """The first line of a results file, without its format and version."""
-
-    created_at: Moment
-    gpuscale_version: Name
-    environment: Environment
-    injections: tuple[Name, ...] = ()
-
-
-def encode_header(header: Header) -> str:
+def encode_header(results: Results) -> str:
     """The first line of a results file, without its line break, where it can be read back."""
-    return _with_envelope(to_json(header), RESULTS_FORMAT)
+    return _with_envelope(to_json(msgspec.structs.replace(results, runs=())), RESULTS_FORMAT)
 
 
 def encode_run(run: Run) -> str:
@@ -157,14 +148,11 @@ def _open_envelope(text: str, wanted: str) -> dict[str, msgspec.Raw]:
     if "version" not in content:
         raise DecodeError("", f"missing field 'version'; this gpuscale reads version {VERSION}")
     version = from_json(object, _text(content.pop("version")))
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DecodeError("version", f"expected a whole number from 1, found {shown(version)}")
-    if version > VERSION:
+    if isinstance(version, int) and version > VERSION:
         problem = f"version {shown(version)} is newer than this gpuscale ({VERSION})"
         raise DecodeError("version", f"{problem}; upgrade gpuscale")
-    if version < VERSION:
-        problem = f"version {version} was never released; this gpuscale reads version {VERSION}"
-        raise DecodeError("version", f"{problem}, so measure or record anew")
+    if version != VERSION:
+        raise DecodeError("version", f"expected {VERSION}, found {shown(version)}")
     return content
 
 

@@ -13,7 +13,7 @@ from typing import Self
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
 from gpuscale.records.as_json import is_json
-from gpuscale.store.codec import Header, decode_results, encode_header, encode_run
+from gpuscale.store.codec import decode_results, encode_header, encode_run
 from gpuscale.store.files import (
     READ_PROBLEMS,
     RESUME_PROBLEMS,
@@ -139,9 +139,8 @@ class ResultsWriter(_RunAppender):
     def __init__(self, path: Path, head: Results) -> None:
         """Creates the file, and its folders where they are missing."""
         super().__init__(path)
-        header = Header(**{name: getattr(head, name) for name in Header.__struct_fields__})
         try:
-            line = encode_header(header)
+            line = encode_header(head)
         except DecodeError as error:
             raise file_error(path, f"cannot record this environment: {error}") from None
         known = {**WRITE_PROBLEMS, errno.EEXIST: WRITE_PROBLEMS[errno.ENOTDIR]}
