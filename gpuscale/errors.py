@@ -5,13 +5,15 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/judging.md)."""
+    """The exit codes of `gpuscale` (docs/judging.md), the last two of a night (docs/nightly.md)."""
 
     OK = 0
     REGRESSED = 1
     USAGE = 2
     INCONCLUSIVE = 3
     NOTHING_COMPARABLE = 4
+    INCOMPLETE = 5
+    INFRASTRUCTURE = 6
 
 
 CANNOT_WRITE = 74

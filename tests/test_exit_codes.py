@@ -16,6 +16,8 @@ def test_the_commands_end_with_the_codes_that_they_document() -> None:
         "USAGE": 2,
         "INCONCLUSIVE": 3,
         "NOTHING_COMPARABLE": 4,
+        "INCOMPLETE": 5,
+        "INFRASTRUCTURE": 6,
     }
     assert CANNOT_WRITE == 74
 

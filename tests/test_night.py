@@ -11,7 +11,7 @@ from ci_checkout import JOB, write_program
 
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.scheduler import Ending, JobState
-from gpuscale.errors import FileError, MachineError, UsageError
+from gpuscale.errors import ExitCode, FileError, MachineError, UsageError
 from gpuscale.launch.collect import joined
 from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.night import FIRST_ATTEMPT, has_regressed, new_night, next_job, nights_folder
@@ -20,7 +20,6 @@ from gpuscale.night.attempt import (
     Attempt,
     Fault,
     Items,
-    NightExit,
     job_exit,
     night_exit,
     night_meaning,
@@ -266,7 +265,7 @@ def test_the_night_ends_with_what_matters_most(
 def test_a_night_says_how_it_ended(
     last: Attempt, code: int, compare_exit: int | None, has_baseline: bool, meaning: str
 ) -> None:
-    said = night_meaning(NightExit(code), last, compare_exit, has_baseline=has_baseline)
+    said = night_meaning(ExitCode(code), last, compare_exit, has_baseline=has_baseline)
     assert said == meaning
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One night; the exit code is `NightExit`'s."""
+    """One night; docs/nightly.md says what the exit code means."""
     words = arguments.words
     end = words.index("compare") if "compare" in words else len(words)
     measure, compare = words[1:end], words[end + 1 :]

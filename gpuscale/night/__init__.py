@@ -22,7 +22,6 @@ from gpuscale.launch.placement import EXCLUDED_HOSTS
 from gpuscale.night.attempt import (
     FAULT_FILE,
     Attempt,
-    NightExit,
     night_exit,
     night_meaning,
     read_items,
@@ -75,7 +74,7 @@ class Night:
         self.folder = Path()
         """Where the night is kept, once it runs."""
 
-    def run(self, name: str) -> NightExit:
+    def run(self, name: str) -> ExitCode:
         """Measure, once more where the infrastructure failed, judge, and keep the record."""
         self.folder = self._open(name)
         attempt = self._try("--results")
@@ -183,7 +182,7 @@ class Night:
             _write_or_say(first / "doctor.json", doctor + "\n")
         # Nobody knows whether another attempt will measure anything.
         code = self._judge(first)
-        self._first_regressed = code == NightExit.REGRESSED
+        self._first_regressed = code == ExitCode.REGRESSED
         return code
 
     def _submit_again(self, bad: Sequence[str]) -> str | None:
@@ -202,11 +201,11 @@ class Night:
         _say(f"{problem}; trying again here")
         return None
 
-    def _hand_over(self, attempt: Attempt, job: str, compare_exit: int | None) -> NightExit:
-        code = NightExit.INFRASTRUCTURE
+    def _hand_over(self, attempt: Attempt, job: str, compare_exit: int | None) -> ExitCode:
+        code = ExitCode.INFRASTRUCTURE
         meaning = f"infrastructure failed; submitted once more as job {job}, for other nodes"
         if self._first_regressed:
-            code, meaning = NightExit.REGRESSED, f"regressed, and {meaning}"
+            code, meaning = ExitCode.REGRESSED, f"regressed, and {meaning}"
         self._record(attempt, code, meaning, compare_exit, retried_as=job)
         _say(f"{meaning}; kept in {self.folder / FIRST_ATTEMPT}")
         return code
@@ -342,7 +341,7 @@ def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
 
 def has_regressed(folder: Path) -> bool:
     """True where a night or an attempt has been recorded as regressed."""
-    return facts_of(folder).get(_EXIT) == str(int(NightExit.REGRESSED))
+    return facts_of(folder).get(_EXIT) == str(int(ExitCode.REGRESSED))
 
 
 def next_job(nights: Path, job: str) -> str | None:

@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Literal
 
@@ -195,33 +194,23 @@ def read_machine_faults(path: Path) -> tuple[Fault, ...]:
         return ()
 
 
-class NightExit(IntEnum):
-    """The exit codes of a night; the first five are those of `gpuscale compare`."""
-
-    OK = 0
-    REGRESSED = 1
-    FAILED = 2
-    INCONCLUSIVE = 3
-    NOTHING_COMPARABLE = 4
-    INCOMPLETE = 5
-    INFRASTRUCTURE = 6
-
-
 _MEANINGS: Mapping[int, str] = {
-    NightExit.OK: "ok",
-    NightExit.REGRESSED: "regressed",
-    NightExit.FAILED: "it could not be run or judged",
-    NightExit.INCONCLUSIVE: "not shown to be fine",
-    NightExit.NOTHING_COMPARABLE: "nothing comparable was measured",
-    NightExit.INCOMPLETE: "not everything was measured",
-    NightExit.INFRASTRUCTURE: "infrastructure failed",
+    ExitCode.OK: "ok",
+    ExitCode.REGRESSED: "regressed",
+    ExitCode.USAGE: "it could not be run or judged",
+    ExitCode.INCONCLUSIVE: "not shown to be fine",
+    ExitCode.NOTHING_COMPARABLE: "nothing comparable was measured",
+    ExitCode.INCOMPLETE: "not everything was measured",
+    ExitCode.INFRASTRUCTURE: "infrastructure failed",
 }
-_VERDICTS = frozenset(ExitCode) - {ExitCode.USAGE}
+_VERDICTS = frozenset(
+    (ExitCode.OK, ExitCode.REGRESSED, ExitCode.INCONCLUSIVE, ExitCode.NOTHING_COMPARABLE)
+)
 
 
 def night_exit(
     attempt: Attempt, compare_exit: int | None, *, first_regressed: bool = False
-) -> NightExit:
+) -> ExitCode:
     """The exit code of a night.
 
     A regression wins, also beside a failed item; then a comparison that broke, then the
@@ -231,55 +220,55 @@ def night_exit(
     """
     is_broken = compare_exit is not None and compare_exit not in _VERDICTS
     is_whole = not is_broken and attempt.is_complete and attempt.has_measured
-    if compare_exit == NightExit.REGRESSED or (first_regressed and not is_whole):
-        return NightExit.REGRESSED
+    if compare_exit == ExitCode.REGRESSED or (first_regressed and not is_whole):
+        return ExitCode.REGRESSED
     if is_broken:
-        return NightExit.FAILED
+        return ExitCode.USAGE
     if attempt.faults:
-        return NightExit.INFRASTRUCTURE
+        return ExitCode.INFRASTRUCTURE
     if not attempt.has_measured:
         # A case that cannot be imported ends pytest with 2, and so does an interrupt.
         could_run = attempt.exit_code not in _OF_PYTEST_ITSELF and not attempt.items.uncollected
-        return NightExit.NOTHING_COMPARABLE if could_run else NightExit.FAILED
+        return ExitCode.NOTHING_COMPARABLE if could_run else ExitCode.USAGE
     if not attempt.is_complete:
-        return NightExit.INCOMPLETE
-    return NightExit.NOTHING_COMPARABLE if compare_exit is None else NightExit(compare_exit)
+        return ExitCode.INCOMPLETE
+    return ExitCode.NOTHING_COMPARABLE if compare_exit is None else ExitCode(compare_exit)
 
 
 def night_meaning(
-    code: NightExit, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
+    code: ExitCode, attempt: Attempt, compare_exit: int | None, *, has_baseline: bool
 ) -> str:
     """The end of a night, in words."""
     meaning = _MEANINGS[code]
-    if code == NightExit.NOTHING_COMPARABLE and not attempt.has_measured:
+    if code == ExitCode.NOTHING_COMPARABLE and not attempt.has_measured:
         meaning = "nothing was measured"
-    elif code == NightExit.NOTHING_COMPARABLE and not has_baseline:
+    elif code == ExitCode.NOTHING_COMPARABLE and not has_baseline:
         meaning = "measured, and judged by nothing: no baseline was named"
-    elif code == NightExit.REGRESSED and compare_exit != NightExit.REGRESSED:
+    elif code == ExitCode.REGRESSED and compare_exit != ExitCode.REGRESSED:
         meaning += ", by what the first attempt measured: see attempt-1"
     if attempt.stopped_by is not None:
         meaning += f"; stopped by {signal_name(attempt.stopped_by)} (the job's time limit?)"
     return meaning
 
 
-def job_exit(state: JobState) -> tuple[NightExit, str]:
+def job_exit(state: JobState) -> tuple[ExitCode, str]:
     """The night's exit code and what it means, never 0 for a job that did not end well."""
     code = state.exit_code
     if state.ending is Ending.RESOURCES_LOST:
-        return NightExit.INFRASTRUCTURE, _MEANINGS[NightExit.INFRASTRUCTURE]
+        return ExitCode.INFRASTRUCTURE, _MEANINGS[ExitCode.INFRASTRUCTURE]
     if state.ending is Ending.TIME_UP:
-        return NightExit.INCOMPLETE, "its time was up; what had been measured by then is kept"
+        return ExitCode.INCOMPLETE, "its time was up; what had been measured by then is kept"
     if state.remark is not None:
-        return NightExit.FAILED, state.remark
-    if code == NightExit.OK and state.ending is not Ending.COMPLETED:
-        return NightExit.FAILED, "somebody or something ended it; see its log"
+        return ExitCode.USAGE, state.remark
+    if code == ExitCode.OK and state.ending is not Ending.COMPLETED:
+        return ExitCode.USAGE, "somebody or something ended it; see its log"
     if code is not None and code in _MEANINGS:
-        return NightExit(code), _MEANINGS[code]
+        return ExitCode(code), _MEANINGS[code]
     # A signal, or a code that no night ends with, comes from outside of it.
     told = "no exit code" if code is None else f"exit code {code}"
-    return NightExit.FAILED, f"{told}, which is none of a night's; see its log"
+    return ExitCode.USAGE, f"{told}, which is none of a night's; see its log"
 
 
 def exit_of_both(first: int, last: int) -> int:
     """That of two jobs' night: a regression seen first stands, unless the second could judge."""
-    return first if first == NightExit.REGRESSED and last not in _VERDICTS else last
+    return first if first == ExitCode.REGRESSED and last not in _VERDICTS else last

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from gpuscale.errors import ExitCode
 from gpuscale.night import FIRST_ATTEMPT, RECORD, facts_of
-from gpuscale.night.attempt import NightExit
 from gpuscale.page.content import Cell, Table, Tone, cells
 from gpuscale.page.rendering import rendered
 from gpuscale.reports.phrases import counted
@@ -51,6 +51,6 @@ def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
 
 
 def _tone(code: str) -> Tone:
-    if code == str(int(NightExit.OK)):
+    if code == str(int(ExitCode.OK)):
         return "pass"
-    return "loss" if code == str(int(NightExit.REGRESSED)) else "doubt"
+    return "loss" if code == str(int(ExitCode.REGRESSED)) else "doubt"
