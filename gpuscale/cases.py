@@ -233,19 +233,14 @@ def _refuse_other_arguments(
     case: type[TrainingCase], method: str, expected: Callable[..., object]
 ) -> None:
     given = inspect.signature(expected).parameters
-    wanted = f"write it as {method}({', '.join(given)})"
     found = inspect.signature(getattr(case(), method))
-    if method == "optimizer" and "parameters" in found.parameters:
-        raise CaseError(
-            f"{case.__name__}.optimizer{found} gets the model now; {wanted}, with "
-            "model.parameters() inside"
-        )
     by_name = [name for name, each in given.items() if each.kind is each.KEYWORD_ONLY]
     try:
         found.bind(*range(len(given) - len(by_name) - 1), **dict.fromkeys(by_name))
     except TypeError:
         raise CaseError(
-            f"{case.__name__}.{method}{found} does not take what it is given; {wanted}"
+            f"{case.__name__}.{method}{found} does not take what it is given; "
+            f"write it as {method}({', '.join(given)})"
         ) from None
 
 

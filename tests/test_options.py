@@ -184,7 +184,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         ("option", 'strategy_options = {"ddp": {"bucket_mb": 1}}'),
         ("hook", 'strategy_options = {"ddp": {"comm_hook": "zip"}}'),
         ("refused", 'strategy_options = {"dp": {"static_graph": True}}'),
-        ("old", "def optimizer(self, parameters, gpus): ..."),
         ("signature", "def loss(self, output): ..."),
     ):
         write_case(folder, f"class Case(Tiny):\n    {line}", name=f"test_{name}.py")
@@ -214,7 +213,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "Case.strategy_options['ddp']: there is no option 'bucket_mb'; it has bucket_cap_mb",
         "Case.strategy_options['ddp']['comm_hook'] is 'zip'; it is one of fp16_compress",
         "Case.strategy_options['dp']: there is no option 'static_graph'; dp has no options",
-        "Case.optimizer(parameters, gpus) gets the model now; write it as optimizer(self, model",
         "Case.loss(output) does not take what it is given; write it as loss(self, output, target)",
         "Forgetful.model() is not written",
     ],
