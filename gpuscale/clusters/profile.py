@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.scheduler import TIME_LIMIT
@@ -27,26 +27,23 @@ SHELL_WORD_SIGNS = "@%_+=:,./~-"
 """Signs that a word of a shell script may have besides letters and digits."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
-_SHELL_WORD = re.compile(rf"[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHELL_WORD = rf"^[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+\Z"
+_WORD = f"a word of letters, digits and {SHELL_WORD_SIGNS} (it goes into a shell script)"
+ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD, description=_WORD)]
+Variable = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", description="the name of an environment variable"),
+]
+TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 01:00:00")]
 
 
 def is_shell_word(text: str) -> bool:
     """True where a shell takes the text as it is."""
-    return _SHELL_WORD.fullmatch(text) is not None
+    return re.match(_SHELL_WORD, text) is not None
 
 
 def _refuse(place: str, wanted: str, value: str) -> None:
     raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
-
-
-def _check_shell_words(**values: str | tuple[str, ...] | None) -> None:
-    signs = f"letters, digits and {SHELL_WORD_SIGNS}"
-    for name, value in values.items():
-        listed = {f"{name}[{number}]": word for number, word in enumerate(value or ())}
-        for place, word in ({name: value} if isinstance(value, str) else listed).items():
-            if not is_shell_word(word):
-                _refuse(place, f"a word of {signs} (it goes into a shell script)", word)
 
 
 class Node(Record, frozen=True, kw_only=True):
@@ -83,21 +80,21 @@ class Recognition(Record, frozen=True, kw_only=True):
 class JobSettings(Record, frozen=True, kw_only=True):
     """Settings for the scheduler, and for the shell of the job."""
 
-    time_limit: str
+    time_limit: TimeLimit
     """As `HH:MM:SS`."""
     gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
-    partition: str | None = None
-    account: str | None = None
+    partition: ShellWord | None = None
+    account: ShellWord | None = None
     options: tuple[Name, ...] = ()
     """Further options of the scheduler, as they are."""
-    modules: tuple[str, ...] = ()
+    modules: tuple[ShellWord, ...] = ()
     module_purge: bool = False
     """True where all modules are unloaded first."""
     modules_remedy: Name | None = None
     """Said where modules must be named and are not; None where `modules` will do."""
-    variables: dict[str, Line] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
+    variables: dict[Variable, Line] = field(default_factory=dict)
+    unset: tuple[Variable, ...] = ()
     """Environment variables that the scheduler sets and that disturb."""
     prologue: tuple[Line, ...] = ()
     """Lines of bash before anything is measured, as they are."""
@@ -105,16 +102,9 @@ class JobSettings(Record, frozen=True, kw_only=True):
     """The command, as it is, behind which gpuscale runs in a container."""
 
     def __post_init__(self) -> None:
-        if not re.match(TIME_LIMIT, self.time_limit):
-            _refuse("time_limit", "a time such as 01:00:00", self.time_limit)
         if self.gpu_option and "{gpus}" not in self.gpu_option:
             wanted = "an option with {gpus} in it, such as --gres=gpu:{gpus}"
             _refuse("gpu_option", wanted, self.gpu_option)
-        _check_shell_words(partition=self.partition, account=self.account, modules=self.modules)
-        for place, names in (("variables", self.variables), ("unset", self.unset)):
-            for name in names:
-                if not _VARIABLE.fullmatch(name):
-                    _refuse(place, "the name of an environment variable", name)
         if self.container is not None and not self.container_program:
             wanted = "a command that begins with a program, such as apptainer exec --nv here.sif"
             _refuse("container", wanted, self.container)
@@ -132,35 +122,29 @@ class JobSettings(Record, frozen=True, kw_only=True):
 class Measured(Record, frozen=True, kw_only=True):
     """The work of a night: arguments of pytest."""
 
-    cases: tuple[str, ...] = ("bench_cases",)
-    strategies: tuple[str, ...] = ("ddp", COMMAND)
+    cases: tuple[ShellWord, ...] = ("bench_cases",)
+    strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
     gpus: tuple[Gpus, ...] = ()
     """Where `--gpus` does not say; empty where it must."""
     runs: PositiveCount = 3
     device: Literal["cuda", "cpu"] = "cuda"
-    size: str = "full"
+    size: ShellWord = "full"
     run_seconds: Seconds | None = None
     """Time for the windows of a run; None for the default of the device."""
     options: tuple[Name, ...] = ()
     """Further arguments of pytest."""
 
-    def __post_init__(self) -> None:
-        _check_shell_words(size=self.size, cases=self.cases, strategies=self.strategies)
-
 
 class Judged(Record, frozen=True, kw_only=True):
     """The reference of a night; without a baseline it is only measured."""
 
-    baseline: str | None = None
-    cases: tuple[str, ...] = ()
+    baseline: ShellWord | None = None
+    cases: tuple[ShellWord, ...] = ()
     """`CASE/STRATEGY`; empty for all."""
     gpus: tuple[Gpus, ...] = ()
     """The numbers of GPUs that the baseline knows; empty for all that were measured."""
     on_verdict: Line | None = None
     """A command for the shell that is told how each night ended, judged or not."""
-
-    def __post_init__(self) -> None:
-        _check_shell_words(baseline=self.baseline, cases=self.cases)
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):

@@ -176,7 +176,8 @@ def _refuse_value(kind: Any, document: object, message: str) -> NoReturn:
     if field is not None:
         raise DecodeError(place, _unknown_field(_type_at(kind, steps), field[1]), key=field[1])
     if match[2]:
-        raise DecodeError(place, "a name in it is empty or not printable; correct it")
+        wanted = _described(_bare(_type_at(kind, steps).key_type), "printable text")
+        raise DecodeError(place, f"expected {wanted} as each name in it; correct what is not")
     if problem.startswith(("Expected", "Invalid", "Number out")):
         value = _value_at(document, steps)
         raise DecodeError(place, _refusal(problem, value, _type_at(kind, steps)))
@@ -190,8 +191,8 @@ def _refusal(problem: str, value: object, wanted_type: Any) -> str:
     found = f"found {shown(value)}"
     if "matching regex" in problem or "length" in problem:
         why = text_problem(value) if isinstance(value, str) else None
-        wanted = "text that is not empty and has no spaces around it, or a list of the right length"
-        return why or f"expected {wanted}, {found}"
+        usual = "text that is not empty and has no spaces around it, or a list of the right length"
+        return why or f"expected {_described(wanted_type, usual)}, {found}"
     if problem.startswith("Invalid enum"):
         choices = " or ".join(f"'{choice}'" for choice in wanted_type.values)
         return f"expected {choices}, {found}"
@@ -229,12 +230,18 @@ def _type_at(kind: Any, steps: Sequence[tuple[str, str]]) -> Any:
 
 
 def _bare(described: Any) -> Any:
-    """The type without its bounds, and without None beside it."""
-    if isinstance(described, Metadata):
+    """The type without its bounds, unless they are described, and without None beside it."""
+    if isinstance(described, Metadata) and not described.extra_json_schema:
         return _bare(described.type)
     if isinstance(described, UnionType):
         return _bare(next(t for t in described.types if not isinstance(t, NoneType)))
     return described
+
+
+def _described(bounds: Any, otherwise: str) -> str:
+    """What a type is to hold, in the words of its `Meta`."""
+    schema = getattr(bounds, "extra_json_schema", None) or {}
+    return str(schema.get("description", otherwise))
 
 
 def _value_at(document: Any, steps: Sequence[tuple[str, str]]) -> object:
