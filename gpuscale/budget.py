@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import Configuration, EntryKey, Phases, RankReport, Run
-from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
+from gpuscale.scaling import PointKey, References, ScalingPoint, known_mean, scaling_points
 from gpuscale.statistics.distributions import f_tail
 from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 from gpuscale.strategies import STRATEGIES
@@ -144,12 +144,12 @@ def _parts_s(
 ) -> Mapping[str, float | None]:
     """Seconds beyond a step that is ideal, a share of the reference's, by `PARTS`."""
     # A rank alone handles gradients too, and so does the ideal step.
-    alone_s = _mean(run.synchronization_s for run in reference) or 0.0
-    exposed_s = _mean(run.measured.get("exposed_communication_s") for run in runs)
+    alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
+    exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
     return {
-        "communication": _beyond(exposed_s, ideal, alone_s),
-        "data": _beyond(_mean(map(_data_s, runs)), ideal, _mean(map(_data_s, reference))),
-        "skew": _mean(skew.skew_s for skew in rank_skews(runs)),
+        "communication": None if exposed_s is None else exposed_s - ideal * alone_s,
+        "data": _beyond(_data_s, runs, reference, ideal),
+        "skew": known_mean(skew.skew_s for skew in rank_skews(runs)),
     }
 
 
@@ -159,26 +159,30 @@ def _pipeline_parts_s(
     """The same by `PIPELINE_PARTS`; the reference has the whole batch at once."""
 
     def beyond(phase: Callable[[Phases], float]) -> float | None:
-        means = ([_mean_over_ranks(run, phase) for run in its] for its in (runs, reference))
-        ours_s, alone_s = map(_mean, means)
-        return _beyond(ours_s, ideal, alone_s)
+        def of_run(run: Run) -> float | None:
+            return known_mean(phase(rank.phases) for rank in run.ranks if rank.phases)
 
+        return _beyond(of_run, runs, reference, ideal)
+
+    whole_s = known_mean(run.synchronization_s for run in reference)
     paces_s = [[pace_s for pace_s, _ in _by_pace(run.ranks)] for run in runs]
     return {
-        "micro-batching": _beyond(0.0, ideal, _mean(run.synchronization_s for run in reference)),
-        "bubble": _mean(run.measured.get("exposed_communication_s") for run in runs),
-        "imbalance": _mean(its[-1] - statistics.fmean(its) for its in paces_s if its),
+        "micro-batching": None if whole_s is None else -ideal * whole_s,
+        "bubble": known_mean(run.measured.get("exposed_communication_s") for run in runs),
+        "imbalance": known_mean(its[-1] - statistics.fmean(its) for its in paces_s if its),
         "data": beyond(lambda phases: phases.data_s + phases.h2d_s),
         "optimizer": beyond(lambda phases: phases.optimizer_s),
     }
 
 
-def _beyond(seconds: float | None, ideal: float, alone_s: float | None) -> float | None:
-    return None if seconds is None or alone_s is None else seconds - ideal * alone_s
-
-
-def _mean_over_ranks(run: Run, phase: Callable[[Phases], float]) -> float | None:
-    return _mean(None if rank.phases is None else phase(rank.phases) for rank in run.ranks)
+def _beyond(
+    seconds_of: Callable[[Run], float | None],
+    runs: Sequence[Run],
+    reference: Sequence[Run],
+    ideal: float,
+) -> float | None:
+    ours_s, alone_s = (known_mean(map(seconds_of, its)) for its in (runs, reference))
+    return None if ours_s is None or alone_s is None else ours_s - ideal * alone_s
 
 
 def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
@@ -276,8 +280,3 @@ def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bo
     squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)
     between = squares / (len(filled) - 1)
     return f_tail(between / variance, len(filled) - 1, df) < SIGNIFICANCE
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

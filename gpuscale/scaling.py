@@ -1,6 +1,7 @@
 """From runs to the points of a scaling curve: T(n), throughput, S(n) and E(n)."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -176,7 +177,9 @@ def _point(
         samples_per_j=_samples_per_j(valid),
         speedup=speedup,
         efficiency=None if speedup is None else speedup.scaled(1 / key.gpus),
-        gpu_utilization=_gpu_utilization(valid),
+        gpu_utilization=known_mean(
+            each.values.get("utilization_mean") for run in valid for each in run.gpu_summaries
+        ),
         peak_memory_bytes=_largest(rank.peak_memory_bytes for rank in ranks),
         peak_host_memory_bytes=_largest(rank.peak_host_memory_bytes for rank in ranks),
     )
@@ -217,10 +220,10 @@ def _samples_per_j(runs: Sequence[Run]) -> Estimate | None:
     return geometric_mean(log_sample(logs)).inverse(1) if logs else None
 
 
-def _gpu_utilization(runs: Sequence[Run]) -> float | None:
-    found = (each.values.get("utilization_mean") for run in runs for each in run.gpu_summaries)
-    shares = [share for share in found if share is not None]
-    return sum(shares) / len(shares) if shares else None
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _largest(numbers: Iterable[int | None]) -> int | None:

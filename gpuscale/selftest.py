@@ -34,7 +34,7 @@ from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
 from gpuscale.run_defaults import default_request, default_strategy
 from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.statistics.significance import rate_of
-from gpuscale.strategies import ranks_of
+from gpuscale.strategies import STRATEGIES
 from gpuscale.telemetry.summary import sampling_beside
 from gpuscale.units import format_seconds
 
@@ -73,7 +73,7 @@ def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
-    alone = (ranks_of(configuration.strategy, max(gpus)) or 1) == 1
+    alone = STRATEGIES[configuration.strategy].processes(max(gpus)) == 1
     faults = tuple(
         Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
         for name, (text, kind) in _FAULTS.items()

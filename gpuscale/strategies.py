@@ -1,7 +1,7 @@
 """The demands of each strategy on a run; how its ranks work is in worker/strategies, a file each.
 
 A new strategy is such a file and its entry in `STRATEGIES`. Records may name others, which other
-tools have measured: a reader asks with `ranks_of` or `STRATEGIES.get`.
+tools have measured: a reader asks with `STRATEGIES.get`.
 """
 
 import re
@@ -58,10 +58,6 @@ class Demands:
     def processes(self, gpus: int) -> int:
         """The number of ranks that so many GPUs take."""
         return 1 if self.one_process else gpus
-
-    def runs_with(self, torch_version: str | None) -> bool:
-        """False for a version that is older than the first."""
-        return not is_older(torch_version, self.oldest_torch)
 
 
 def is_older(torch_version: str | None, first: tuple[int, int]) -> bool:
@@ -164,9 +160,3 @@ MICRO_BATCHES = 4
 """Of each GPU's share of a batch: with four for each stage of a pipeline less than a fifth of its
 time is lost to filling and draining it, however many stages there are."""
 OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
-
-
-def ranks_of(strategy: str, gpus: int) -> int | None:
-    """The number of ranks of a run; None for a strategy that gpuscale does not know."""
-    demands = STRATEGIES.get(strategy)
-    return None if demands is None else demands.processes(gpus)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuscale.budget import valid_by_point
 from gpuscale.records import Phases, Run
-from gpuscale.scaling import PointKey, geometric_mean
+from gpuscale.scaling import PointKey, geometric_mean, known_mean
 from gpuscale.statistics.estimates import log_sample
 
 SUM_TOLERANCE = 0.03
@@ -50,10 +50,9 @@ def _step(runs: Sequence[Run]) -> TypicalStep | None:
     ]
     if not described:
         return None
-    exposed = [run.measured.get("exposed_communication_s") for run in runs]
-    exposed_s = [each for each in exposed if each is not None]
-    communication_s = max(0.0, statistics.fmean(exposed_s)) if exposed_s else None
-    in_forward_s = _communication_in_forward_s(runs) if exposed_s else 0.0
+    exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
+    communication_s = None if exposed_s is None else max(0.0, exposed_s)
+    in_forward_s = 0.0 if exposed_s is None else _communication_in_forward_s(runs)
     # Unlike medians of each phase, means over the same windows add up to the time.
     described.sort(key=lambda step: step[0])
     cut = len(described) // 3

@@ -187,7 +187,7 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
         return reason
     if reason := _not_with_options(plan, environment, options):
         return reason
-    if not demands.runs_with(environment.torch_version):
+    if is_older(environment.torch_version, demands.oldest_torch):
         first = "{}.{}".format(*demands.oldest_torch)
         return (
             f"{plan.strategy} needs torch {first} or newer, found {environment.torch_version}: "
