@@ -55,9 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         nights = read_nights(paths or [RESULTS_FOLDER])
         measurements = Measurements(history=history_of(nights, cases=arguments.case))
     else:
-        measurements = _measurements(paths or [newest_input(RESULTS_FOLDER)], before)
-        if arguments.case is not None:
-            measurements = _of_cases(measurements, arguments.case)
+        paths = paths or [newest_input(RESULTS_FOLDER)]
+        measurements = _measurements(paths, before, arguments.case)
     picture = FIGURES[arguments.figure](measurements)
     if picture is None:
         problem = "there is nothing of it in what was given; choose another one"
@@ -67,34 +66,29 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
-    """What files hold, and the baseline beside it."""
-    baseline = None if before is None else as_baseline(read_any(before), before.stem)
+def _measurements(
+    paths: Sequence[Path], before: Path | None, cases: Collection[str] | None
+) -> Measurements:
+    """What files hold of the cases, and the baseline beside it."""
     first = read_any(paths[0])
-    if not isinstance(first, Baseline):
-        results = read_all_results(paths)
-        refuse_other_faults(paths, results)
-        return Measurements(
-            runs=[run for each in results for run in each.runs],
-            baseline=baseline,
-            injections=results[0].injections,
-        )
-    if len(paths) > 1 or baseline is not None:
-        problem = "is a baseline; draw it alone, or give it as --baseline beside results"
-        raise UsageError(f"{visible(str(paths[0]))} {problem}")
-    return Measurements(baseline=first)
-
-
-def _of_cases(measurements: Measurements, cases: Collection[str]) -> Measurements:
-    baseline = measurements.baseline
-    if baseline is not None:
-        baseline = replace(
-            baseline,
-            runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
-            published=tuple(each for each in baseline.published if each.key.is_of(cases)),
-        )
+    if isinstance(first, Baseline):
+        if len(paths) > 1 or before is not None:
+            problem = "is a baseline; draw it alone, or give it as --baseline beside results"
+            raise UsageError(f"{visible(str(paths[0]))} {problem}")
+        return Measurements(baseline=_of_cases(first, cases))
+    results = read_all_results(paths)
+    refuse_other_faults(paths, results)
+    baseline = None if before is None else as_baseline(read_any(before), before.stem)
     return Measurements(
-        runs=[run for run in measurements.runs if run.key.is_of(cases)],
-        baseline=baseline,
-        injections=measurements.injections,
+        runs=[run for each in results for run in each.runs if run.key.is_of(cases)],
+        baseline=baseline and _of_cases(baseline, cases),
+        injections=results[0].injections,
+    )
+
+
+def _of_cases(baseline: Baseline, cases: Collection[str] | None) -> Baseline:
+    return replace(
+        baseline,
+        runs=tuple(run for run in baseline.runs if run.key.is_of(cases)),
+        published=tuple(each for each in baseline.published if each.key.is_of(cases)),
     )

@@ -71,15 +71,12 @@ def job_demand(
         problem = "does not know how many GPUs a node has; add --gpus-per-node N"
         raise UsageError(f"the profile {profile.name} {problem}")
     largest, scheduler = max(gpus), SCHEDULERS[profile.scheduler]
-    if largest > per_node and scheduler.launcher is None:
+    if largest > per_node and (scheduler.launcher is None or profile.job.container is not None):
+        stays = "a job in a container stays"
+        stays = stays if scheduler.launcher else f"jobs under {scheduler.title} stay"
         raise UsageError(
             f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
-            f"jobs under {scheduler.title} stay within one; ask for at most {per_node}"
-        )
-    if largest > per_node and profile.job.container is not None:
-        raise UsageError(
-            f"--gpus: {largest} GPUs are more than the {per_node} of a node of {profile.name}, and "
-            f"a job in a container stays within one; ask for at most {per_node}"
+            f"{stays} within one; ask for at most {per_node}"
         )
     on_each = per_node if profile.node.whole or largest > per_node else largest
     tasks = 1 if largest <= per_node else per_node

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,13 +15,8 @@ from gpuscale.reports.phrases import counted, set_apart
 from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.store.files import file_errors
 
-
-class _Scalar(NamedTuple):
-    tag: str
-    value: float
-    step: int
-    time_s: float
-    """Unix time."""
+_Scalar = tuple[str, float, int, float]
+"""Tag, value, step and Unix time, as `add_scalar` takes them."""
 
 
 def write(target: Path, results: Sequence[Results]) -> str:
@@ -42,8 +36,8 @@ def write(target: Path, results: Sequence[Results]) -> str:
         for folder, result in folders.items():
             for name, scalars in _curves(result):
                 with SummaryWriter(folder / name) as writer:
-                    for tag, value, step, time_s in scalars:
-                        writer.add_scalar(tag, value, step, time_s)
+                    for scalar in scalars:
+                        writer.add_scalar(*scalar)
     return f"wrote {counted(len(folders), 'folder')}; look: tensorboard --logdir {target}"
 
 
@@ -78,7 +72,7 @@ def _of_point(point: ScalingPoint, measured_s: float) -> Iterator[_Scalar]:
     for name in ("step_time_s", "samples_per_s", "speedup", "efficiency"):
         estimate = getattr(point, name)
         if estimate is not None:
-            yield _Scalar(f"over_gpus/{name}", estimate.value, point.key.gpus, measured_s)
+            yield f"over_gpus/{name}", estimate.value, point.key.gpus, measured_s
 
 
 def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
@@ -99,7 +93,7 @@ def _of_run(run: Run, places: Mapping[str, str]) -> Iterator[_Scalar]:
             values |= {f"{counter}/{place}": float(value) for counter, value in its.items()}
         ended_at_s = window.started_at_s + window.time_s
         for tag, value in values.items():
-            yield _Scalar(tag, value, (number + 1) * steps, ended_at_s)
+            yield tag, value, (number + 1) * steps, ended_at_s
 
 
 def _folder_names(texts: Iterable[str]) -> list[str]:
