@@ -12,6 +12,7 @@ from gpuscale.errors import UsageError
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import without_windows
+from gpuscale.units import counted
 
 MINIMUM_RUNS = 3
 """Valid runs that an entry of a baseline file has at least."""
@@ -176,7 +177,7 @@ def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal,
         if _identities(old) != _identities(new):
             label, obstacle = _entry_label(entry, {**entries, **known}), ""
             if len(new) < MINIMUM_RUNS:
-                made = f"{len(new)} valid run{'' if len(new) == 1 else 's'}"
+                made = counted(len(new), "valid run")
                 obstacle = f"has {made}, and an entry needs {MINIMUM_RUNS}"
             found.append(Proposal(label=label, entry=entry, old=old, new=new, obstacle=obstacle))
     return tuple(found)

@@ -3,6 +3,11 @@
 import math
 
 
+def counted(count: int, word: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration with three significant digits: `412 µs`, `41.2 ms`, `4.12 s`, `6 min 52 s`."""
     if round(seconds) >= 120:

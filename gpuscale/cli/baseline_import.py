@@ -14,10 +14,10 @@ from gpuscale.environment_diff import listed
 from gpuscale.errors import DecodeError, ExitCode
 from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
-from gpuscale.reports.phrases import counted
 from gpuscale.store import write_baseline
 from gpuscale.store.files import file_error, read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
+from gpuscale.units import counted
 
 _R = TypeVar("_R", bound=msgspec.Struct)
 

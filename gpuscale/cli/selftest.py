@@ -16,10 +16,9 @@ from gpuscale.records import Environment
 from gpuscale.records.as_json import document_text
 from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
-from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import counted_runs
 from gpuscale.run_defaults import TIMING_PLANS
-from gpuscale.units import format_seconds
+from gpuscale.units import counted, format_seconds
 
 _DEFAULT_CASES = {
     "cuda": "bench_cases/test_resnet50.py::Resnet50",

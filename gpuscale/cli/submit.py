@@ -13,13 +13,7 @@ from pathlib import Path
 
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.job_script import (
-    JobRequest,
-    job_demand,
-    job_script,
-    nodes_text,
-    numbers_text,
-)
+from gpuscale.clusters.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.clusters.profile import (
     SHELL_WORD_SIGNS,
     ClusterProfile,
@@ -34,7 +28,7 @@ from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.run_defaults import TIMING_PLANS
 from gpuscale.store import read_any, write_report
 from gpuscale.strategies import COMMAND
-from gpuscale.units import format_seconds
+from gpuscale.units import counted, format_seconds
 
 _WHOLE_NUMBERS = ("--runs", "--gpus-per-node")
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
@@ -183,7 +177,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
     most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
     if most is not None and "--runs" not in request.options:
         runs = int(most[0])
-    gpus, nodes = numbers_text(request.gpus), nodes_text(demand)
+    gpus, nodes = numbers_text(request.gpus), counted(demand.nodes, "node")
     judged = _baseline(request) or "nothing: it is only measured, and ends with 4"
     yield (
         f"{request.profile.description}: on {gpus} GPU{'' if gpus == '1' else 's'}, "

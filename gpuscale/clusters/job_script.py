@@ -9,6 +9,7 @@ from gpuscale.clusters.profile import ClusterProfile, Judged
 from gpuscale.clusters.scheduler import Demand, Scheduler
 from gpuscale.errors import UsageError
 from gpuscale.printable import visible
+from gpuscale.units import counted
 
 _LINE_WIDTH = 96
 _SEARCH = """\
@@ -100,11 +101,6 @@ def numbers_text(gpus: tuple[int, ...]) -> str:
     return ",".join(str(number) for number in gpus)
 
 
-def nodes_text(demand: Demand) -> str:
-    """The nodes of a job, such as `2 nodes`."""
-    return f"{demand.nodes} node{'' if demand.nodes == 1 else 's'}"
-
-
 def job_script(request: JobRequest) -> str:
     """The script, complete; the same request gives the same text."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
@@ -163,7 +159,7 @@ def job_script(request: JobRequest) -> str:
     return f"""\
 #!/bin/bash
 # The scaling job of {profile.description} ({scheduler.title}):
-# on {gpus} GPUs, {nodes_text(demand)} with {demand.gpus_per_node} each.
+# on {gpus} GPUs, {counted(demand.nodes, "node")} with {demand.gpus_per_node} each.
 #
 #     gpuscale submit {visible(shlex.join(words))}
 #

@@ -11,9 +11,10 @@ import msgspec
 from gpuscale.errors import FileError, UsageError
 from gpuscale.records import Results, Run
 from gpuscale.records.environment import gpu_places
-from gpuscale.reports.phrases import counted, set_apart
+from gpuscale.reports.phrases import set_apart
 from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.store.files import file_errors
+from gpuscale.units import counted
 
 _Scalar = tuple[str, float, int, float]
 """Tag, value, step and Unix time, as `add_scalar` takes them."""

@@ -21,6 +21,7 @@ from gpuscale.records.record import (
 )
 from gpuscale.records.run import Run
 from gpuscale.records.tolerances import Tolerances
+from gpuscale.units import counted
 
 Timed = Literal["job", "training_loop", "epoch"]
 
@@ -159,7 +160,7 @@ def _problems(baseline: Baseline) -> Iterator[str]:
     for position, figure in enumerate(baseline.published):
         place = f"published[{position}]"
         if per_node is not None and figure.gpus > figure.nodes * per_node:
-            nodes = f"{figure.nodes} node{'' if figure.nodes == 1 else 's'}"
+            nodes = counted(figure.nodes, "node")
             yield f"{place}.nodes: {figure.gpus} GPUs do not fit on {nodes} of {per_node}"
         if figure.key in seen:
             yield f"{place}: {figure.key.label} stands twice; keep one, or name the cases apart"

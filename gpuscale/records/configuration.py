@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
 from gpuscale.strategies import Schedule
+from gpuscale.units import counted
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]
@@ -79,7 +80,7 @@ class EntryKey(NamedTuple):
     @property
     def label(self) -> str:
         """The name that messages use: `mnist_cnn/ddp on 4 GPUs`."""
-        return f"{self.name} on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+        return f"{self.name} on {counted(self.gpus, 'GPU')}"
 
     def is_of(self, cases: Collection[str] | None) -> bool:
         """True where `mnist_cnn` or `mnist_cnn/ddp` is one of the cases; None is all of them."""

@@ -15,6 +15,7 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
+from gpuscale.units import counted as counted
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 UNKNOWN = "–"
@@ -96,11 +97,6 @@ def numbers_text(numbers: Sequence[int]) -> str:
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
     return f"{numbers_text(counts)} GPU{'' if counts == (1,) else 's'}"
-
-
-def counted(count: int, word: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def age_text(results: Results, now: datetime) -> str:

@@ -25,6 +25,7 @@ from gpuscale.store.table.selection import (
     unused_columns,
 )
 from gpuscale.strategies import STRATEGIES
+from gpuscale.units import counted
 
 _NAMES = {"case": Name, "strategy": Name, "note": Line}
 _TIMES = tuple[Seconds, ...]
@@ -234,8 +235,8 @@ def _nodes(nodes: int | None, gpus: int, hardware: Hardware) -> int:
         return 1 if per_node is None else -(-gpus // per_node)
     if nodes > gpus or (per_node is not None and gpus > nodes * per_node):
         of = "" if per_node is None else f" of {per_node} GPUs"
-        counted = f"{nodes} node{'' if nodes == 1 else 's'}{of}"
-        raise DecodeError("", f"{gpus} GPUs are not on {counted}; correct one of the numbers")
+        on = f"{counted(nodes, 'node')}{of}"
+        raise DecodeError("", f"{gpus} GPUs are not on {on}; correct one of the numbers")
     return nodes
 
 
@@ -254,10 +255,10 @@ def _joined(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
         nights[row.day] += row.values
     for values in nights.values():
         if len(values) <= discard:
-            times = f"{len(values)} time{'' if len(values) == 1 else 's'}"
+            times = counted(len(values), "time")
             problem = f"{first.key.label} has {times}, and --discard-first takes {discard}"
             raise DecodeError("", problem)
-    counted = [value for values in nights.values() for value in values[discard:]]
+    used = [value for values in nights.values() for value in values[discard:]]
     discarded = [value for values in nights.values() for value in values[:discard]]
     notes = dict.fromkeys(row.note for row in rows if row.note)
     return PublishedFigure(
@@ -267,10 +268,10 @@ def _joined(rows: Sequence[_Measured], table: _Table) -> PublishedFigure:
         nodes=first.nodes,
         batch_per_gpu=first.batch_per_gpu,
         runs=sum(row.runs for row in rows),
-        times_s=(*discarded, *counted) if table.timed else (),
+        times_s=(*discarded, *used) if table.timed else (),
         timed=table.timed,
         discard_first=len(discarded),
-        samples_per_s=None if table.timed else statistics.fmean(counted),
+        samples_per_s=None if table.timed else statistics.fmean(used),
         nights={
             day: statistics.fmean(values[discard:])
             for day, values in sorted(nights.items(), key=lambda item: item[0] or "")
