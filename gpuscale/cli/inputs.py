@@ -18,9 +18,9 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history.night_order import doubts
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
-from gpuscale.records import Results, Run
-from gpuscale.reports.phrases import age_text
-from gpuscale.store import newest_results, read_results
+from gpuscale.records import Baseline, Results, Run, without_repeated
+from gpuscale.reports.phrases import age_text, counted
+from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
@@ -40,20 +40,25 @@ def without_collecting() -> Iterator[None]:
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files; a run in two of them is refused: intervals would be too narrow."""
-    seen: dict[tuple[object, ...], Path] = {}
-    results = []
-    for path in paths:
-        read = read_results(path)
-        for number, run in enumerate(read.runs, start=2):
-            identity = identity_of(run)
-            if identity in seen:
-                where = "this file" if seen[identity] == path else str(seen[identity])
-                problem = f"this run is in {where} already; give every run once"
-                raise FileError(path, problem, line=number)
-            seen[identity] = path
-        results.append(read)
-    return results
+    """The results in some files, each run once."""
+    return _each_run_once([read_results(path) for path in paths])
+
+
+def read_content(path: Path) -> Results | Baseline:
+    """The baseline in a file, or the results with each run once."""
+    content = read_any(path)
+    return content if isinstance(content, Baseline) else _each_run_once([content])[0]
+
+
+def _each_run_once(read: Sequence[Results]) -> list[Results]:
+    """The results without runs that came before, whose number is said on standard error."""
+    once = without_repeated(read)
+    left_out = sum(len(results.runs) for results in read) - sum(len(its.runs) for its in once)
+    if left_out:
+        sys.stderr.write(
+            f"gpuscale: left out: {counted(left_out, 'repeated run')}; each counts once\n"
+        )
+    return once
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
@@ -63,9 +68,8 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     error and left out; a file whose clock must have been wrong is named. A FileError where nothing
     is left, or a file that was named is damaged.
     """
-    seen: set[tuple[object, ...]] = set()
+    names: list[str] = []
     found: list[Results] = []
-    read: list[tuple[str, Results]] = []
     for path, is_named in _files(paths):
         try:
             results = read_results(path)
@@ -80,20 +84,14 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
                 f"gpuscale: left out: {visible(str(path))}: has faults made on purpose ({faults})\n"
             )
             continue
-        runs = {identity_of(run): run for run in results.runs}
-        found.append(replace(results, runs=tuple(runs[each] for each in runs if each not in seen)))
-        read.append((visible(str(path)), found[-1]))
-        seen.update(runs)
+        names.append(visible(str(path)))
+        found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    for doubt in doubts(read):
+    once = _each_run_once(found)
+    for doubt in doubts([*zip(names, once, strict=True)]):
         sys.stderr.write(f"gpuscale: {doubt}\n")
-    return found
-
-
-def identity_of(run: Run) -> tuple[object, ...]:
-    """What tells a run from others, also where two began at once or nobody recorded when."""
-    return (run.key, run.configuration, run.index, run.started_at_s, *run.measured.items())
+    return once
 
 
 def is_folder(path: Path) -> bool:
