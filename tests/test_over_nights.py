@@ -149,6 +149,20 @@ def test_nights_whose_clock_was_wrong_are_named_and_counted(tmp_path: Path) -> N
     assert "11 began later: was a clock wrong?" in alone.stderr.splitlines()[-1]
 
 
+def test_a_night_that_is_yet_to_come_is_never_the_last(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 8, lambda night: 1.0)
+    changed(nights[3], lambda its: moved(its, 30000))
+    shown = gpuscale("history", tmp_path)
+    assert "7 nights" in shown.stdout
+    assert "last      2026-09-28" in shown.stdout
+    assert shown.stderr.count("\n") == 1
+    assert "night-003/results.jsonl: began on 2108-" in shown.stderr
+    assert "which is yet to come: was a clock wrong?" in shown.stderr
+    # Where most are, it is this machine's clock.
+    alone = gpuscale("history", nights[3])
+    assert (alone.returncode, alone.stderr) == (0, "")
+
+
 def test_a_job_number_that_comes_twice_is_named(tmp_path: Path) -> None:
     nights = write_nights(tmp_path, 6, lambda night: 1.0)
     changed(nights[5], lambda its: replace(its, environment=environment(job_id="1")))

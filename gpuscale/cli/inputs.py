@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
-from gpuscale.history.night_order import doubts
+from gpuscale.history.night_order import doubts, yet_to_come
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
 from gpuscale.records import Baseline, Results, Run, without_repeated
@@ -64,9 +64,9 @@ def _each_run_once(read: Sequence[Results]) -> list[Results]:
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """The results in files and below folders; each run once, though a night's bundle repeats it.
 
-    What cannot be read of a folder, or was measured with faults on purpose, is named on standard
-    error and left out; a file whose clock must have been wrong is named. A FileError where nothing
-    is left, or a file that was named is damaged.
+    What cannot be read of a folder, was measured with faults on purpose, or is dated in the future
+    is named on standard error and left out; a file whose clock must have been wrong is named. A
+    FileError where nothing is left, or a file that was named is damaged.
     """
     names: list[str] = []
     found: list[Results] = []
@@ -88,10 +88,15 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
         found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    once = _each_run_once(found)
-    for doubt in doubts([*zip(names, once, strict=True)]):
+    files = [*zip(names, _each_run_once(found), strict=True)]
+    ahead = yet_to_come(files, datetime.now(UTC))
+    for name, began in ahead.items():
+        problem = f"began on {began:%Y-%m-%d}, which is yet to come: was a clock wrong?"
+        sys.stderr.write(f"gpuscale: left out: {name}: {problem}\n")
+    files = [(name, results) for name, results in files if name not in ahead]
+    for doubt in doubts(files):
         sys.stderr.write(f"gpuscale: {doubt}\n")
-    return once
+    return [results for _, results in files]
 
 
 def is_folder(path: Path) -> bool:
