@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -152,14 +153,24 @@ def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
 
 
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(RESULTS.read_bytes())
-    answer = gpuscale("compare", ARC4, RESULTS, copy)
-    assert answer.returncode == 2
-    assert "copy.jsonl:2: this run is in" in answer.stderr
-    record = gpuscale("baseline", "record", copy, copy, "--cluster", "X", "-o", tmp_path / "b.json")
-    assert record.returncode == 2
-    assert "give every run once" in record.stderr
+    runs = RESULTS.read_text().splitlines(keepends=True)[1:]
+    doubled, earlier = tmp_path / "doubled.jsonl", tmp_path / "earlier.jsonl"
+    doubled.write_text(RESULTS.read_text() + "".join(runs))
+    earlier.write_text(
+        re.sub(r'"started_at_s":1(\d{9})', r'"started_at_s":\1', doubled.read_text())
+    )
+    for command in (
+        ("show", doubled, "--format", "csv"),
+        ("compare", ARC4, RESULTS, RESULTS, "--format", "csv"),
+        ("compare", earlier, RESULTS, "--format", "csv"),
+        ("baseline", "record", doubled, "--cluster", "X", "-o", tmp_path / "b.json"),
+    ):
+        answer = gpuscale(*command)
+        assert f"left out: {len(runs)} repeated runs; each counts once\n" in answer.stderr
+        assert answer.stderr.count("left out") == 1
+    shown = [gpuscale("show", path, "--format", "csv").stdout for path in (RESULTS, doubled)]
+    assert shown[0] == shown[1]
+    assert len(json.loads((tmp_path / "b.json").read_text())["runs"]) == len(runs)
 
 
 def test_results_are_judged_against_earlier_ones_of_three_runs_each(tmp_path: Path) -> None:

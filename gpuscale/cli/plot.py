@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuscale.cli.inputs import (
     newest_input,
     read_all_results,
+    read_content,
     read_nights,
     refuse_as_output,
     refuse_other_faults,
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measurements(paths: Sequence[Path], before: Path | None) -> Measurements:
     """What files hold, and the baseline beside it."""
-    baseline = None if before is None else as_baseline(read_any(before), before.stem)
+    baseline = None if before is None else as_baseline(read_content(before), before.stem)
     first = read_any(paths[0])
     if not isinstance(first, Baseline):
         results = read_all_results(paths)
