@@ -58,7 +58,7 @@ COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
     "figures": {"matplotlib"},
-    "reports": {"tabulate"},
+    "reports": {"tabulate", "wcwidth"},
     "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
