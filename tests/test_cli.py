@@ -17,6 +17,8 @@ from builders import environment, results, results_text, run
 from changing import replace
 from measuring import REPOSITORY
 
+from gpuscale.cli import main
+
 ARC4 = REPOSITORY / "baselines" / "arc4.json"
 RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
 
@@ -76,10 +78,29 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 @pytest.mark.parametrize("command", ["submit", "baseline show"])
 def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: str) -> None:
-    answer = gpuscale(*command.split(), "--bogus", "here", cwd=REPOSITORY)
+    answer = gpuscale(*command.split(), "--xyzzy", "here", cwd=REPOSITORY)
     assert answer.returncode == 2
     assert answer.stderr.startswith(f"usage: gpuscale {command} [-h]")
-    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --bogus\n")
+    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --xyzzy\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("compre", "argument COMMAND: invalid choice: 'compre'; did you mean 'compare'?"),
+        ("baseline recrd", "argument ACTION: invalid choice: 'recrd'; did you mean 'record'?"),
+        ("show --format cvs", "argument --format: invalid choice: 'cvs'; did you mean 'csv'?"),
+        ("show --fromat csv", "unrecognized arguments: --fromat; did you mean '--format'?"),
+        ("run --gps 1 -- x", "unrecognized arguments: --gps; did you mean '--gpus'?"),
+        ("show --format xyz", "invalid choice: 'xyz' (choose from"),
+    ],
+)
+def test_for_a_mistyped_name_the_nearest_one_is_given(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
