@@ -8,7 +8,7 @@ from gpuscale.compare.hardware import hardware_label
 from gpuscale.environment_diff import FIELDS, listed
 from gpuscale.page.content import Cell, Section, Subject, Table, cells, without_unknown
 from gpuscale.records import Baseline, Environment, Results
-from gpuscale.reports.phrases import UNKNOWN
+from gpuscale.reports.phrases import UNKNOWN, known_text
 from gpuscale.units import format_bytes
 
 
@@ -103,8 +103,8 @@ def _devices(environments: Sequence[Environment]) -> list[Table]:
     rows: dict[tuple[Cell, ...], None] = {}
     for here in environments:
         for host, gpu in here.placed_gpus:
-            memory = UNKNOWN if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
-            limit = UNKNOWN if gpu.power_limit_w is None else f"{gpu.power_limit_w:.0f} W"
+            memory = known_text(gpu.memory_bytes, format_bytes)
+            limit = known_text(gpu.power_limit_w, "{:.0f} W".format)
             number = gpu.index if gpu.smi_index is None else gpu.smi_index
             place = gpu.pci_address or UNKNOWN
             named = (f"{host or UNKNOWN} GPU {number}", gpu.name, gpu.uuid or UNKNOWN, place)

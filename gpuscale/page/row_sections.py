@@ -146,21 +146,18 @@ def _measured_row(point: ScalingPoint) -> Iterator[Cell]:
     yield Cell(str(point.valid_runs), failed)
     yield _estimated(point.step_time_s, format_seconds)
     yield _estimated(point.samples_per_s, significant)
-    yield _known(point.epoch_s, format_seconds)
+    yield Cell(phrases.known_text(point.epoch_s, format_seconds))
     yield _estimated(point.speedup, "{:.2f}".format)
     yield _estimated(point.efficiency, "{:.2f}".format)
-    yield _known(point.gpu_utilization, format_percent)
-    yield _known(point.peak_memory_bytes or point.peak_host_memory_bytes, format_bytes)
+    yield Cell(phrases.known_text(point.gpu_utilization, format_percent))
+    peak_bytes = point.peak_memory_bytes or point.peak_host_memory_bytes
+    yield Cell(phrases.known_text(peak_bytes, format_bytes))
 
 
 def _estimated(estimate: Estimate | None, form: Callable[[float], str]) -> Cell:
     if estimate is None:
         return Cell(UNKNOWN)
     return Cell(form(estimate.value), phrases.bounds_text(estimate, form))
-
-
-def _known(value: float | None, form: Callable[[float], str]) -> Cell:
-    return Cell(UNKNOWN if value is None else form(value))
 
 
 def _failures(runs: Sequence[Run]) -> Iterator[str]:

@@ -6,7 +6,6 @@ from gpuscale.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.page.content import Cell, Section, Subject, Table, cells
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 from gpuscale.typical_step import typical_steps
 
@@ -58,7 +57,7 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
     found = []
     for name in ("efficiency", *parts, "rest"):
         share = shares.get(name)
-        text = UNKNOWN if share is None else f"{share:.2f}".replace("-", "−")
+        text = phrases.known_text(share, "{:.2f}".format).replace("-", "−")
         is_loss = name != "efficiency" and share is not None and share >= NAMED_LOSS
         found.append(Cell(text, tone="slower" if is_loss else ""))
     return found
