@@ -10,7 +10,6 @@ from gpuscale.records import Environment
 from gpuscale.reports.phrases import UNKNOWN, known_text
 from gpuscale.units import format_bytes
 
-
 _DIFFER_ANYWAY = frozenset({"machine", "measured", "job"})
 """A baseline names its cluster and results do not: what the GPUs are is told beside it."""
 

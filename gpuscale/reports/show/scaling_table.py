@@ -58,7 +58,7 @@ def results_text(
         lines += phase_lines(results.runs, columns)
     else:
         lines += scaling_lines(results, columns, steps) if results.runs else ["no run was recorded"]
-        lines += fitted(_failures(results), columns)
+        lines += fitted(failures(results.runs), columns)
     return "\n".join(lines)
 
 
@@ -259,8 +259,9 @@ def _origin_of_results(results: Results, path: Path | None, now: datetime | None
     yield ""
 
 
-def _failures(results: Results) -> Iterator[str]:
-    for run in results.runs:
+def failures(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each run without a result."""
+    for run in runs:
         if run.failure is not None:
             # What is not steady says so itself.
             kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
