@@ -125,8 +125,8 @@ def software_text(environment: Environment) -> str:
 
 
 def injection_warning(injections: Sequence[str]) -> str:
-    """The line above all that is shown of such results: `INJECTED data=5ms: not a real result`."""
-    return f"INJECTED {', '.join(injections)}: not a real result"
+    """`INJECTED data=5ms: not a real result`, above all that is shown; empty without faults."""
+    return f"INJECTED {', '.join(injections)}: not a real result" if injections else ""
 
 
 def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
@@ -193,7 +193,7 @@ def change_text(change: Estimate) -> str:
 
 def percent_text(fraction: float) -> str:
     """A change with its sign; what two wild runs put beyond reading is cut."""
-    return "> +1000 %" if fraction > 10 else format_percent(fraction, signed=True)
+    return "over +1000 %" if fraction > 10 else format_percent(fraction, signed=True)
 
 
 def verdict_word(verdict: Verdict) -> str:
