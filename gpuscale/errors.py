@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/judging.md)."""
+    """The exit codes of `gpuscale` (docs/comparison.md)."""
 
     OK = 0
     REGRESSED = 1
