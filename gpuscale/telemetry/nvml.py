@@ -174,7 +174,10 @@ class NvmlDevice:
 
     def compute_processes(self) -> int:
         """Processes that compute on the device now."""
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        # By version: on a driver before R510 the plain call raises what is no NVMLError.
+        newest = pynvml.nvmlDeviceGetComputeRunningProcesses_v3
+        older = pynvml.nvmlDeviceGetComputeRunningProcesses_v2
+        return len(_Forms(partial(newest, self._handle), partial(older, self._handle))())
 
     def read(self) -> Reading:
         """The fast-changing part of the state; a question without an answer has its reason."""

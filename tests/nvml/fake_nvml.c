@@ -292,7 +292,12 @@ typedef struct {
     uint gpu_instance, compute_instance;
 } process;
 
-int nvmlDeviceGetComputeRunningProcesses_v3(device *d, uint *count, process *found) {
+#ifdef OLD_DRIVER
+#define COMPUTE_PROCESSES nvmlDeviceGetComputeRunningProcesses_v2
+#else
+#define COMPUTE_PROCESSES nvmlDeviceGetComputeRunningProcesses_v3
+#endif
+int COMPUTE_PROCESSES(device *d, uint *count, process *found) {
     int code = query(d, "processes");
     uint room = found ? *count : 0;
     if (code != SUCCESS)
