@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, random_split
 from torchvision import datasets
-from torchvision.transforms import v2
 
 from gpuscale import Size, TrainingCase
 
@@ -50,15 +49,7 @@ class MnistCnn(TrainingCase):
     def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        steps: Callable[[Any], torch.Tensor] = v2.Compose(
-            [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-        )
-        return steps
-
-    def real_dataset(
-        self, root: Path, size: Size, *, download: bool
-    ) -> Dataset[tuple[torch.Tensor, int]]:
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
         """The 51,000 training digits; the other 9,000 are the source's validation split."""
         digits = datasets.MNIST(root, train=True, transform=self.transform(size), download=download)
         validation = int(_VALIDATION_SHARE * len(digits))

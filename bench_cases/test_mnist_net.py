@@ -54,16 +54,14 @@ class MnistNet(TrainingCase):
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 
-    def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        steps: Callable[[Any], torch.Tensor] = v2.Compose(
-            [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
+    def transform(self, size: Size) -> Callable[[Any], Any]:
+        steps: Callable[[Any], Any] = v2.Compose(
+            [super().transform(size), v2.Normalize(_MEAN, _STD)]
         )
         return steps
 
-    def real_dataset(
-        self, root: Path, size: Size, *, download: bool
-    ) -> Dataset[tuple[torch.Tensor, int]]:
-        data: Dataset[tuple[torch.Tensor, int]] = datasets.MNIST(
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
+        data: Dataset[Any] = datasets.MNIST(
             root, train=True, transform=self.transform(size), download=download
         )
         return data

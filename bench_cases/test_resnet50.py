@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision import datasets, models
-from torchvision.transforms import v2
 
 from gpuscale import Size, TrainingCase
 
@@ -49,24 +48,9 @@ class Resnet50(TrainingCase):
     def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=0.02)
 
-    def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        steps: Callable[[Any], torch.Tensor] = v2.Compose(
-            [
-                v2.ToImage(),
-                # Of bytes, which takes a fifth of the time that it takes of floats.
-                v2.Resize(size.sample_shape[1:], antialias=True),
-                v2.ToDtype(torch.float32, scale=True),
-            ]
-        )
-        return steps
-
-    def real_dataset(
-        self, root: Path, size: Size, *, download: bool
-    ) -> Dataset[tuple[torch.Tensor, int]]:
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
         """The pictures below `root`, one folder per class; ImageNet cannot be downloaded."""
-        data: Dataset[tuple[torch.Tensor, int]] = datasets.ImageFolder(
-            root, transform=self.transform(size)
-        )
+        data: Dataset[Any] = datasets.ImageFolder(root, transform=self.transform(size))
         return data
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision import datasets
-from torchvision.transforms import v2
 
 from gpuscale import Size, TrainingCase
 
@@ -97,20 +96,8 @@ class Resnet50v2Cifar(TrainingCase):
     def optimizer(self, model: nn.Module, gpus: int) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.01 * gpus)
 
-    def transform(self, size: Size) -> Callable[[Any], torch.Tensor]:
-        steps: Callable[[Any], torch.Tensor] = v2.Compose(
-            [
-                v2.ToImage(),
-                v2.Resize(size.sample_shape[1:], antialias=True),
-                v2.ToDtype(torch.float32, scale=True),
-            ]
-        )
-        return steps
-
-    def real_dataset(
-        self, root: Path, size: Size, *, download: bool
-    ) -> Dataset[tuple[torch.Tensor, int]]:
-        data: Dataset[tuple[torch.Tensor, int]] = datasets.CIFAR10(
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> Dataset[Any]:
+        data: Dataset[Any] = datasets.CIFAR10(
             root, train=True, transform=self.transform(size), download=download
         )
         return data

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/judging.md), the last two of a night (docs/nightly.md)."""
+    """The exit codes of `gpuscale` (docs/comparison.md); the last two are a night's alone."""
 
     OK = 0
     REGRESSED = 1

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.errors import UsageError
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
-from gpuscale.records.run import without_windows
+from gpuscale.records.run import without_repeated, without_windows
 from gpuscale.units import counted
 
 MINIMUM_RUNS = 3
@@ -91,7 +91,9 @@ def baseline_from_results(
 
 def as_baseline(content: Results | Baseline, name: str) -> Baseline:
     """The baseline itself, or the one that results make under that name, however few runs."""
-    return content if isinstance(content, Baseline) else baseline_of_results([content], name=name)
+    if isinstance(content, Baseline):
+        return content
+    return baseline_of_results(without_repeated([content]), name=name)
 
 
 def baseline_of_results(results: Sequence[Results], *, name: str) -> Baseline:

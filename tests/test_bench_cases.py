@@ -145,6 +145,21 @@ def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
     assert 0 <= label == same_label < case.classes
 
 
+@pytest.mark.parametrize(("raw", "resized"), [((8, 8, 3), False), ((12, 20, 3), True)])
+def test_a_case_with_pictures_alone_gets_floats_in_its_shape(
+    raw: tuple[int, ...], resized: bool
+) -> None:
+    class Pictures(TrainingCase):
+        sample_shape, batch, raw_image_shape = (3, 8, 8), 2, raw
+
+    case = Pictures()
+    sample, _ = SyntheticDataset(case, case.named_size(None))[0]
+    assert (sample.shape, sample.dtype) == ((3, 8, 8), torch.float32)
+    assert 0 <= sample.min() < sample.max() <= 1
+    # To resize what has the shape already takes a third of the time again.
+    assert ("Resize" in str(case.transform(case.named_size(None)))) is resized
+
+
 def test_pooled_batches_are_those_of_the_case_have_no_end_and_differ_between_ranks() -> None:
     case = MnistCnn()
     size = case.named_size("smoke")

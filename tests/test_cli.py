@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from builders import environment, results, results_text, run
 from changing import replace
 from measuring import REPOSITORY
+
+from gpuscale.cli import main
 
 ARC4 = REPOSITORY / "baselines" / "arc4.json"
 RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
@@ -75,10 +78,29 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 @pytest.mark.parametrize("command", ["submit", "baseline show"])
 def test_an_unknown_option_is_answered_with_the_usage_of_its_command(command: str) -> None:
-    answer = gpuscale(*command.split(), "--bogus", "here", cwd=REPOSITORY)
+    answer = gpuscale(*command.split(), "--xyzzy", "here", cwd=REPOSITORY)
     assert answer.returncode == 2
     assert answer.stderr.startswith(f"usage: gpuscale {command} [-h]")
-    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --bogus\n")
+    assert answer.stderr.endswith(f"gpuscale {command}: error: unrecognized arguments: --xyzzy\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("compre", "argument COMMAND: invalid choice: 'compre'; did you mean 'compare'?"),
+        ("baseline recrd", "argument ACTION: invalid choice: 'recrd'; did you mean 'record'?"),
+        ("show --format cvs", "argument --format: invalid choice: 'cvs'; did you mean 'csv'?"),
+        ("show --fromat csv", "unrecognized arguments: --fromat; did you mean '--format'?"),
+        ("run --gps 1 -- x", "unrecognized arguments: --gps; did you mean '--gpus'?"),
+        ("show --format xyz", "invalid choice: 'xyz' (choose from"),
+    ],
+)
+def test_for_a_mistyped_name_the_nearest_one_is_given(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed.split())
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
@@ -152,14 +174,24 @@ def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
 
 
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(RESULTS.read_bytes())
-    answer = gpuscale("compare", ARC4, RESULTS, copy)
-    assert answer.returncode == 2
-    assert "copy.jsonl:2: this run is in" in answer.stderr
-    record = gpuscale("baseline", "record", copy, copy, "--cluster", "X", "-o", tmp_path / "b.json")
-    assert record.returncode == 2
-    assert "give every run once" in record.stderr
+    runs = RESULTS.read_text().splitlines(keepends=True)[1:]
+    doubled, earlier = tmp_path / "doubled.jsonl", tmp_path / "earlier.jsonl"
+    doubled.write_text(RESULTS.read_text() + "".join(runs))
+    earlier.write_text(
+        re.sub(r'"started_at_s":1(\d{9})', r'"started_at_s":\1', doubled.read_text())
+    )
+    for command in (
+        ("show", doubled, "--format", "csv"),
+        ("compare", ARC4, RESULTS, RESULTS, "--format", "csv"),
+        ("compare", earlier, RESULTS, "--format", "csv"),
+        ("baseline", "record", doubled, "--cluster", "X", "-o", tmp_path / "b.json"),
+    ):
+        answer = gpuscale(*command)
+        assert f"left out: {len(runs)} repeated runs; each counts once\n" in answer.stderr
+        assert answer.stderr.count("left out") == 1
+    shown = [gpuscale("show", path, "--format", "csv").stdout for path in (RESULTS, doubled)]
+    assert shown[0] == shown[1]
+    assert len(json.loads((tmp_path / "b.json").read_text())["runs"]) == len(runs)
 
 
 def test_results_are_judged_against_earlier_ones_of_three_runs_each(tmp_path: Path) -> None:

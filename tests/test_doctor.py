@@ -126,6 +126,14 @@ def test_a_gpu_that_cannot_be_reached_is_a_problem_and_the_others_are_shown(
     assert "GPU 2  Fake V100 B" in text
 
 
+def test_a_gpu_of_another_job_is_no_problem_and_leaves_the_numbers_as_they_are(
+    with_driver: pytest.MonkeyPatch,
+) -> None:
+    assert problems_of(0, 98, 1, monkeypatch=with_driver) == []
+    _, text = doctor()
+    assert "GPU 2  Fake V100 B" in text
+
+
 def test_a_gpu_that_answers_nothing_is_a_problem(with_driver: pytest.MonkeyPatch) -> None:
     with_driver.setenv("FAKE_NVML_FAIL", "1:utilization:0:0:15")
     found = problems_of(0, 1, monkeypatch=with_driver)

@@ -172,6 +172,27 @@ def test_a_bug_of_a_case_is_shown_once_from_its_own_line_on_and_ends_the_session
     assert re.search(r"^unbuildable/ddp +1 +0 \(1 failed\) +– ", shown, re.MULTILINE), output
 
 
+def test_a_file_that_fails_once_leaves_out_no_further_run(tmp_path: Path) -> None:
+    flaky = """
+import os
+
+class Flaky(Tiny):
+    def model(self):
+        if "RANK" in os.environ and not os.path.exists("met"):
+            open("met", "w").close()
+            raise OSError("the file was being written")
+        return super().model()
+
+Case = Flaky
+"""
+    write_case(tmp_path, flaky)
+    runs = ("--gpus", "1", "--runs", "2", "--device", "cpu", "--run-seconds", "0.1")
+    session = run_pytest(tmp_path, *runs)
+    first, second = session.results.runs
+    assert first.failure is not None
+    assert second.is_valid, session.output
+
+
 def test_a_rank_that_hangs_ends_at_the_timeout_with_the_place_where_each_rank_was(
     tmp_path: Path,
 ) -> None:

@@ -198,7 +198,7 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     axes = picture.figure.axes[0]
     levels = [line for line in axes.lines if line.get_label() == "level"]
     first, second = (at_of(line)[0, 1] for line in levels)
-    assert (first, second) == pytest.approx((0, 1 / 1.08 - 1), abs=0.01)
+    assert (first, second) == pytest.approx((128 / 0.1, 128 / 0.108), rel=0.01)
     (changed,) = (line for line in axes.lines if line.get_label() == "level changed")
     last, first = (history.nights[night].began_at.timestamp() / 86400 for night in (11, 12))
     assert last < at_of(changed)[0, 0] < first

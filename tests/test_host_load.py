@@ -54,12 +54,15 @@ def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
     assert load.steal is not None
 
 
-def test_processes_of_others_on_the_gpus_of_a_run_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("-DOLD_DRIVER",)])
+def test_processes_of_others_on_the_gpus_of_a_run_are_counted_by_drivers_new_and_old(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     script = (
         "from gpuscale.telemetry.host_load import HostLoadMeter\n"
         f"print(HostLoadMeter(['{GPU_A}']).read().gpu_processes)"
     )
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path))}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}
     answer = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )

@@ -25,13 +25,15 @@ class Case(Tiny):
 """
 
 
-def machine_for(most: int, kind: FailureKind = "out_of_memory") -> Callable[[int], Run]:
+def machine_for(
+    most: int, kind: FailureKind = "out_of_memory", message: str = "it failed"
+) -> Callable[[int], Run]:
     """Runs that fail in that way beyond a batch."""
 
     def make_run(batch: int) -> Run:
         if batch <= most:
             return run(1, 0.1, peak_memory_bytes=1000 * batch)
-        return replace(run(1, None), failure=Failure(kind=kind, message="it failed", rank=3))
+        return replace(run(1, None), failure=Failure(kind=kind, message=message, rank=3))
 
     return make_run
 
@@ -65,6 +67,15 @@ def test_a_run_that_is_not_steady_fits() -> None:
 def test_another_failure_ends_the_search_with_its_reason() -> None:
     with pytest.raises(GpuscaleError, match=r"a batch of 16, after 8 had fitted: it failed"):
         list(tries(machine_for(8, "raised"), first=8, unit=1, most=100))
+
+
+def test_convolutions_without_room_for_their_workspace_are_out_of_memory() -> None:
+    said = "RuntimeError: GET was unable to find an engine to execute this computation"
+    made = list(tries(machine_for(9, "raised", said), first=8, unit=1, most=100))
+    assert max(each.batch for each in made if each.fits) == 9
+    # Where no batch has fitted, cuDNN may just not have it for this GPU.
+    with pytest.raises(GpuscaleError, match="a batch of 8: RuntimeError"):
+        list(tries(machine_for(0, "raised", said), first=8, unit=1, most=100))
 
 
 def test_the_command_finds_what_fits_into_the_memory_that_ranks_are_left(tmp_path: Path) -> None:

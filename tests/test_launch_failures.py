@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from commands import request_for
 from test_overhead import request_for_cpu
 
@@ -13,8 +14,13 @@ from gpuscale.launch.failures import failure_of
 from gpuscale.records import Failure
 from gpuscale.records.request import RankExit, RankFailure
 from gpuscale.run_directory import RunDirectory
-from gpuscale.worker.entry import RankFiles
+from gpuscale.worker.entry import RankFiles, tells_of_peer
 
+# As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).
+OF_NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3356, unhandled cuda "
+    "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n{}\nLast error:\n{}"
+)
 ABORTED, FAULTED = -signal.SIGABRT, -signal.SIGSEGV
 
 
@@ -118,10 +124,8 @@ def test_what_watched_a_command_and_could_not_tell_its_end_is_named(
     ("error", "kind"),
     [
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "system"),
-        (
-            RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3356, ncclRemoteError: remote"),
-            "system",
-        ),
+        (RuntimeError(OF_NCCL.format("ncclRemoteError: A call failed", "")), "system"),
+        (RuntimeError(OF_NCCL.format("ncclInvalidUsage: Duplicate GPU", "")), "raised"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"), "system"),
         (OSError(28, "No space left on device"), "system"),
         (ConnectionResetError(104, "Connection reset by peer"), "system"),
@@ -135,6 +139,24 @@ def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 1).leave_failure(error, lost_peer=False)
     assert directory.failure(1).read().failure.kind == kind
+
+
+def test_nccl_without_memory_is_told_as_any_other_that_has_none(tmp_path: Path) -> None:
+    error = RuntimeError(
+        OF_NCCL.format("ncclUnhandledCudaError: Call failed.", "Cuda failure 2 'out of memory'")
+    )
+
+    directory = RunDirectory(path=tmp_path)
+    RankFiles(directory, 1).leave_failure(error, lost_peer=tells_of_peer(error))
+    RankFiles(directory, 0).leave_failure(
+        lost := dist.DistBackendError("NCCL error"), lost_peer=True
+    )
+    assert tells_of_peer(lost)
+    failure = failure_of(request_for_cpu(), directory, {0: 1, 1: 1})
+    assert failure is not None
+    assert failure.kind == "out_of_memory"
+    assert failure.message.startswith("rank 1 on ")
+    assert failure.message.endswith("Last error: Cuda failure 2 'out of memory'")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ COMMON = {"msgspec"}
 THIRD_PARTY = {
     "launch": {"torch"},
     "figures": {"matplotlib"},
-    "reports": {"tabulate"},
+    "reports": {"tabulate", "wcwidth"},
     "exports": {"torch"},
     "telemetry": {"pynvml"},
     "page": {"jinja2"},
@@ -66,7 +66,7 @@ THIRD_PARTY = {
     "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
 }
 # Imports that only type checkers see, and those of a case that is asked for a sample.
-TYPE_ONLY = {"cases": {"torch", "PIL"}}
+TYPE_ONLY = {"cases": {"torch", "torchvision", "PIL"}}
 
 
 def modules() -> list[Path]:

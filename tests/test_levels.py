@@ -91,10 +91,10 @@ def test_the_onset_of_a_step_is_the_night_that_began_it() -> None:
 def test_a_single_night_stands_out_and_is_no_change() -> None:
     series = [0.001, -0.001] * 10
     assert level_changes([*series, 0.2, *series]) == ()
-    last = departure([*series, 0.2])
+    last = departure(series, 0.2)
     assert last is not None
     assert last[0] > last[1]
-    assert departure(series[:4]) is None
+    assert departure(series[:3], 0.2) is None
 
 
 def test_a_recovery_is_a_change_too() -> None:

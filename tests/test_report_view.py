@@ -9,6 +9,7 @@ import pytest
 from builders import CNN
 from changing import replace
 from comparison_records import ALL_REDUCE, comparison, entry, of_each_verdict, view
+from wcwidth import wcswidth
 
 import gpuscale
 from gpuscale.records import EntryVerdict, EnvironmentChange, Verdict
@@ -32,7 +33,7 @@ from gpuscale.reports.cause_words import (
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.comparison import as_text
 from gpuscale.reports.reason_words import WORDS
-from gpuscale.reports.screen import Screen, wrapped
+from gpuscale.reports.screen import Screen, table, wrapped
 
 
 def test_what_got_worse_comes_first_and_what_is_fine_comes_last() -> None:
@@ -157,6 +158,27 @@ def test_lines_keep_to_the_width(columns: int) -> None:
 
 def test_a_wrapped_number_keeps_its_unit() -> None:
     assert wrapped("fell by 12.3 % now", 13) == ["fell by", "    12.3 %", "    now"]
+
+
+# The last with an accent that is a sign of its own.
+NAMES = ("mnist_cnn", "\u8a13\u7df4", "entrai\u0302nement")
+
+
+def test_names_of_wide_signs_and_accents_keep_the_columns_of_a_comparison() -> None:
+    entries = [entry(Verdict.OK, case=name, gpus=2) for name in NAMES]
+    lines = as_text.render(view(comparison(*entries))).splitlines()
+    (head,) = [line for line in lines if line.startswith("case ")]
+    rows = [line for line in lines if line.startswith(NAMES)]
+    columns = {wcswidth(line[: line.index(" ok")]) for line in rows}
+    assert (len(rows), columns) == (3, {head.index(" verdict")})
+
+
+@pytest.mark.parametrize("columns", [None, 24])
+def test_names_of_wide_signs_and_accents_keep_the_columns_of_a_table(columns: int | None) -> None:
+    rows = [(name, str(number), "9 ms") for number, name in enumerate(NAMES, start=9)]
+    text = table(("case", "GPUs", "time"), rows, columns, keys=2)
+    assert len({wcswidth(line) for line in text.splitlines()}) == 1, text
+    assert ("------  ------" in text) is (columns is None)
 
 
 def test_colour_adds_escapes_and_nothing_else() -> None:

@@ -112,8 +112,11 @@ def test_train(scaling):
 def test_a_command_is_a_case_under_pytest_too(tmp_path: Path) -> None:
     (tmp_path / "test_train.py").write_text(CASE)
     script(tmp_path, "steps(range(10**6))\n")
-    done = run_pytest(tmp_path, "test_train.py", "--gpus", "1", "--runs", "1", *QUICK)
+    of_all = ("--gpus", "1", "--runs", "1", "--size", "smoke")
+    done = run_pytest(tmp_path, "test_train.py", *of_all, *QUICK)
     assert done.exit_code == 0, done.output
+    assert "\n--size changes nothing for the command train, which trains as" in done.output
+    assert "--data-root changes" not in done.output
     (run,) = done.results.runs
     assert run.key.label == "train/command on 1 GPU"
 

@@ -17,9 +17,9 @@ from gpuscale.compare.spread import (
     gain_of,
     largest_spread,
     moderated_samples,
-    outlying_allocations,
 )
 from gpuscale.statistics.estimates import Moderated, Term, grouped_log_sample
+from gpuscale.statistics.levels import outlying_allocations
 
 Runs = Mapping[str, tuple[float, ...]]
 PAIR: Runs = {"a": (1.0, 1.2), "b": (2.0, 2.2)}

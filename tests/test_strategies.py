@@ -157,7 +157,7 @@ def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> N
 
 
 def test_the_docs_say_what_every_strategy_demands() -> None:
-    page = (REPOSITORY / "docs" / "measuring.md").read_text()
+    page = (REPOSITORY / "docs" / "strategies.md").read_text()
     for name, demands in STRATEGIES.items():
         refused = {
             "CPU ranks": demands.not_on_cpu,

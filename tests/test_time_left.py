@@ -15,9 +15,15 @@ def lasting(gpus: int, wall_s: float) -> Run:
     return replace(run(gpus, 0.1), wall_s=wall_s)
 
 
-def failed(gpus: int, kind: str = "raised", message: str = "IndexError: 8") -> Run:
+def failed(
+    gpus: int, kind: str = "raised", message: str = "IndexError: 8", *, index: int = 1
+) -> Run:
     failure = Failure(kind=kind, message=message)  # type: ignore[arg-type] # a kind each
-    return replace(run(gpus, None), failure=failure, wall_s=1.0)
+    return replace(run(gpus, None), failure=failure, index=index, wall_s=1.0)
+
+
+def lost(gpus: int, *, index: int) -> Run:
+    return failed(gpus, message="rank 0 raised OSError: [Errno 11] try again", index=index)
 
 
 def row(gpus: int) -> EntryKey:
@@ -59,6 +65,13 @@ def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
         ([failed(1, message="CUDA error: an illegal memory access")], ()),
         ([failed(1, message="CUDA error: device-side assert triggered")], (1, 2, 4)),
         ([failed(2, "unread", "no format knows lines like 'NCCL 3'")], (1, 2, 4)),
+        ([lost(1, index=1), lost(2, index=1), lost(4, index=1)], ()),
+        ([lost(1, index=1), lost(2, index=1), lost(1, index=2)], (1, 2, 4)),
+        ([run(1, 0.1), lost(2, index=1), lost(2, index=2)], (2,)),
+        ([failed(1, message="raised requests.exceptions.ConnectionError: x")], ()),
+        ([failed(1, message="raised EOFError: Ran out of input")], ()),
+        ([failed(1, message="DataLoader worker (pid 7) exited unexpectedly")], ()),
+        ([failed(1, message="raised TypeError: Caught TypeError in DataLoader worker")], (1, 2, 4)),
     ],
     ids=[
         "nothing was run",
@@ -70,6 +83,13 @@ def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
         "a device failed",
         "a wrong index on a GPU",
         "lines that no format knows",
+        "files or connections in one round",
+        "files or connections in two rounds",
+        "files on so many GPUs only",
+        "an error of another library",
+        "a file that was cut short",
+        "a loader that was killed",
+        "a loader met a bug",
     ],
 )
 def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(
@@ -78,7 +98,16 @@ def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(
     assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken
 
 
-@pytest.mark.parametrize(("last", "is_broken"), [("KeyError: 'lr'", True), ("NCCL error", False)])
+@pytest.mark.parametrize(
+    ("last", "is_broken"),
+    [
+        ("KeyError: 'lr'", True),
+        ("NCCL error", False),
+        ("OSError: [Errno 5] Input/output error", False),
+        ("curl: (56) Connection died", False),
+        ("python: can't open file 'trian.py': [Errno 2] No such file or directory", True),
+    ],
+)
 def test_of_a_command_its_last_lines_tell_whose_fault_it_was(last: str, is_broken: bool) -> None:
     made = failed(1, message="the command ended with exit code 1")
     assert made.failure is not None

@@ -51,11 +51,19 @@ def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
 
 
 @pytest.mark.parametrize(
-    ("options", "visible", "is_refused"),
-    [((), "0", True), (("--device", "cpu"), "0", False), ((), "NoDevFiles", False)],
+    ("options", "visible", "fleet", "is_refused"),
+    [
+        ((), "0", "0,1", True),
+        (("--device", "cuda"), "0", "0,1", True),
+        (("--device", "cpu"), "0", "0,1", False),
+        ((), "NoDevFiles", "0,1", False),
+        # Those that a scheduler has given to other jobs are not ours to use.
+        ((), "0", "98,98", False),
+        ((), "0", "98,0,99", True),
+    ],
 )
 def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
-    tmp_path: Path, options: tuple[str, ...], visible: str, is_refused: bool
+    tmp_path: Path, options: tuple[str, ...], visible: str, fleet: str, is_refused: bool
 ) -> None:
     session = run_pytest(
         tmp_path,
@@ -65,8 +73,10 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
         environment=(
             f"LD_LIBRARY_PATH={compile_driver(tmp_path)}",
             f"CUDA_VISIBLE_DEVICES={visible}",
+            f"FAKE_NVML_FLEET={fleet}",
         ),
     )
+    assert ("cannot use the 2 GPUs here" in session.output) is is_refused
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
     assert session.exit_code == (4 if is_refused else 0), session.output
 

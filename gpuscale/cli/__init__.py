@@ -6,11 +6,12 @@ It is imported only when it is named: `gpuscale --help` is typed often.
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
 from gpuscale.errors import ExitCode, GpuscaleError
@@ -81,6 +82,13 @@ def _silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+# What argparse says of a mistyped name: of one among several, and of an option.
+_MISTYPED = re.compile(
+    r"invalid choice: '(?P<name>.*?)' (?P<known>\(choose from .*\))$"
+    r"|unrecognized arguments:.*? --(?P<option>[\w-]+)"
+)
+
+
 class _Parser(argparse.ArgumentParser):
     """A command's parser, which takes in its arguments from the module when it is needed."""
 
@@ -98,9 +106,20 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
 
+    def error(self, message: str) -> NoReturn:
+        """End with the usage, and with the name that is nearest to a mistyped one."""
+        if found := _MISTYPED.search(message):
+            from difflib import get_close_matches
+
+            name, listed = found["name"] or found["option"], found["known"] or self.format_help()
+            dashes = "--" if found["option"] else ""
+            for near in get_close_matches(name, re.findall(rf"{dashes}([\w-]+)", listed), n=1):
+                message = f"{message.removesuffix(listed).strip()}; did you mean '{dashes}{near}'?"
+        super().error(message)
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpuscale",
         description="Does multi-GPU training on this machine still scale as it did?",
         epilog="Measure with pytest: pytest bench_cases --gpus 1,2,4",

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from gpuscale.cli.inputs import (
     add_selection,
-    identity_of,
     is_same,
     newest_input,
     read_all_results,
+    read_content,
     read_nights,
     refuse_as_both_sides,
     without_collecting,
@@ -32,7 +32,7 @@ from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
 from gpuscale.reports.screen import Screen
-from gpuscale.store import RESULTS_FOLDER, read_any, write_report
+from gpuscale.store import RESULTS_FOLDER, write_report
 
 
 class Output(NamedTuple):
@@ -98,10 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_before(path: Path, results: Sequence[Results]) -> Baseline:
     """The baseline in a file, or the earlier results; a FileError where these are no others."""
-    content = read_any(path)
+    content = read_content(path)
     if isinstance(content, Results):
-        identities = {identity_of(run) for each in results for run in each.runs}
-        shared = sum(identity_of(run) in identities for run in content.runs)
+        identities = {run.identity for each in results for run in each.runs}
+        shared = sum(run.identity in identities for run in content.runs)
         if shared:
             problem = f"has {counted(shared, 'run')} of the results beside it; name another file"
             raise FileError(visible(str(path)), problem)

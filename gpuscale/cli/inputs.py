@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
-from gpuscale.history.night_order import doubts
+from gpuscale.history.night_order import doubts, yet_to_come
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
-from gpuscale.records import Results, Run
-from gpuscale.reports.phrases import age_text
-from gpuscale.store import newest_results, read_results
+from gpuscale.records import Baseline, Results, Run, without_repeated
+from gpuscale.reports.phrases import age_text, counted
+from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
@@ -40,32 +40,36 @@ def without_collecting() -> Iterator[None]:
 
 
 def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files; a run in two of them is refused: intervals would be too narrow."""
-    seen: dict[tuple[object, ...], Path] = {}
-    results = []
-    for path in paths:
-        read = read_results(path)
-        for number, run in enumerate(read.runs, start=2):
-            identity = identity_of(run)
-            if identity in seen:
-                where = "this file" if seen[identity] == path else str(seen[identity])
-                problem = f"this run is in {where} already; give every run once"
-                raise FileError(path, problem, line=number)
-            seen[identity] = path
-        results.append(read)
-    return results
+    """The results in some files, each run once."""
+    return _each_run_once([read_results(path) for path in paths])
+
+
+def read_content(path: Path) -> Results | Baseline:
+    """The baseline in a file, or the results with each run once."""
+    content = read_any(path)
+    return content if isinstance(content, Baseline) else _each_run_once([content])[0]
+
+
+def _each_run_once(read: Sequence[Results]) -> list[Results]:
+    """The results without runs that came before, whose number is said on standard error."""
+    once = without_repeated(read)
+    left_out = sum(len(results.runs) for results in read) - sum(len(its.runs) for its in once)
+    if left_out:
+        sys.stderr.write(
+            f"gpuscale: left out: {counted(left_out, 'repeated run')}; each counts once\n"
+        )
+    return once
 
 
 def read_nights(paths: Sequence[Path]) -> list[Results]:
     """The results in files and below folders; each run once, though a night's bundle repeats it.
 
-    What cannot be read of a folder, or was measured with faults on purpose, is named on standard
-    error and left out; a file whose clock must have been wrong is named. A FileError where nothing
-    is left, or a file that was named is damaged.
+    What cannot be read of a folder, was measured with faults on purpose, or is dated in the future
+    is named on standard error and left out; a file whose clock must have been wrong is named. A
+    FileError where nothing is left, or a file that was named is damaged.
     """
-    seen: set[tuple[object, ...]] = set()
+    names: list[str] = []
     found: list[Results] = []
-    read: list[tuple[str, Results]] = []
     for path, is_named in _files(paths):
         try:
             results = read_results(path)
@@ -80,20 +84,19 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
                 f"gpuscale: left out: {visible(str(path))}: has faults made on purpose ({faults})\n"
             )
             continue
-        runs = {identity_of(run): run for run in results.runs}
-        found.append(replace(results, runs=tuple(runs[each] for each in runs if each not in seen)))
-        read.append((visible(str(path)), found[-1]))
-        seen.update(runs)
+        names.append(visible(str(path)))
+        found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    for doubt in doubts(read):
+    files = [*zip(names, _each_run_once(found), strict=True)]
+    ahead = yet_to_come(files, datetime.now(UTC))
+    for name, began in ahead.items():
+        problem = f"began on {began:%Y-%m-%d}, which is yet to come: was a clock wrong?"
+        sys.stderr.write(f"gpuscale: left out: {name}: {problem}\n")
+    files = [(name, results) for name, results in files if name not in ahead]
+    for doubt in doubts(files):
         sys.stderr.write(f"gpuscale: {doubt}\n")
-    return found
-
-
-def identity_of(run: Run) -> tuple[object, ...]:
-    """What tells a run from others, also where two began at once or nobody recorded when."""
-    return (run.key, run.configuration, run.index, run.started_at_s, *run.measured.items())
+    return [results for _, results in files]
 
 
 def is_folder(path: Path) -> bool:

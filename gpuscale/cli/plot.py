@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuscale.cli.inputs import (
     newest_input,
     read_all_results,
+    read_content,
     read_nights,
     refuse_as_output,
     refuse_other_faults,
@@ -78,7 +79,7 @@ def _measurements(
         return Measurements(baseline=_of_cases(first, cases))
     results = read_all_results(paths)
     refuse_other_faults(paths, results)
-    baseline = None if before is None else as_baseline(read_any(before), before.stem)
+    baseline = None if before is None else as_baseline(read_content(before), before.stem)
     return Measurements(
         runs=[run for each in results for run in each.runs if run.key.is_of(cases)],
         baseline=baseline and _of_cases(baseline, cases),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from gpuscale.cli.inputs import gpu_counts
+from gpuscale.cli.inputs import gpu_counts, read_content
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Results
@@ -15,7 +15,7 @@ from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.screen import columns_of
 from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.reports.show.scaling_table import results_text
-from gpuscale.store import RESULTS_FOLDER, newest_results, read_any
+from gpuscale.store import RESULTS_FOLDER, newest_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
     path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
-    content = read_any(path)
+    content = read_content(path)
     shown = Shown(
         content=content,
         path=path,

@@ -8,13 +8,14 @@ from datetime import date
 
 from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
-from gpuscale.compare.spread import MINIMUM_ALLOCATIONS, outlying_allocations
+from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.environment_diff import changes
 from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Run, Statement
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unchecked_training_note, unit_error_note
 from gpuscale.statistics.estimates import exponential
+from gpuscale.statistics.levels import outlying_allocations
 
 ENOUGH_RUNS = 6
 FAR_APART = 3.0

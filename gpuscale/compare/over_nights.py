@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace as with_fields
 
 from gpuscale.errors import UsageError
-from gpuscale.history import History, environment_at, history_of, nights_of
+from gpuscale.history import History, environment_at, history_of, nights_before, nights_of
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
@@ -49,24 +49,21 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
 
 
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
-    """The runs of the last nights that are on their rows' present levels.
+    """The valid runs of the last nights that are on their rows' present levels.
 
     Nights of two levels would widen the spread until it hides what tonight lost; a level that is
-    lost is told beside. A drift begins no level: its nights are all that there is.
+    lost is told beside.
     """
     history = history_of(earlier)
-    number = {night.allocation: i for i, night in enumerate(history.nights)}
-    oldest = len(history.nights) - REMEMBERED
-    begun = {
-        row.point: max((c.onset for c in row.changes if c.kind == "step"), default=0)
+    tonight = len(history.nights)
+    taken = {
+        (row.point, history.nights[night].allocation)
         for row in history.rows
+        for night in nights_before(tonight, row.nights, row.changes)[-REMEMBERED:]
     }
-
-    def is_recent(run: Run, result: Results) -> bool:
-        since = max(oldest, begun.get(PointKey.of(run), 0))
-        return number.get(result.allocation_of(run), -1) >= since
-
-    return _chosen(earlier, is_recent)
+    return _chosen(
+        earlier, lambda run, result: (PointKey.of(run), result.allocation_of(run)) in taken
+    )
 
 
 def last_night(history: Sequence[Results]) -> list[Results]:

@@ -22,6 +22,7 @@ from gpuscale.statistics.estimates import (
     not_below,
     priors_of,
 )
+from gpuscale.statistics.levels import outlying_allocations
 
 _Row = TypeVar("_Row")
 
@@ -35,17 +36,6 @@ Four allocations alone tell their spread so badly that a loss of 5% was found in
 With more than 2, false alarms exceed 1% where allocations differ by three times the declared
 deviation.
 """
-
-
-_ENOUGH_TO_EXCLUDE = 6
-"""Allocations of which one that lies far from the others is told from their spread."""
-_MOST_EXCLUDED = 0.25
-"""The part of them that may be: of more, they are another level and no outlying nights."""
-_FAR = 7.0
-"""Deviations, by the median absolute one, beyond which an allocation is not one of them."""
-_NEAREST_FAR = 0.02
-_DEVIATION_OF_MEDIAN = 1.4826
-"""Standard over median absolute deviation of normal values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,22 +205,6 @@ class SideSample:
             return deviation**2 * self.allocation_share
         # Two samples from different nodes share nothing: each has the full deviation of a time.
         return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
-
-
-def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
-    """By how much the value of each allocation that lies far from the others is above them.
-
-    One sick night would widen their spread until it hides a loss that all the others show.
-    """
-    # Not `statistics.levels.outlying`: that knows the order, and parts with 3 to 9 times as many.
-    if len(values) < _ENOUGH_TO_EXCLUDE:
-        return {}
-    middle = statistics.median(values.values())
-    apart = {name: value - middle for name, value in values.items()}
-    usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
-    far = max(_NEAREST_FAR, _FAR * usual)
-    found = {name: value for name, value in apart.items() if abs(value) > far}
-    return found if len(found) <= _MOST_EXCLUDED * len(values) else {}
 
 
 def _difference(logs: Sequence[float]) -> float:

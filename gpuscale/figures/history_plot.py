@@ -1,4 +1,4 @@
-"""The nights of a machine: each row's throughput against its level, and what changed when."""
+"""The nights of a machine: each row's throughput, its levels, and what changed when."""
 
 import itertools
 import statistics
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import MaxNLocator
 
 from gpuscale.environment_diff import change_text
-from gpuscale.figures.axes import legend_of, names_beside, thinned
+from gpuscale.figures.axes import label_ticks, legend_of, names_beside, thinned
 from gpuscale.figures.picture import (
     COLUMN_IN,
     INK,
@@ -28,7 +28,11 @@ from gpuscale.statistics.estimates import exponential
 MOST_ROWS = 8
 MOST_ENVIRONMENTS = 6
 """Changes of the environment that are told below the picture, the latest."""
-_MOST_DATES = 3
+_MOST_DATES, _MOST_RATES = 3, 3
+_LEAST_ROOM, _ROOM = 0.01, 0.25
+"""Below the nights of a row, twice above: of their throughput, and of what they differ by."""
+_LABEL_WIDTH, _LABEL_PT = 0.17, 9
+"""Of a change: of the time that all nights take, and its height."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
 _COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
 
@@ -51,7 +55,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
         if (changes := environment_at(history.nights, night))
     ]
     notes = [
-        "throughput of each night against the row's first level; dates in UTC",
+        "samples/s of each night, and how much they changed from level to level; outlying nights "
+        "beyond the axis are at its end; dates in UTC",
         *(
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
             for night, changes in changed[-MOST_ENVIRONMENTS:]
@@ -84,25 +89,32 @@ def _draw(
 ) -> None:
     """The nights of a row, its levels, and what changed with them."""
     days = {index: _number(nights[index].began_at) for index in row.nights}
-    logs = {index: nights[index].log_step_times[row.point] for index in row.nights}
+    rates = {
+        index: row.point.global_batch / exponential(nights[index].log_step_times[row.point])
+        for index in row.nights
+    }
     bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
-    levels = [row.nights[begin:end] for begin, end in itertools.pairwise(bounds)]
-    first = statistics.median(logs[index] for index in levels[0])
-    shares = {index: exponential(first - log) - 1 for index, log in logs.items()}
-    for level in levels:
+    for begin, end in itertools.pairwise(bounds):
+        level = row.nights[begin:end]
+        rate = statistics.median(rates[index] for index in level)
         ends = [days[level[0]], days[level[-1]]]
-        share = statistics.median(shares[index] for index in level)
-        axes.plot(ends, [share, share], color=_LEVEL_COLOR, linewidth=1.6, label="level")
+        axes.plot(ends, [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level")
     far = {*row.outlying}
-    for label, marker, face, its in (
-        ("night", "o", _COLOR, [index for index in row.nights if index not in far]),
-        ("outlying night", "o", SURFACE, [index for index in row.nights if index in far]),
+    # One night that is far away would draw all levels as one line.
+    usual = [rate for index, rate in rates.items() if index not in far] or [*rates.values()]
+    room = max(_LEAST_ROOM * max(usual), _ROOM * (max(usual) - min(usual)))
+    low, high = min(usual) - room, max(usual) + 2 * room
+    axes.set_ylim(low, high)
+    for label, face, its in (
+        ("night", _COLOR, [index for index in row.nights if index not in far]),
+        ("outlying night", SURFACE, [index for index in row.nights if index in far]),
     ):
         axes.plot(
             [days[index] for index in its],
-            [shares[index] for index in its],
+            [min(max(rates[index], low), high) for index in its],
+            clip_on=False,
             linestyle="none",
-            marker=marker,
+            marker="o",
             markersize=3.5,
             color=_COLOR,
             markerfacecolor=face,
@@ -121,23 +133,29 @@ def _draw(
             color=INK,
             label="environment changed",
         )
+    begin, end = _number(nights[0].began_at), _number(nights[-1].began_at)
+    label_days = _LABEL_WIDTH * (end - begin)
+    axes.set_xlim(begin - label_days / 4, end + label_days)
+    free_from: list[float] = []
     for change in row.changes:
         before = row.nights[row.nights.index(change.onset) - 1]
         moment = _between(nights[before], nights[change.onset])
+        # In the first line of labels that has room there.
+        line = next((at for at, day in enumerate(free_from) if day <= moment), len(free_from))
+        free_from[line : line + 1] = [moment + label_days]
         axes.annotate(
             percent_text(change.throughput.value),
             (moment, 1.0),
-            (2, -2),
+            (2, -2 - _LABEL_PT * line),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             va="top",
             fontweight="bold",
+            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
         )
         axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda share, _: percent_text(share) if share else "0 %")
-    )
-    axes.margins(y=0.25)
+    label_ticks(axes.yaxis, MaxNLocator(_MOST_RATES, steps=[1, 2, 5, 10]).tick_values(low, high))
+    axes.set_ylim(low, high)
 
 
 def _number(day: datetime) -> float:

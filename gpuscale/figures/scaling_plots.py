@@ -28,7 +28,7 @@ from gpuscale.figures.picture import (
     shortened,
 )
 from gpuscale.records import Estimate
-from gpuscale.reports.phrases import bounds_text
+from gpuscale.reports.phrases import interval_text
 from gpuscale.units import significant
 
 MOST_CASES = 4
@@ -194,13 +194,9 @@ def _sentences(curves: Sequence[Curve], quantities: Sequence[Quantity]) -> Itera
     for curve in curves:
         for quantity in quantities:
             found = [
-                f"{_number_text(its[quantity])} on {gpus}"
+                f"{interval_text(its[quantity], significant)} on {gpus}"
                 for gpus, its in curve.points.items()
                 if quantity in its
             ]
             if found:
                 yield f"{curve.case}, {curve.name}: {quantity} {', '.join(found)}"
-
-
-def _number_text(value: Estimate) -> str:
-    return f"{significant(value.value)} {bounds_text(value, significant)}".rstrip()

@@ -42,6 +42,8 @@ class RowChange:
     point: PointKey
     onset: int
     """Index of the first night on the new level; of a drift, of the night that showed it."""
+    seen: int
+    """Of the night that showed it."""
     kind: Kind
     throughput: Estimate
     """The change from level to level: −0.03 is 3% less."""
@@ -86,7 +88,7 @@ class RowHistory:
     last_step_time_s: float
     """Of the last night."""
     departure: float | None
-    """The last night's throughput against the level before it; None of too few nights."""
+    """The last night's throughput against the `nights_before` it; None of too few nights."""
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
     lost: LostLevel | None
@@ -209,16 +211,18 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
     far = [begin + i for begin, end in levels for i in outlying(values[begin:end])]
     begin = found[-1].onset if found else 0
-    last = departure(values[begin:])
     changes = tuple(
         RowChange(
             point=point,
             onset=indices[change.onset],
+            seen=indices[change.seen],
             kind=change.kind,
             throughput=_throughput_change(values, found, number, number),
         )
         for number, change in enumerate(found)
     )
+    before = nights_before(indices[-1], indices, changes)
+    last = departure([nights[i].log_step_times[point] for i in before], values[-1])
     is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
     return RowHistory(
         point=point,
@@ -231,6 +235,19 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         stands_out=last is not None and abs(last[0]) > last[1],
         lost=_lost_level(values, found, changes, nights) if is_lost else None,
     )
+
+
+def nights_before(
+    night: int, nights: Iterable[int], changes: Iterable[RowChange]
+) -> tuple[int, ...]:
+    """Of a row's nights those before one, from the last step on that they show.
+
+    The last 15 of them are what that night is compared with. A drift begins no level: its nights
+    are all that there is.
+    """
+    steps = (each.onset for each in changes if each.kind == "step" and each.seen < night)
+    begun = max(steps, default=0)
+    return tuple(each for each in nights if begun <= each < night)
 
 
 def _lost_level(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from gpuscale.records import Results
 
 _LONGEST_NIGHT = timedelta(days=2)
+_FURTHEST_AHEAD = timedelta(days=1)
 _FEWEST = 3
 _TIMES = 10
 """A series of names goes back in time once in so many nights, or once; else it is no series."""
@@ -28,6 +29,16 @@ def doubts(files: Sequence[tuple[str, Results]]) -> Iterator[str]:
     names = [(name, name, began) for name, _, began in once]
     by_job, by_name = dict(_going_back(jobs, "job number")), dict(_going_back(names, "name"))
     yield from _first_of(list({**by_name, **by_job}.values()))
+
+
+def yet_to_come(files: Sequence[tuple[str, Results]], now: datetime) -> dict[str, datetime]:
+    """The files, by their names, that began more than a day after now, and when.
+
+    There are none where most did: then it is now that is wrong.
+    """
+    known = {name: began for name, results in files if (began := _began(results))}
+    ahead = {name: began for name, began in known.items() if began > now + _FURTHEST_AHEAD}
+    return ahead if 2 * len(ahead) <= len(known) else {}
 
 
 def _first_of(sentences: Sequence[str]) -> Iterator[str]:

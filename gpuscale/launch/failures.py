@@ -15,6 +15,7 @@ _OUTPUT_TAIL_CHARS = 4000
 _OUT_OF_MEMORY = re.compile(
     r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
     r"|CUDA (?:error: )?out of memory|STATUS_ALLOC_FAILED|std::bad_alloc"
+    r"|Cuda failure (?:\d+ )?'out of memory'"
     # In oneDNN's words; of what it does not support it cannot create a descriptor.
     r"|could not create a (?:primitive|memory object)(?! descriptor)",
     re.IGNORECASE,

@@ -44,7 +44,7 @@ def report_html(subject: Subject) -> str:
         "report.html",
         title=f"{word}: {place}",
         place=place,
-        warning=phrases.injection_warning([*injections]) if injections else "",
+        warning=phrases.injection_warning([*injections]),
         word=word,
         first=first,
         facts=facts,

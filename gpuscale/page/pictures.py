@@ -8,14 +8,10 @@ from gpuscale.page.content import Section, Subject
 def pictures(subject: Subject, *names: str) -> list[str]:
     """Those of these figures that the subject has something to show in; the worst cases first."""
     ranked = subject.view.ranked if subject.view else ()
-    order = [*dict.fromkeys(row.entry.key.case for row in ranked)]
+    cases = dict.fromkeys(row.entry.key.case for row in ranked)
+    places = {case: place for place, case in enumerate(cases)}
     # A figure has room for the first few cases.
-    runs = sorted(
-        subject.runs,
-        key=lambda run: (
-            order.index(run.configuration.case) if run.configuration.case in order else 0
-        ),
-    )
+    runs = sorted(subject.runs, key=lambda run: places.get(run.configuration.case, 0))
     drawn = Measurements(runs=runs, baseline=subject.baseline, history=subject.history)
     made = (FIGURES[name](drawn) for name in names)
     return [svg_of(its) for its in made if its is not None]

@@ -1,6 +1,6 @@
 """The rows of a page: judged beside the baseline, or as they were measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from gpuscale.environment_diff import listed
@@ -20,14 +20,9 @@ from gpuscale.reports import phrases
 from gpuscale.reports.comparison.rows import Row, smallest_losses
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.show.scaling_table import table_notes
+from gpuscale.reports.show.scaling_table import failures, table_notes
 from gpuscale.scaling import ScalingPoint, scaling_points
 from gpuscale.units import format_bytes, format_percent, format_seconds, significant
-
-_MEASURED = (
-    *("GPUs", "batch/GPU", "runs", "step time", "samples/s", "epoch", "speedup", "E", "GPU use"),
-    "peak memory",
-)
 
 
 def causes(subject: Subject) -> Section | None:
@@ -130,40 +125,34 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 def _measured(runs: Sequence[Run]) -> Section:
     points = scaling_points(runs)
     names = phrases.set_apart([point.configuration for point in points])
+    rows = [{"case": Cell(names[each.configuration]), **_measured_cells(each)} for each in points]
     table = Table(
         caption="Means over runs, and in small type their 95 % intervals",
-        headers=("case", *_MEASURED),
-        rows=[(Cell(names[point.configuration]), *_measured_row(point)) for point in points],
+        headers=[*rows[0]],
+        rows=[[*row.values()] for row in rows],
     )
-    notes = [*table_notes(points), *_failures(runs)]
+    notes = [*table_notes(points), *failures(runs)]
     return Section(title="Rows", tables=[without_unknown(table)], notes=notes)
 
 
-def _measured_row(point: ScalingPoint) -> Iterator[Cell]:
+def _measured_cells(point: ScalingPoint) -> dict[str, Cell]:
     failed = f"{point.failed_runs} without a result" if point.failed_runs else ""
-    yield Cell(str(point.key.gpus))
-    yield Cell(str(point.batch_per_gpu or UNKNOWN))
-    yield Cell(str(point.valid_runs), failed)
-    yield _estimated(point.step_time_s, format_seconds)
-    yield _estimated(point.samples_per_s, significant)
-    yield _known(point.epoch_s, format_seconds)
-    yield _estimated(point.speedup, "{:.2f}".format)
-    yield _estimated(point.efficiency, "{:.2f}".format)
-    yield _known(point.gpu_utilization, format_percent)
-    yield _known(point.peak_memory_bytes or point.peak_host_memory_bytes, format_bytes)
+    peak_bytes = point.peak_memory_bytes or point.peak_host_memory_bytes
+    return {
+        "GPUs": Cell(str(point.key.gpus)),
+        "batch/GPU": Cell(str(point.batch_per_gpu or UNKNOWN)),
+        "runs": Cell(str(point.valid_runs), failed),
+        "step time": _estimated(point.step_time_s, format_seconds),
+        "samples/s": _estimated(point.samples_per_s, significant),
+        "epoch": Cell(phrases.known_text(point.epoch_s, format_seconds)),
+        "speedup": _estimated(point.speedup, "{:.2f}".format),
+        "E": _estimated(point.efficiency, "{:.2f}".format),
+        "GPU use": Cell(phrases.known_text(point.gpu_utilization, format_percent)),
+        "peak memory": Cell(phrases.known_text(peak_bytes, format_bytes)),
+    }
 
 
 def _estimated(estimate: Estimate | None, form: Callable[[float], str]) -> Cell:
     if estimate is None:
         return Cell(UNKNOWN)
     return Cell(form(estimate.value), phrases.bounds_text(estimate, form))
-
-
-def _known(value: float | None, form: Callable[[float], str]) -> Cell:
-    return Cell(UNKNOWN if value is None else form(value))
-
-
-def _failures(runs: Sequence[Run]) -> Iterator[str]:
-    for run in runs:
-        if run.failure is not None:
-            yield f"{run.key.label}, run {run.index}: {run.failure.kind}: {run.failure.message}"

@@ -6,7 +6,6 @@ from gpuscale.budget import EfficiencyBudget, efficiency_budgets
 from gpuscale.page.content import Cell, Section, Subject, Table, cells
 from gpuscale.page.pictures import pictures
 from gpuscale.reports import phrases
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.show.step_time import budget_findings, budget_legend, phase_cells, phase_notes
 from gpuscale.typical_step import typical_steps
 
@@ -35,16 +34,14 @@ def budget(subject: Subject) -> Section | None:
         f"{label}: {text}" for label, text in budget_findings(subject.runs) if " = 1 " not in text
     ]
     notes = [*budget_legend(found, "the phases below have"), *_few(found_lines)]
-    title, drawn = "Where the efficiency went", pictures(subject, "budget")
-    return Section(title=title, figures=drawn, tables=[table], notes=notes)
+    figures = pictures(subject, "budget")
+    return Section(title="Where the efficiency went", figures=figures, tables=[table], notes=notes)
 
 
 def _few(lines: Sequence[str]) -> list[str]:
     more = len(lines) - _MOST_LINES
-    return [
-        *lines[:_MOST_LINES],
-        *([f"and {more} more: gpuscale show has all"] if more > 0 else []),
-    ]
+    rest = [f"and {more} more: gpuscale show has all"] if more > 0 else []
+    return [*lines[:_MOST_LINES], *rest]
 
 
 def _with_share_below(text: str) -> Cell:
@@ -58,7 +55,7 @@ def _shares(budget: EfficiencyBudget, parts: list[str]) -> list[Cell]:
     found = []
     for name in ("efficiency", *parts, "rest"):
         share = shares.get(name)
-        text = UNKNOWN if share is None else f"{share:.2f}".replace("-", "−")
+        text = phrases.known_text(share, "{:.2f}".format).replace("-", "−")
         is_loss = name != "efficiency" and share is not None and share >= NAMED_LOSS
         found.append(Cell(text, tone="slower" if is_loss else ""))
     return found
@@ -75,8 +72,5 @@ def phases(subject: Subject) -> Section | None:
         headers=["GPUs" if header == "gpus" else header for header in texts],
         rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
-    drawn, notes = (
-        pictures(subject, "phases"),
-        _few([*phase_notes(steps, "the judged step time, in the rows above,")]),
-    )
-    return Section(title="Phases", figures=drawn, tables=[table], notes=notes)
+    notes = _few([*phase_notes(steps, "the judged step time, in the rows above,")])
+    return Section(title="Phases", figures=pictures(subject, "phases"), tables=[table], notes=notes)

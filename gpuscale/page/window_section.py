@@ -1,7 +1,7 @@
 """What each rank and its GPU did in each window."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone
 from gpuscale.page.pictures import pictures
@@ -77,45 +77,32 @@ def _table(run: Run, name: str) -> Table:
     rows = []
     for position, rank in enumerate(run.ranks_in_order):
         its = [summaries[uuid] for uuid in rank.device_uuids if uuid in summaries]
-        own = [
-            Cell(significant(window[position] * factor), tone=_tone(window[position] / median_s))
-            for window in times_s
-        ]
-        texts = [_counter(its, field, form) for field, _, form in shown]
-        rows.append(
-            (
-                Cell(f"rank {rank.rank}", _place(rank)),
-                *([] if pace_s is None else [_pace(rank, pace_s, factor)]),
-                *own,
-                *map(Cell, texts),
-                *([Cell(_held(its))] if held else ()),
-            )
-        )
+        cells = {"rank": Cell(f"rank {rank.rank}", _place(rank))}
+        if pace_s is not None:
+            cells["own pace"] = _timed(rank.pace_s, pace_s, factor)
+        for number, window_s in enumerate(times_s, start=1):
+            cells[str(number)] = _timed(window_s[position], median_s, factor)
+        cells |= {label: Cell(_counter(its, field, form)) for field, label, form in shown}
+        if held:
+            cells["held back by"] = Cell(_held(its))
+        rows.append(cells)
     return Table(
         caption=(
             f"{name} on {phrases.gpus_text(run.gpus)}, run {run.index}: "
             f"{format_seconds(run.step_time_s)} a step; by window, in {unit}"
         ),
-        headers=(
-            "rank",
-            *([] if pace_s is None else ["own pace"]),
-            *(str(number) for number in range(1, len(run.windows) + 1)),
-            *(label for _, label, _ in shown),
-            *(["held back by"] if held else ()),
-        ),
-        rows=rows,
+        headers=[*rows[0]],
+        rows=[[*row.values()] for row in rows],
         words=frozenset({"held back by"}),
     )
 
 
-def _pace(rank: RankReport, median_s: float, factor: float) -> Cell:
-    if rank.pace_s is None:
+def _timed(time_s: float | None, median_s: float, factor: float) -> Cell:
+    """The time in the table's unit, shaded by how far it is above the median."""
+    if time_s is None:
         return Cell(phrases.UNKNOWN)
-    return Cell(significant(rank.pace_s * factor), tone=_tone(rank.pace_s / median_s))
-
-
-def _tone(ratio: float) -> Tone:
-    return next((tone for above, tone in _TONES if ratio > 1 + above), "")
+    tone = next((tone for above, tone in _TONES if time_s / median_s > 1 + above), "")
+    return Cell(significant(time_s * factor), tone=tone)
 
 
 def _place(rank: RankReport) -> str:
@@ -136,9 +123,5 @@ def _counter(summaries: Sequence[GpuSummary], field: str, form: Callable[[float]
 
 
 def _held(summaries: Sequence[GpuSummary]) -> str:
-    def reasons() -> Iterator[str]:
-        for each in summaries:
-            for reason, share in (each.clock_event_reasons or {}).items():
-                yield f"{reason.replace('_', ' ')} {whole_percent(share)}"
-
-    return ", ".join(reasons())
+    reasons = [its for each in summaries for its in (each.clock_event_reasons or {}).items()]
+    return ", ".join(f"{name.replace('_', ' ')} {whole_percent(share)}" for name, share in reasons)

@@ -10,21 +10,30 @@ _PERHAPS_NOT_ITS_OWN = re.compile(
     r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
     re.IGNORECASE,
 )
+# But for paths that are not there, or not to be read.
+_PERHAPS_WELL_SOON = re.compile(
+    r"(?:OS|EOF|HTTP|URL)Error|\[Errno (?!2\]|13\])|connection|time[d-]? ?out|unavailable"
+    r"|DataLoader worker \(pid",
+    re.IGNORECASE,
+)
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """The failed run by which one more of this row, or of its whole case, would fail; else None.
 
     The case raised an exception, or a command printed what no format knows, and nothing of it gave
-    a number: of the case and strategy on any number of GPUs, or of that row. Memory that is too
-    small and ranks that were killed say nothing of further runs.
+    a number: of the case and strategy on any number of GPUs, or of that row. A file or connection
+    that fails counts once it did so in two rounds. Memory that is too small and ranks that were
+    killed say nothing of further runs.
     """
     of_case = [run for run in runs if run.key.case == key.case and run.key.strategy == key.strategy]
     of_row = [run for run in of_case if run.gpus == key.gpus]
     for alike in (of_case, of_row):
-        broken = next((run for run in alike if _is_its_own(run)), None)
-        if broken is not None and not any(run.is_valid for run in alike):
-            return broken
+        broken = [run for run in alike if _is_its_own(run)]
+        if not broken or any(run.is_valid for run in alike):
+            continue
+        if broken[0].index < broken[-1].index or not _PERHAPS_WELL_SOON.search(_told(broken[-1])):
+            return broken[-1]
     return None
 
 
@@ -32,6 +41,11 @@ def _is_its_own(run: Run) -> bool:
     failure = run.failure
     if failure is None or failure.kind != "raised":
         return failure is not None and failure.kind == "unread"
+    return _PERHAPS_NOT_ITS_OWN.search(_told(run)) is None
+
+
+def _told(run: Run) -> str:
+    assert run.failure is not None
     # Of a command only its last lines tell what it raised.
-    told = failure.message if run.configuration.command is None else failure.detail
-    return _PERHAPS_NOT_ITS_OWN.search(told) is None
+    is_command = run.configuration.command is not None and run.failure.kind == "raised"
+    return run.failure.detail if is_command else run.failure.message

@@ -1,7 +1,7 @@
 """From tests to items, one for each (case, strategy, gpus, run), and to what each asks for."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from gpuscale.command_case import CommandCase
 from gpuscale.errors import CaseError, UsageError
 from gpuscale.injections import parse_injection
 from gpuscale.plugin.benchmark_table import CLOCK, WindowClock
-from gpuscale.plugin.options import OPTIONS, MeasureOptions
+from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option
 from gpuscale.records import EntryKey, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
 from gpuscale.run_defaults import (
@@ -30,6 +30,8 @@ from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
 
 # Earlier ones wait for the last of a batch of transfers only.
 _FIRST_WITH_1F1B_OVER_GLOO = (2, 8)
+
+_BY_ITSELF = "trains as it does by itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,13 +221,27 @@ def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOption
     )
 
 
+def not_told_to_commands(plans: Sequence[ItemPlan], options: MeasureOptions) -> Iterator[str]:
+    """A line for each option that is for all cases, and changes nothing for commands."""
+    if commands := sorted({plan.key.case for plan in plans if plan.strategy == COMMAND}):
+        named = f"{', '.join(commands)}, which {_BY_ITSELF}"
+        for option in _given_for_training(options):
+            if option.for_all_cases:
+                yield f"{option.flag} changes nothing for the command {named}"
+
+
 def _not_for_commands(options: MeasureOptions) -> str | None:
     """The reason why no command is measured with these options; None where it can be."""
-    for option in OPTIONS:
-        is_refused = option.in_training and not option.for_all_cases
-        if is_refused and options.values[option.flag] != option.value({}):
-            return f"a command cannot be told {option.flag}: it trains as it does by itself"
+    for option in _given_for_training(options):
+        if not option.for_all_cases:
+            return f"a command cannot be told {option.flag}: it {_BY_ITSELF}"
     return None
+
+
+def _given_for_training(options: MeasureOptions) -> Iterator[Option]:
+    for option in OPTIONS:
+        if option.in_training and options.values[option.flag] != option.value({}):
+            yield option
 
 
 def _not_with_options(

@@ -239,7 +239,7 @@ class MeasureOptions:
         "once",
         read=_whole_number,
         default=1,
-        see="measuring.md#accumulated-gradients",
+        see="strategies.md#accumulated-gradients",
         in_training=True,
     )
     micro_batches: int | None = option(
@@ -248,7 +248,7 @@ class MeasureOptions:
         "in a step",
         read=_whole_number,
         otherwise=f"{MICRO_BATCHES}",
-        see="measuring.md#pipelines",
+        see="strategies.md#pipelines",
         in_training=True,
     )
     schedule: "Schedule | None" = option(
@@ -342,7 +342,6 @@ class MeasureOptions:
         "measure only what this results file lacks, and append it",
         read=_absolute_path,
         otherwise="a new file",
-        see="measuring.md#resuming",
     )
     baseline: Path | None = option(
         "--baseline FILE",

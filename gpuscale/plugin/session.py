@@ -20,6 +20,7 @@ from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
 from gpuscale.plugin.broken_cases import broken_by
 from gpuscale.plugin.items import (
     ItemPlan,
+    not_told_to_commands,
     parametrize,
     plan_of,
     prepare_and_order,
@@ -146,6 +147,10 @@ class _MeasuringSession:
         if self._judge is not None:
             self._judge.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
             self._judge.configurations = {request.configuration for request in requests}
+
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        plans = [plan for item in items if (plan := plan_of(item)) is not None]
+        return list(not_told_to_commands(plans, self._options))
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """The function that the `scaling` fixture hands to a test."""

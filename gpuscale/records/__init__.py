@@ -21,6 +21,7 @@ from gpuscale.records.run import (
     Run,
     Window,
     with_measured,
+    without_repeated,
     without_windows,
 )
 from gpuscale.records.tolerances import ToleranceOverride, Tolerances

@@ -243,6 +243,11 @@ class Run(Record, frozen=True, kw_only=True):
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells it from others, also where two began at once or nobody recorded when."""
+        return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
+
+    @property
     def ranks_in_order(self) -> list[RankReport]:
         """The ranks as windows have their times, by number; they are recorded as they end."""
         return sorted(self.ranks, key=lambda report: report.rank)
@@ -308,6 +313,18 @@ class Results(Header, frozen=True, kw_only=True):
     def allocation_of(self, run: Run) -> str:
         """The same of one of the runs, which a resumed file may have from another job."""
         return run.allocation or self.allocation
+
+
+def without_repeated(read: Iterable[Results]) -> list[Results]:
+    """The results with each run once, in the first of them: twice, it would narrow intervals."""
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    for results in read:
+        runs = {run.identity: run for run in results.runs}
+        first = tuple(run for identity, run in runs.items() if identity not in seen)
+        seen.update(runs)
+        kept.append(msgspec.structs.replace(results, runs=first))
+    return kept
 
 
 def with_measured(run: Run) -> Run:

@@ -13,7 +13,7 @@ from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent, format_seconds
 
-STANDING = "against its level"
+STANDING = "against nights before"
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
 
@@ -96,8 +96,10 @@ def standings(history: History) -> list[dict[str, str]]:
             "GPUs": str(row.point.gpus),
             "batch/GPU": str(row.point.batch_per_gpu),
             "step time": format_seconds(row.last_step_time_s),
-            STANDING: _standing(row),
-            "level since": nights[row.nights[-row.level_nights]],
+            STANDING: _standing(row)
+            if row.nights[-1] == len(nights) - 1
+            else f"last measured {nights[row.nights[-1]]}",
+            "last change": nights[row.changes[-1].onset] if row.changes else "none",
             "nights": str(len(row.nights)),
         }
         for row in history.rows
@@ -124,7 +126,7 @@ def _row_names(history: History) -> dict[PointKey, str]:
 
 
 def _standing(row: RowHistory) -> str:
-    """The last night against its level, and whether it lies outside of what nights differ by."""
+    """The last night against those before, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
     text = phrases.percent_text(abs(row.departure)).replace("+", "")

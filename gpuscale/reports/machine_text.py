@@ -83,7 +83,7 @@ def overhead_text(report: OverheadReport) -> str:
             str(result.gpus),
             f"{result.runs} × {result.pairs // result.runs}",
             format_seconds(result.step_time_s),
-            interval_text(result.ratio, digits=4),
+            interval_text(result.ratio, "{:.4f}".format),
             f"{result.limit:.3f}",
             result.verdict,
         ]

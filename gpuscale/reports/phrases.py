@@ -121,8 +121,8 @@ def software_text(environment: Environment) -> str:
 
 
 def injection_warning(injections: Sequence[str]) -> str:
-    """The line above all that is shown of such results: `INJECTED data=5ms: not a real result`."""
-    return f"INJECTED {', '.join(injections)}: not a real result"
+    """`INJECTED data=5ms: not a real result`, above all that is shown; empty without faults."""
+    return f"INJECTED {', '.join(injections)}: not a real result" if injections else ""
 
 
 def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
@@ -132,9 +132,13 @@ def bounds_text(estimate: Estimate, form: Callable[[float], str]) -> str:
     return f"[{form(estimate.low)}, {form(estimate.high)}]"
 
 
-def interval_text(estimate: Estimate | None, digits: int = 2) -> str:
+def known_text(value: float | None, form: Callable[[float], str]) -> str:
+    """The number in that form, or the sign for what is unknown."""
+    return UNKNOWN if value is None else form(value)
+
+
+def interval_text(estimate: Estimate | None, form: Callable[[float], str] = "{:.2f}".format) -> str:
     """`1.86 [1.80, 1.93]`; without brackets where there is no interval."""
-    form = f"{{:.{digits}f}}".format
     if estimate is None:
         return UNKNOWN
     return f"{form(estimate.value)} {bounds_text(estimate, form)}".rstrip()
@@ -178,16 +182,14 @@ def with_spread(estimate: Estimate | None, form: Callable[[float], str]) -> str:
     return UNKNOWN if estimate is None else form(estimate.value) + spread_text(estimate)
 
 
-def change_text(change: Estimate | None) -> str:
+def change_text(change: Estimate) -> str:
     """`−9.1 % [−10.2 %, −8.0 %]`."""
-    if change is None:
-        return UNKNOWN
-    return f"{percent_text(change.value)} {bounds_text(change, percent_text)}".rstrip()
+    return interval_text(change, percent_text)
 
 
 def percent_text(fraction: float) -> str:
     """A change with its sign; what two wild runs put beyond reading is cut."""
-    return "> +1000 %" if fraction > 10 else format_percent(fraction, signed=True)
+    return "over +1000 %" if fraction > 10 else format_percent(fraction, signed=True)
 
 
 def verdict_word(verdict: Verdict) -> str:

@@ -15,7 +15,14 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.reports.cause_words import device_text
-from gpuscale.reports.phrases import amount_text, counted, gpus_text, load_text, quantity_text
+from gpuscale.reports.phrases import (
+    amount_text,
+    counted,
+    gpus_text,
+    load_text,
+    percent_text,
+    quantity_text,
+)
 from gpuscale.units import format_percent
 
 _SMALLEST_SHOWN = 0.0005
@@ -274,9 +281,9 @@ def metric_reason(metric: MetricVerdict) -> str:
             f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
         )
         return f"{said}, with 95 % confidence"
-    low, high = ("" if end is None else _signed(end) for end in (change.low, change.high))
+    low, high = ("" if end is None else percent_text(end) for end in (change.low, change.high))
     return (
-        f"{spec.words} changed by {_signed(change.value)}{of_step} (95 %: {low} to {high}), "
+        f"{spec.words} changed by {percent_text(change.value)}{of_step} (95 %: {low} to {high}), "
         "too uncertain to call"
     )
 
@@ -287,11 +294,6 @@ def _rose_or_fell(change: float) -> str:
 
 def _moved(change: float) -> str:
     return "stayed the same" if abs(change) < _SMALLEST_SHOWN else _rose_or_fell(change)
-
-
-def _signed(change: float) -> str:
-    # Two wild runs can put a bound at any power of ten, which is no number to read.
-    return "over +1000 %" if change > 10 else format_percent(change, signed=True)
 
 
 def _field_text(value: object, name: str) -> str:
@@ -320,7 +322,7 @@ def _failures(counts: Mapping[str, int]) -> str:
 
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
-    "signed": _signed,
+    "signed": percent_text,
     "moved": _moved,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,

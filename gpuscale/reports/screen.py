@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import textwrap
 import threading
 import time
@@ -21,6 +22,8 @@ _RESET, _BOLD = "\033[0m", "\033[1m"
 _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
 _BAR_CELLS, _SHORTEST_BAR = 20, 4
 _REFRESH_S = 0.2
+# All that may take two columns or none; no sign that we write ourselves is among them.
+_MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
 _ERASE_LINE = "\r\033[K"
 # The cursor rests behind what stands in the line and goes back there after each text, so that
 # nothing is left behind when the screen scrolls; a text never runs into a second line.
@@ -66,6 +69,22 @@ def columns_of(stream: TextIO) -> int | None:
         return os.get_terminal_size(stream.fileno()).columns or _PLAIN_COLUMNS
     except (OSError, io.UnsupportedOperation):
         return _PLAIN_COLUMNS
+
+
+def width_of(text: str) -> int:
+    """The columns that a text takes on a terminal: two of a Chinese sign, none of an accent."""
+    if not _MAY_BE_WIDE.search(text):
+        return len(text)
+    # Takes 12 ms, which hardly anybody needs.
+    from wcwidth import wcswidth
+
+    columns: int = wcswidth(text)
+    return columns
+
+
+def padded(text: str, width: int, side: str = "<") -> str:
+    """The text with blanks behind it, or (`>`) before it, so that it takes so many columns."""
+    return f"{text:{side}{width - width_of(text) + len(text)}}"
 
 
 def fitted(lines: Iterable[str], columns: int | None) -> Iterator[str]:
@@ -117,11 +136,11 @@ def table(
     aligned_left = headers[:1] if left is None else left
     sides = ["left" if name in aligned_left else "right" for name in headers]
     whole = tabulate(rows, headers, disable_numparse=True, colalign=sides)
-    if columns is None or max(map(len, whole.splitlines())) <= columns:
+    if columns is None or max(map(width_of, whole.splitlines())) <= columns:
         return whole
     texts = [*zip(headers, *rows, strict=True)]
     # A header of several words may stand in several lines, a cell stands in one.
-    widths = {name: max(map(len, (*name.split(), *cells))) for name, *cells in texts}
+    widths = {name: max(map(width_of, (*name.split(), *cells))) for name, *cells in texts}
     named = headers[:keys]
     free = columns + len(_GAP) - sum(widths[name] + len(_GAP) for name in named)
     groups: list[list[str]] = [[]]
@@ -149,7 +168,7 @@ def _drawn(
     for (name, *cells), width, head in zip(columns, widths, heads, strict=True):
         side = "<" if name in aligned_left else ">"
         texts = [*[""] * (height - len(head)), *head, "-" * width, *cells]
-        drawn.append([f"{text:{side}{width}}" for text in texts])
+        drawn.append([padded(text, width, side) for text in texts])
     return "\n".join(_GAP.join(line).rstrip() for line in zip(*drawn, strict=True))
 
 

@@ -10,7 +10,7 @@ drift does in steps too small for the first. How far is beyond was set by simula
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,15 @@ _OF_DEVIATION = 60
 """The latest nights that tell how much one differs from the next."""
 _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
 """Of normal noise: the median absolute difference of successive values over their deviation."""
+_ENOUGH_TO_EXCLUDE = 6
+"""Allocations of which one that lies far from the others is told from their spread."""
+_MOST_EXCLUDED = 0.25
+"""The part of them that may be: of more, they are another level and no outlying nights."""
+_OUTLYING_FAR = 7.0
+"""Deviations, by the median absolute one, beyond which an allocation is not one of them."""
+_OUTLYING_NEAREST = 0.02
+_DEVIATION_OF_MEDIAN = 1.4826
+"""Standard over median absolute deviation of normal values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +92,17 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     return tuple(found)
 
 
-def departure(values: Sequence[float]) -> tuple[float, float] | None:
-    """How far the last of some nights on one level lies from it, and what counts as a step.
+def departure(before: Sequence[float], night: float) -> tuple[float, float] | None:
+    """How far a night lies from the nights before it on a level, and what counts as a step.
 
-    None where there are too few nights before it.
+    None where these are too few. It is held against the nights that `compare --history` takes.
     """
-    before, last = values[:-1], values[-1:]
     if len(before) < FEWEST_NIGHTS:
         return None
-    return last[0] - statistics.median(before[-REMEMBERED:]), _step_size(before)
+    last = dict(enumerate(before[-REMEMBERED:]))
+    far = outlying_allocations(last)
+    usual = statistics.fmean(value for i, value in last.items() if i not in far)
+    return night - usual, _step_size(before)
 
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
@@ -99,6 +110,22 @@ def outlying(values: Sequence[float]) -> tuple[int, ...]:
     level = statistics.median(values)
     far = max(_SMALLEST_STEP, _OUTLYING_DEVIATIONS * night_deviation(values))
     return tuple(i for i, value in enumerate(values) if abs(value - level) > far)
+
+
+def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
+    """By how much the value of each allocation that lies far from the others is above them.
+
+    One sick night would widen their spread until it hides a loss that all the others show.
+    """
+    # Not `outlying`: that knows the order, and parts with 3 to 9 times as many.
+    if len(values) < _ENOUGH_TO_EXCLUDE:
+        return {}
+    middle = statistics.median(values.values())
+    apart = {name: value - middle for name, value in values.items()}
+    usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
+    far = max(_OUTLYING_NEAREST, _OUTLYING_FAR * usual)
+    found = {name: value for name, value in apart.items() if abs(value) > far}
+    return found if len(found) <= _MOST_EXCLUDED * len(values) else {}
 
 
 def _step_size(before: Sequence[float]) -> float:

@@ -90,7 +90,7 @@ def examine() -> Machine:
     )
     try:
         with nvml.open_nvml() as driver_version:
-            gpus = tuple(_examined(*numbered) for numbered in enumerate(nvml.all_devices()))
+            gpus = tuple(_examined(*numbered) for numbered in nvml.all_devices())
             return replace(machine, driver_version=driver_version, gpus=gpus)
     except nvml.DriverAbsentError as error:
         is_broken = isinstance(error, nvml.DriverBrokenError)

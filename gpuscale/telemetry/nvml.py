@@ -113,18 +113,21 @@ def foreign_processes(uuids: Sequence[str]) -> int | None:
         return None
 
 
-def all_devices() -> "Iterator[NvmlDevice | DeviceAbsentError]":
-    """Every GPU by NVML's number, or why it cannot be reached; MIG devices are not listed."""
+def all_devices() -> "Iterator[tuple[int, NvmlDevice | DeviceAbsentError]]":
+    """Every GPU of this job by NVML's number, or why it cannot be reached; no MIG devices."""
     try:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        yield DeviceAbsentError(f"NVML cannot count the GPUs: {error}")
+        yield 0, DeviceAbsentError(f"NVML cannot count the GPUs: {error}")
         return
     for number in range(count):
         try:
-            yield NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(number))
+            yield number, NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(number))
+        except pynvml.NVMLError_NoPermission:
+            # NVML counts those that a scheduler has given to other jobs as well.
+            continue
         except pynvml.NVMLError as error:
-            yield DeviceAbsentError(str(error))
+            yield number, DeviceAbsentError(str(error))
 
 
 class NvmlDevice:
@@ -174,7 +177,10 @@ class NvmlDevice:
 
     def compute_processes(self) -> int:
         """Processes that compute on the device now."""
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        # By version: on a driver before R510 the plain call raises what is no NVMLError.
+        newest = pynvml.nvmlDeviceGetComputeRunningProcesses_v3
+        older = pynvml.nvmlDeviceGetComputeRunningProcesses_v2
+        return len(_Forms(partial(newest, self._handle), partial(older, self._handle))())
 
     def read(self) -> Reading:
         """The fast-changing part of the state; a question without an answer has its reason."""

@@ -29,7 +29,9 @@ from gpuscale.worker.origin import line_of_user, traceback_text
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Training, load_case, parameter_digest
 
-# CUDA, NCCL and gloo tell by the text of an exception only.
+# CUDA, NCCL and gloo tell by the text of an exception only. NCCL's has what failed, and its last
+# error, in the lines after the first.
+_LINES_OF_NCCL = 4
 _OF_THE_SYSTEM = re.compile(
     r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
     r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
@@ -71,7 +73,8 @@ class RankFiles:
     def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
         """Write what ended this rank, with its traceback where it was not expected."""
         summary = "".join(traceback.format_exception_only(error)).strip()
-        message = summary.splitlines()[0] if summary else type(error).__name__
+        lines = summary.splitlines() or [type(error).__name__]
+        message = " ".join(lines[: _LINES_OF_NCCL if "NCCL error" in lines[0] else 1])
         kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
         line, detail = line_of_user(error), traceback_text(error)
         if _OF_SHARDS.search(message):
@@ -94,6 +97,15 @@ class RankFiles:
         self.directory.failure(self.rank).write(report)
 
 
+def tells_of_peer(error: BaseException) -> bool:
+    """True for the failure of talking to another rank, which most likely ended before."""
+    text = str(error)
+    # NCCL takes memory too, of what the allocator of torch has left on this rank's own GPU.
+    if "out of memory" in text:
+        return False
+    return isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
+
+
 def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
     """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
     die_with_parent()
@@ -109,8 +121,7 @@ def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> N
         work(request, files)
         faulthandler.cancel_dump_traceback_later()
     except BaseException as error:
-        text = str(error)
-        lost_peer = isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
+        lost_peer = tells_of_peer(error)
         files.leave_failure(error, lost_peer=lost_peer)
         if lost_peer:
             # Most likely a peer died. The launcher ends all ranks when it sees the first one

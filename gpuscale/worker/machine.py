@@ -71,7 +71,7 @@ def describe_to(path: str, device: str) -> None:
 
 def _gpus(device: str) -> tuple[GpuDevice, ...]:
     if not torch.cuda.is_available():
-        if device == "auto" and (present := _gpus_of_driver()):
+        if present := _gpus_of_driver():
             raise GpuscaleError(
                 f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
                 "mend that, or measure CPU ranks with --device cpu"
@@ -135,14 +135,23 @@ def _limits(gpu: Any) -> dict[str, float]:
 
 
 def _gpus_of_driver() -> int:
-    """GPUs that NVML counts; 0 where there is no driver, or they are hidden on purpose."""
+    """The GPUs of this job by NVML; 0 where there is no driver, or they are hidden on purpose."""
+    found = 0
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
-        return 0
-    try:
+        return found
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                pynvml.nvmlDeviceGetHandleByIndex(number)
+            except pynvml.NVMLError_NoPermission:
+                # NVML counts those that a scheduler has given to other jobs as well.
+                continue
+            except pynvml.NVMLError:
+                # Ours, and lost: that is no reason to measure the CPU.
+                pass
+            found += 1
+    return found
 
 
 def _why_no_cuda() -> str:
@@ -179,7 +188,7 @@ def refuse_missing_kernels(
     raise GpuscaleError(
         f"GPU {number} ({name}) has compute capability {capability[0]}.{capability[1]}, and torch "
         f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only; "
-        f"install {remedy}"
+        f"install {remedy}, or leave the GPU out with CUDA_VISIBLE_DEVICES"
     )
 
 

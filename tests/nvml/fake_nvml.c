@@ -14,7 +14,8 @@
  * Environment:
  *   FAKE_NVML_INIT=CODE              nvmlInit answers CODE
  *   FAKE_NVML_FLEET=D,D,...          the devices that are counted, in that order (0,1,2,3);
- *                                    a number that no device has cannot be reached
+ *                                    98 is one of another job, and any other number
+ *                                    that no device has cannot be reached
  *   FAKE_NVML_FAIL=DEVICE:FUNCTION:AFTER:FOR:CODE
  *                                    every query of DEVICE answers CODE once FUNCTION has been
  *                                    answered AFTER times, for FOR queries (0: for ever)
@@ -39,6 +40,7 @@ enum {
     INVALID_ARGUMENT = 2,
     INSUFFICIENT_SIZE = 7,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     TIMEOUT = 10,
     GPU_IS_LOST = 15,
@@ -153,6 +155,8 @@ int nvmlDeviceGetHandleByIndex_v2(uint index, device **handle) {
     while (index--)
         listed = strchr(listed, ',') + 1;
     uint number = (uint)atoi(listed);
+    if (number == 98)
+        return NO_PERMISSION;
     if (number >= FLEET_SIZE)
         return GPU_IS_LOST;
     *handle = &fleet[number];
@@ -292,7 +296,12 @@ typedef struct {
     uint gpu_instance, compute_instance;
 } process;
 
-int nvmlDeviceGetComputeRunningProcesses_v3(device *d, uint *count, process *found) {
+#ifdef OLD_DRIVER
+#define COMPUTE_PROCESSES nvmlDeviceGetComputeRunningProcesses_v2
+#else
+#define COMPUTE_PROCESSES nvmlDeviceGetComputeRunningProcesses_v3
+#endif
+int COMPUTE_PROCESSES(device *d, uint *count, process *found) {
     int code = query(d, "processes");
     uint room = found ? *count : 0;
     if (code != SUCCESS)

@@ -6,7 +6,7 @@ from gpuscale.records import Verdict
 from gpuscale.reports.comparison.rows import Row, detail_lines, smallest_losses
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.screen import Screen, wrapped
+from gpuscale.reports.screen import Screen, padded, width_of, wrapped
 
 _GAP = "  "
 _INDENT = "    "
@@ -73,12 +73,15 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
         }
         for row in rows
     ]
-    widths = {name: max(len(name), *(len(its[name]) for its in cells)) for name in cells[0]}
+    widths = {
+        name: max(width_of(text) for text in (name, *(its[name] for its in cells)))
+        for name in cells[0]
+    }
     while shown and sum(widths.values()) + len(_GAP) * (len(widths) - 1) > screen.columns:
         del widths[shown.pop()]
     yield _GAP.join(f"{name:<{width}}" for name, width in widths.items()).rstrip()
     for row, its in zip(rows, cells, strict=True):
-        line = _GAP.join(f"{its[name]:<{width}}" for name, width in widths.items())
+        line = _GAP.join(padded(its[name], width) for name, width in widths.items())
         spare = {
             "step time": f"{row.step_time} a step",
             "samples/s": f"{row.samples_per_s} samples/s",
@@ -86,7 +89,7 @@ def _table(rows: Sequence[Row], screen: Screen) -> Iterator[str]:
         }
         left = (text for name, text in spare.items() if name not in shown)
         behind = "; ".join(filter(None, (*left, row.moved, row.short_reason)))
-        fits = len(line) + len(_GAP) + len(behind) <= screen.columns
+        fits = width_of(line) + len(_GAP) + len(behind) <= screen.columns
         start = line.rstrip()[: -len(row.verdict)]
         line = start + screen.of_verdict(row.entry.verdict, row.verdict)
         if behind and fits:

@@ -142,6 +142,9 @@ def _short_reason(entry: EntryVerdict) -> str:
     loss = entry.minimum_detectable_loss
     if entry.reason.code == "level_lost":
         return f"against the nights before {entry.since}; above: those since"
+    if entry.reason.code == "drifted":
+        until = entry.reason.facts["since"]
+        return f"slowly, until {until}; above: the last nights"
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
         return ""
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:

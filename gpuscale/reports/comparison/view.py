@@ -67,10 +67,8 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         f"faults were made on purpose ({', '.join(injections)}): the verdicts say whether they are "
         "found, and nothing about the machine"
     )
-    injected_notes = (injected,) if injections else ()
-    every = comparison.notes
-    said = dict.fromkeys(map(statement_text, every))
-    notes = dict.fromkeys(statement_text(note) for note in every if not is_headlined(note))
+    before = [injected] if injections else []
+    said = {statement_text(note): is_headlined(note) for note in comparison.notes}
     return View(
         comparison=comparison,
         results=results,
@@ -79,9 +77,9 @@ def view_of(comparison: Comparison, results: Sequence[Results]) -> View:
         ranked=ranked,
         explanations=tuple(explanations(ranked)),
         injections=injections,
-        warning=phrases.injection_warning(injections) if injections else "",
-        notes=(*injected_notes, *notes),
-        all_notes=(*injected_notes, *said),
+        warning=phrases.injection_warning(injections),
+        notes=(*before, *(text for text, elsewhere in said.items() if not elsewhere)),
+        all_notes=(*before, *said),
         summary=phrases.counted_verdicts(entry.verdict for entry in comparison.entries)
         or "nothing to compare",
         outcome=_OUTCOMES[comparison.exit_code],

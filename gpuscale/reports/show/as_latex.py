@@ -68,24 +68,19 @@ def _groups(rows: list[ScalingRow], width: int) -> Iterator[str]:
 def _cells(row: ScalingRow, width: int) -> list[str]:
     """The numbers of a row; a page is narrow, so each interval stands once."""
     return [
-        phrases.UNKNOWN if row.nodes is None else str(row.nodes),
+        phrases.known_text(row.nodes, str),
         str(row.gpus),
         str(row.samples_per_step or phrases.UNKNOWN),
         phrases.with_spread(row.step_time_s, format_seconds),
         _value(row.samples_per_s, significant),
-        _value(row.speedup, significant, with_ends=True),
+        phrases.interval_text(row.speedup, significant),
         _value(row.efficiency, "{:.2f}".format),
         _value(row.gpu_hours, significant),
     ][:width]
 
 
-def _value(
-    estimate: Estimate | None, form: Callable[[float], str], *, with_ends: bool = False
-) -> str:
-    if estimate is None:
-        return phrases.UNKNOWN
-    ends = phrases.bounds_text(estimate, form) if with_ends else ""
-    return f"{form(estimate.value)} {ends}".rstrip()
+def _value(estimate: Estimate | None, form: Callable[[float], str]) -> str:
+    return phrases.known_text(estimate and estimate.value, form)
 
 
 def _caption(shown: Shown) -> str:

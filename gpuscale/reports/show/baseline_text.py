@@ -143,7 +143,7 @@ def _published_text(figure: PublishedFigure) -> tuple[str, str]:
     """`1520 samples/s` and `throughput`, or `41.2 s` and `wall clock of the epoch`."""
     if figure.samples_per_s is not None:
         return f"{significant(figure.samples_per_s)} samples/s", "throughput"
-    time = UNKNOWN if figure.mean_time_s is None else format_seconds(figure.mean_time_s)
+    time = phrases.known_text(figure.mean_time_s, format_seconds)
     return time, UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
 
 

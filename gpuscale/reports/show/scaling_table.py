@@ -58,7 +58,7 @@ def results_text(
         lines += phase_lines(results.runs, columns)
     else:
         lines += scaling_lines(results, columns, steps) if results.runs else ["no run was recorded"]
-        lines += fitted(_failures(results), columns)
+        lines += fitted(failures(results.runs), columns)
     return "\n".join(lines)
 
 
@@ -141,22 +141,20 @@ def hours_header(steps: int | None) -> list[str]:
 
 def row_cells(row: ScalingRow) -> dict[str, str]:
     """The numbers of a row as tables show them, by the headers of their columns."""
-    used, peak = row.gpu_utilization, row.peak_memory_bytes
-    on_host = row.peak_host_memory_bytes
     return {
         "gpus": str(row.gpus),
         "scaling": row.configuration.scaling or UNKNOWN,
         "batch/gpu": str(row.batch_per_gpu or UNKNOWN),
         "step time": phrases.with_spread(row.step_time_s, format_seconds),
         "samples/s": phrases.with_spread(row.samples_per_s, significant),
-        "epoch": UNKNOWN if row.epoch_s is None else format_seconds(row.epoch_s),
+        "epoch": phrases.known_text(row.epoch_s, format_seconds),
         "speedup": phrases.interval_text(row.speedup),
         "efficiency": phrases.interval_text(row.efficiency),
         "GPU-hours": phrases.with_spread(row.gpu_hours, significant),
         "samples/J": phrases.with_spread(row.samples_per_j, significant),
-        "GPU util": UNKNOWN if used is None else format_percent(used),
-        "peak memory": UNKNOWN if peak is None else format_bytes(peak),
-        "peak host memory": UNKNOWN if on_host is None else format_bytes(on_host),
+        "GPU util": phrases.known_text(row.gpu_utilization, format_percent),
+        "peak memory": phrases.known_text(row.peak_memory_bytes, format_bytes),
+        "peak host memory": phrases.known_text(row.peak_host_memory_bytes, format_bytes),
     }
 
 
@@ -261,8 +259,9 @@ def _origin_of_results(results: Results, path: Path | None, now: datetime | None
     yield ""
 
 
-def _failures(results: Results) -> Iterator[str]:
-    for run in results.runs:
+def failures(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each run without a result."""
+    for run in runs:
         if run.failure is not None:
             # What is not steady says so itself.
             kind = "" if run.failure.kind == "unsteady" else f"{run.failure.kind}: "
