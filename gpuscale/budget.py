@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.records import Configuration, EntryKey, Phases, RankReport, Run
-from gpuscale.scaling import PointKey, References, ScalingPoint, known_mean, scaling_points
+from gpuscale.scaling import (
+    PointKey,
+    References,
+    ScalingPoint,
+    known_mean,
+    scaling_points,
+    valid_by_point,
+)
 from gpuscale.statistics.distributions import f_tail
 from gpuscale.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 from gpuscale.strategies import STRATEGIES
@@ -99,15 +106,6 @@ def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
         and point.efficiency is not None
         and (reference := references.of(point.point_key)) is not None
     )
-
-
-def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
-    """The valid runs of each point, in their order."""
-    valid: dict[PointKey, list[Run]] = {}
-    for run in runs:
-        if run.is_valid:
-            valid.setdefault(PointKey.of(run), []).append(run)
-    return valid
 
 
 def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) -> EfficiencyBudget:

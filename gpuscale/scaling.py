@@ -107,17 +107,22 @@ def scaling_points(runs: Sequence[Run]) -> tuple[ScalingPoint, ...]:
     """
     groups = _by_point(runs)
     samples = _samples(groups)
-    appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
     references = References(samples)
-    ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
-    return tuple(_point(key, groups[key], samples, references) for key in ordered)
+    return tuple(_point(key, its, samples, references) for key, its in groups.items())
+
+
+def valid_by_point(runs: Iterable[Run]) -> dict[PointKey, list[Run]]:
+    """The valid runs of each point that has any, in the order of scaling points."""
+    return _by_point([run for run in runs if run.is_valid])
 
 
 def _by_point(runs: Sequence[Run]) -> dict[PointKey, list[Run]]:
     groups: dict[PointKey, list[Run]] = {}
     for key, run in zip(point_keys(runs), runs, strict=True):
         groups.setdefault(key, []).append(run)
-    return groups
+    appearance = {key.configuration: i for i, key in reversed(list(enumerate(groups)))}
+    ordered = sorted(groups, key=lambda key: (appearance[key.configuration], key.gpus))
+    return {key: groups[key] for key in ordered}
 
 
 def point_keys(runs: Sequence[Run]) -> list[PointKey]:

@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.budget import valid_by_point
 from gpuscale.records import Phases, Run
-from gpuscale.scaling import PointKey, geometric_mean, known_mean
+from gpuscale.scaling import PointKey, geometric_mean, known_mean, valid_by_point
 from gpuscale.statistics.estimates import log_sample
 
 SUM_TOLERANCE = 0.03
@@ -31,10 +30,7 @@ class TypicalStep:
 
 def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
     """An average step of every point whose windows have phases, in the order of scaling points."""
-    by_point = valid_by_point(runs)
-    order = [*dict.fromkeys(point.configuration for point in by_point)]
-    points = sorted(by_point, key=lambda point: (order.index(point.configuration), point.gpus))
-    found = {point: _step(by_point[point]) for point in points}
+    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
     return {point: step for point, step in found.items() if step is not None}
 
 

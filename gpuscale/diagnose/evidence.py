@@ -5,13 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscale.budget import valid_by_point
 from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.diagnose.devices import symptoms_of
 from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.records.run import HostLoad
-from gpuscale.scaling import PointKey
+from gpuscale.scaling import PointKey, valid_by_point
 
 _TAKES_PART = 0.5
 """A rank takes part in the change of the median rank from this part of it on."""
