@@ -64,16 +64,11 @@ def _tried(run: Run, batch: int, fitted: int) -> Try:
             f"a batch of {batch}{until}: {failure.message}; 'pytest … --runs 1 --batch {batch}' "
             "says more"
         )
-    peaks = [
-        rank.peak_memory_bytes
-        if rank.peak_memory_bytes is not None
-        else rank.peak_host_memory_bytes
-        for rank in run.ranks
-    ]
+    peaks = (rank.peak_memory_bytes or rank.peak_host_memory_bytes for rank in run.ranks)
     return Try(
         batch=batch,
         fits=kind in _FITS,
         failed_rank=None if failure is None else failure.rank,
-        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        peak_memory_bytes=max(filter(None, peaks), default=None),
         wall_s=run.wall_s,
     )

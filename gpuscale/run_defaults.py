@@ -25,7 +25,7 @@ def default_request(
     case: type[TrainingCase],
     environment: Environment,
     *,
-    strategy: str,
+    strategy: str | None = None,
     gpus: int,
     run: int,
     size: str | None = None,
@@ -33,9 +33,10 @@ def default_request(
 ) -> RunRequest:
     """The request for one run of a case; a `CaseError` says why it cannot be trained so.
 
-    The batch is per GPU, or over all GPUs under strong scaling; None is that of the size.
+    None is `default_strategy`, and the batch of the size, which is per GPU, or over all GPUs under
+    strong scaling.
     """
-    built = case()
+    built, strategy = case(), strategy or default_strategy(case)
     has_micro_batches = STRATEGIES[strategy].micro_batches
     configuration = Configuration(
         case=case.name(),

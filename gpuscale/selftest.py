@@ -31,7 +31,7 @@ from gpuscale.records.selftest import (
     TrialsReport,
 )
 from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
-from gpuscale.run_defaults import default_request, default_strategy
+from gpuscale.run_defaults import default_request
 from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.statistics.significance import rate_of
 from gpuscale.strategies import STRATEGIES
@@ -60,13 +60,6 @@ _TRIMMED = 0.2
 
 OverheadRun = Sequence[OverheadOutcome] | Failure
 """The clocks of all ranks over one run, or why there is nothing."""
-
-
-def case_request(
-    case: type[TrainingCase], environment: Environment, *, gpus: int, run: int
-) -> RunRequest:
-    """The request for one run of a case as gpuscale measures it by default."""
-    return default_request(case, environment, strategy=default_strategy(case), gpus=gpus, run=run)
 
 
 def possible_faults(
@@ -165,10 +158,10 @@ class Trials:
     ) -> OverheadReport:
         """The overhead by so many runs on each number of GPUs, in turn with a bare loop's."""
         started = time.monotonic()
-        first = case_request(self.case, self.environment, gpus=self.gpus[0], run=1)
+        first = default_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
         for run, gpus in product(range(1, runs + 1), self.gpus):
-            request = case_request(self.case, self.environment, gpus=gpus, run=run)
+            request = default_request(self.case, self.environment, gpus=gpus, run=run)
             with sampling_beside(request, self.environment) as sampling:
                 pid = sampling.sampler.pid if sampling and sampling.sampler else None
                 plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
@@ -190,7 +183,7 @@ class Trials:
             injections = (injection_text(fault, step_time_s=self._step_time_s(), gpus=self.gpus),)
         runs = []
         for run, gpus in product(range(1, RUNS_PER_BLOCK + 1), self.gpus):
-            request = case_request(self.case, self.environment, gpus=gpus, run=run)
+            request = default_request(self.case, self.environment, gpus=gpus, run=run)
             with sampling_beside(request, self.environment) as sampling:
                 made = self.make_run(replace(request, injections=injections))
                 runs.append(sampling.summarize(made).added_to(made) if sampling else made)

@@ -17,11 +17,11 @@ from gpuscale.injections import parse_injections
 from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
 from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import trials_text
+from gpuscale.run_defaults import default_request
 from gpuscale.selftest import (
     BASELINE_BLOCKS,
     Trials,
     blocks,
-    case_request,
     injection_text,
     possible_faults,
 )
@@ -83,7 +83,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[TrainingCase]:
 def tried(
     machine: KnownMachine, case: type[TrainingCase], *, pairs: int, trials: int
 ) -> TrialsReport:
-    configuration = case_request(case, HERE, gpus=2, run=1).configuration
+    configuration = default_request(case, HERE, gpus=2, run=1).configuration
     faults, not_tried = possible_faults(configuration, GPUS)
     session = Trials(machine.run, case, HERE, GPUS, after_run=lambda: None)
     for fault in blocks(faults, pairs=pairs, trials=trials):

@@ -17,7 +17,7 @@ from gpuscale.records.as_json import document_text
 from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.screen import counted_runs
-from gpuscale.run_defaults import TIMING_PLANS
+from gpuscale.run_defaults import TIMING_PLANS, default_request
 from gpuscale.units import counted, format_seconds
 
 _DEFAULT_CASES = {
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     here, runs = launcher.environment, arguments.runs
     gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
-    configuration = selftest.case_request(case, here, gpus=max(gpus), run=1).configuration
+    configuration = default_request(case, here, gpus=max(gpus), run=1).configuration
     faults, not_tried = selftest.possible_faults(configuration, gpus)
     planned = selftest.blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
     plan = [] if arguments.overhead else list(planned)

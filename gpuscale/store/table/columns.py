@@ -149,15 +149,7 @@ def columns_of(head: Row, problems: Problems) -> list[Column | None]:
 
 def has_gpus(head: Row) -> bool:
     """True where one of the headers is that of numbers of GPUs."""
-    return any(_is_gpus(header) for header in head.cells)
-
-
-def _is_gpus(header: str) -> bool:
-    try:
-        column = column_of(header)
-    except DecodeError:
-        return False
-    return column is not None and column.meaning == "gpus"
+    return any(column and column.meaning == "gpus" for column in columns_of(head, Problems()))
 
 
 def measure_in(columns: Sequence[Column | None]) -> Column | None:
