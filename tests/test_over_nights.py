@@ -209,6 +209,15 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
 
 
+def test_a_row_that_the_last_night_lacks_says_when_it_was_measured(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 8, lambda night: 1.0)
+    changed(nights[7], lambda its: replace(its, runs=its.runs[:1]))
+    shown = gpuscale("history", tmp_path).stdout
+    missing = "MISSING   1 of 2 rows not measured on the last night: mnist_cnn/ddp on 2 GPUs"
+    assert shown.splitlines()[0] == missing
+    assert "last measured 2026-09-27" in shown
+
+
 def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

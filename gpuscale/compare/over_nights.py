@@ -87,22 +87,17 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     """The comparison, in which rows that went to a slower level in those nights are regressed.
 
     Nights that are slow already are those that tonight is compared with, so a slow drift, or a
-    loss that nobody mended, would pass. After 15 nights the level is what is expected.
+    loss that nobody mended, would pass.
     """
-    levels = {
-        (row.point.configuration, row.point.gpus): row
-        for row in history.rows
-        if row.lost and row.level_nights <= REMEMBERED
-    }
+    losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _beside_nights(entry)
-        row = None
+        lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            row = levels.get((entry.configuration, entry.key.gpus))
-        if row is None or row.lost is None:
+            lost = losses.get((entry.configuration, entry.key.gpus))
+        if lost is None:
             return entry
-        lost = row.lost
         onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset

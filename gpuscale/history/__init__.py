@@ -96,6 +96,11 @@ class RowHistory:
     level before it."""
 
     @property
+    def recent_loss(self) -> LostLevel | None:
+        """The lost level, for 15 nights: after them the present one is what is expected."""
+        return self.lost if self.level_nights <= REMEMBERED else None
+
+    @property
     def nights_missing(self) -> int:
         """How many more nights it takes until a change of level can be told."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
@@ -223,6 +228,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     )
     before = nights_before(indices[-1], indices, changes)
     last = departure([nights[i].log_step_times[point] for i in before], values[-1])
+    is_new = bool(found) and found[-1].seen == len(values) - 1
     is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
     return RowHistory(
         point=point,
@@ -232,7 +238,7 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         outlying=tuple(indices[i] for i in far),
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last[0]) - 1,
-        stands_out=last is not None and abs(last[0]) > last[1],
+        stands_out=last is not None and abs(last[0]) > last[1] and not is_new,
         lost=_lost_level(values, found, changes, nights) if is_lost else None,
     )
 

@@ -9,11 +9,12 @@ from gpuscale.reports.history_text import (
     night_names,
     no_change_text,
     standings,
+    verdict,
 )
 
 
 def last_loss(subject: Subject) -> str:
-    """The last night from which rows were slower and have been since; empty without one."""
+    """The night from which most rows were slower and have been since; empty without one."""
     history = subject.history
     if history is None:
         return ""
@@ -21,8 +22,18 @@ def last_loss(subject: Subject) -> str:
     events = [event for event in history.events if lost & {*event.changes}]
     if not events:
         return ""
-    first, *_, changed = event_lines(events[-1], history)
+    most = max(events, key=lambda event: (len(lost & {*event.changes}), event.night))
+    first, *_, changed = event_lines(most, history)
     return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
+
+
+def told_by_nights(subject: Subject) -> tuple[str, str] | None:
+    """What the nights say, for what stands first; None where the page is about no last night."""
+    history = subject.history
+    shown = {its.allocation_of(run) for its in subject.results for run in its.runs}
+    if history is None or history.nights[-1].allocation not in shown:
+        return None
+    return verdict(history)
 
 
 def nights(subject: Subject) -> Section | None:
