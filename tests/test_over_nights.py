@@ -210,12 +210,16 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
 
 
 def test_a_row_that_the_last_night_lacks_says_when_it_was_measured(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 8, lambda night: 1.0)
-    changed(nights[7], lambda its: replace(its, runs=its.runs[:1]))
-    shown = gpuscale("history", tmp_path).stdout
+    nights = write_nights(tmp_path, 23, lambda night: 1.0)
+    for night in nights[7:]:
+        changed(night, lambda its: replace(its, runs=its.runs[:1]))
+    shown = gpuscale("history", *nights[:8]).stdout
     missing = "MISSING   1 of 2 rows not measured on the last night: mnist_cnn/ddp on 2 GPUs"
     assert shown.splitlines()[0] == missing
     assert "last measured 2026-09-27" in shown
+    # After 15 nights nobody expects it, here and in a comparison.
+    assert gpuscale("history", tmp_path).stdout.startswith("STEADY    2 of 2 rows: no change")
+    assert compare("--history", tmp_path, nights[22]).returncode == 0
 
 
 def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(

@@ -2,12 +2,11 @@
 
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
-from gpuscale.reports import phrases
 from gpuscale.reports.history_text import (
     STANDING,
     event_lines,
-    night_names,
-    no_change_text,
+    nights_text,
+    notes,
     standings,
     verdict,
 )
@@ -41,7 +40,6 @@ def nights(subject: Subject) -> Section | None:
     history = subject.history
     if history is None:
         return None
-    names = night_names(history.nights)
     shown = standings(history)
     headers = [header for header in shown[0] if header != "batch/GPU"]
     table = Table(
@@ -63,13 +61,11 @@ def nights(subject: Subject) -> Section | None:
         blocks.append(
             Block(title=first.replace("  ", ": "), items=items, tone="loss" if is_loss else "pass")
         )
-    count = phrases.counted(len(history.nights), "night")
-    intro = f"{count} of {history.machine}, {names[0]} to {names[-1]}."
     return Section(
         title="History",
-        intro=intro,
+        intro=f"{nights_text(history)}.",
         blocks=blocks,
         figures=pictures(subject, "history"),
         tables=[table],
-        notes=() if blocks else [no_change_text(history)],
+        notes=[note.strip() for note in notes(history)],
     )

@@ -11,6 +11,7 @@ from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.scaling import PointKey
+from gpuscale.statistics.levels import REMEMBERED
 from gpuscale.units import format_percent, format_seconds
 
 STANDING = "against nights before"
@@ -26,39 +27,42 @@ def render(history: History, screen: Screen) -> str:
 
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
-    names = night_names(history.nights)
     yield from _head(history, screen)
     rows = standings(history)
     cells = [[*row.values()] for row in rows]
     yield table([*rows[0]], cells, screen.columns, first=("step time", STANDING))
     yield ""
-    if not history.events:
-        yield no_change_text(history)
     for event in reversed(history.events):
         first, *rest = event_lines(event, history)
         for line in (screen.bold(first), *rest):
             yield from wrapped(line, screen.columns)
-    for row in history.rows:
+    for note in notes(history):
+        yield from wrapped(note, screen.columns)
+
+
+def notes(history: History) -> Iterator[str]:
+    """What there is beside the changes: that none was, losses in all, single nights, and gaps."""
+    names, rows = night_names(history.nights), history.rows
+    if not history.events:
+        yield _no_change_text(history)
+    for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
+            change = phrases.change_text(row.lost.throughput)
             name = _row_names(history)[row.point]
-            text = f"slower and slower since {names[row.lost.since]}: {name}, in all "
-            text += phrases.change_text(row.lost.throughput)
-            yield from wrapped(text, screen.columns)
-    alone = Counter(night for row in history.rows for night in row.outlying)
+            yield f"slower and slower since {names[row.lost.since]}: {name}, in all {change}"
+    alone = Counter(night for row in rows for night in row.outlying)
     if alone:
         told = (
-            f"{names[night]} ({count} of {len(history.rows)})"
-            for night, count in sorted(alone.items())
+            f"{names[night]} ({count} of {len(rows)})" for night, count in sorted(alone.items())
         )
-        yield from wrapped(f"stood out for one night (rows): {', '.join(told)}", screen.columns)
+        yield f"stood out for one night (rows): {', '.join(told)}"
     for night in sorted(alone):
         for device in history.slower_devices(night):
-            yield from wrapped(f"    {names[night]}: {_device_text(device)}", screen.columns)
-    short = Counter(night for row in history.rows for night in _missed(row, len(names)))
+            yield f"    {names[night]}: {_device_text(device)}"
+    short = Counter(night for row in rows for night in _missed(row, len(names)))
     if short:
         told = (f"{names[night]} ({count})" for night, count in sorted(short.items()))
-        text = f"note: no valid run of some rows (how many): {', '.join(told)}"
-        yield from wrapped(text, screen.columns)
+        yield f"note: no valid run of some rows (how many): {', '.join(told)}"
 
 
 def _head(history: History, screen: Screen) -> Iterator[str]:
@@ -66,16 +70,19 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
     if said := verdict(history):
         first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns, hanging=10)
         yield from (screen.bold(first), *rest)
-    hosts = sorted({night.environment.host or "?" for night in nights})
-    where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
-    span = f"{names[0]} to {names[-1]}" if len(nights) > 1 else names[0]
-    text = (
-        f"history   {phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
-    )
-    yield from wrapped(text, screen.columns, hanging=10)
+    yield from wrapped(f"history   {nights_text(history)}", screen.columns, hanging=10)
     last = nights[-1]
     yield f"last      {names[-1]}, {last.allocation}"
     yield ""
+
+
+def nights_text(history: History) -> str:
+    """`24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
+    nights, names = history.nights, night_names(history.nights)
+    hosts = sorted({night.environment.host or "?" for night in nights})
+    where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
+    span = " to ".join(dict.fromkeys((names[0], names[-1])))
+    return f"{phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
 
 
 def verdict(history: History) -> tuple[str, str] | None:
@@ -98,7 +105,8 @@ def verdict(history: History) -> tuple[str, str] | None:
         for row in rows
         if row.departure is not None and row.stands_out and row.nights[-1] == last
     ]
-    missing = [names[row.point] for row in rows if row.nights[-1] < last]
+    # After 15 nights without it nobody expects a row any more.
+    missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
         ("UNUSUAL", unusual, " on the last night, throughput"),
@@ -161,7 +169,7 @@ def standings(history: History) -> list[dict[str, str]]:
     ]
 
 
-def no_change_text(history: History) -> str:
+def _no_change_text(history: History) -> str:
     """What is said of nights without an event: no row changed, or nobody could tell yet."""
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
