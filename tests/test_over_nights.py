@@ -127,9 +127,9 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     assert compared["changed_quantity"] == "throughput(1)"
     assert row.departure == pytest.approx(compared["change"]["value"])
     axes = picture.figure.axes[0]
-    dots = next(line for line in axes.lines if line.get_label() == "night")
+    dots: Any = next(line for line in axes.lines if line.get_label() == "night")
     now = compared["current"]["samples_per_s"]["value"]
-    assert [*dots.get_ydata()][-1] == pytest.approx(now) == 128 / row.last_step_time_s
+    assert dots.get_ydata()[-1] == pytest.approx(now) == 128 / row.last_step_time_s
 
 
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:

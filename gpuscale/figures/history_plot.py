@@ -135,9 +135,9 @@ def _draw(
             color=INK,
             label="environment changed",
         )
-    begin, end = _number(nights[0].began_at), _number(nights[-1].began_at)
-    label_days = _LABEL_WIDTH * max(end - begin, 1.0)
-    axes.set_xlim(begin - label_days / 4, end + label_days)
+    earliest, latest = _number(nights[0].began_at), _number(nights[-1].began_at)
+    label_days = _LABEL_WIDTH * max(latest - earliest, 1.0)
+    axes.set_xlim(earliest - label_days / 4, latest + label_days)
     free_from: list[float] = []
     for change in row.changes:
         before = row.nights[row.nights.index(change.onset) - 1]
