@@ -13,7 +13,7 @@ from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.scaling import PointKey
 from gpuscale.units import format_percent, format_seconds
 
-STANDING = "against its level"
+STANDING = "samples/s against level"
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
 
@@ -48,8 +48,8 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
     for row in history.rows:
         if row.lost and row.lost.since != row.lost.onset:
             name = _row_names(history)[row.point]
-            text = f"slower and slower since {names[row.lost.since]}: {name}, in all "
-            text += phrases.change_text(row.lost.throughput)
+            text = f"slower and slower since {names[row.lost.since]}: {name}, throughput "
+            text += f"in all {phrases.change_text(row.lost.throughput)}"
             yield from wrapped(text, screen.columns)
     alone = Counter(night for row in history.rows for night in row.outlying)
     if alone:
@@ -127,9 +127,7 @@ def _standing(row: RowHistory) -> str:
     """The last night against its level, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
-    text = phrases.percent_text(abs(row.departure)).replace("+", "")
-    if text != format_percent(0.0):
-        text += " slower" if row.departure < 0 else " faster"
+    text = phrases.percent_text(row.departure)
     return f"{text}, stands out" if row.stands_out else text
 
 
@@ -159,6 +157,6 @@ def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
 
 def _device_text(device: DeviceChange) -> str:
     slowdown = device.slowdown
-    word = "slower" if slowdown > 0 else "faster"
+    word = "longer" if slowdown > 0 else "shorter"
     where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
-    return f"{where} got {size} {word} that night, most others did not"
+    return f"steps of {where} got {size} {word} that night, those of most others did not"
