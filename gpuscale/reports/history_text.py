@@ -14,7 +14,7 @@ from gpuscale.scaling import PointKey
 from gpuscale.statistics.levels import REMEMBERED
 from gpuscale.units import format_percent, format_seconds
 
-STANDING = "against nights before"
+STANDING = "samples/s against before"
 _MOST_NAMED = 3
 """In what stands first."""
 _MOST_ROWS = 4
@@ -49,7 +49,7 @@ def notes(history: History) -> Iterator[str]:
         if row.lost and row.lost.since != row.lost.onset:
             change = phrases.change_text(row.lost.throughput)
             name = _row_names(history)[row.point]
-            yield f"slower and slower since {names[row.lost.since]}: {name}, in all {change}"
+            yield f"slower and slower since {names[row.lost.since]}: {name}, throughput in all {change}"
     alone = Counter(night for row in rows for night in row.outlying)
     if alone:
         told = (
@@ -192,9 +192,7 @@ def _standing(row: RowHistory) -> str:
     """The last night against those before, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
-    text = phrases.percent_text(abs(row.departure)).replace("+", "")
-    if text != format_percent(0.0):
-        text += " slower" if row.departure < 0 else " faster"
+    text = phrases.percent_text(row.departure)
     return f"{text}, stands out" if row.stands_out else text
 
 
@@ -224,6 +222,6 @@ def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
 
 def _device_text(device: DeviceChange) -> str:
     slowdown = device.slowdown
-    word = "slower" if slowdown > 0 else "faster"
+    word = "longer" if slowdown > 0 else "shorter"
     where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
-    return f"{where} got {size} {word} that night, most others did not"
+    return f"steps of {where} got {size} {word} that night, those of most others did not"

@@ -103,7 +103,7 @@ def _cautions(comparison: Comparison) -> list[str]:
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
-    """`REGRESSED` and `3 of 4 rows: every GPU is 10 % slower [7.4 %, 12 %]; 1 ok`."""
+    """`REGRESSED` and `3 of 4 rows: every GPU lost 10 % of its samples/s …; 1 ok`."""
     heaviest = rows[0].entry.verdict.weight
     found = [row for row in rows if row.entry.verdict.weight == heaviest]
     if heaviest == 2:
@@ -142,7 +142,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """`every GPU is 9.8 % to 10 % slower [7.2 %, 13 %]`: the bounds are the widest of all rows."""
+    """`training lost 9 % to 10 % of its samples/s [7 %, 13 %]`: the widest bounds of all rows."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [
@@ -169,8 +169,9 @@ def _loss(rows: Sequence[Row]) -> str:
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
         subject = "training on 1 GPU" if alone else "every GPU"
-        return f"{subject} is {by} slower{within}{from_then}"
-    return f"training is {by} slower{within}{from_then}"
+    else:
+        subject = "training"
+    return f"{subject} lost {by} of its samples/s{within}{from_then}"
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
@@ -195,9 +196,11 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             gains.setdefault(of_speedup, []).append(row.change.value)
     if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
         ((of_speedup, its),) = gains.items()
-        return Verdict.IMPROVED.value, f"{'E rose' if of_speedup else 'faster'} by {_span(its)}"
+        by = _span(its)
+        return Verdict.IMPROVED.value, f"E rose by {by}" if of_speedup else f"{by} more samples/s"
     parts = [
-        f"{counted(len(its), 'row')} {'with E up' if of_speedup else 'faster'} by {_span(its)}"
+        f"{counted(len(its), 'row')} with "
+        f"{f'E up by {_span(its)}' if of_speedup else f'{_span(its)} more samples/s'}"
         for of_speedup, its in gains.items()
     ]
     if verdicts == {Verdict.IMPROVED}:

@@ -121,7 +121,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         # Of two ranks the median one is the other.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
-            f"{who} {format_percent(lag)} slower than {other} "
+            f"{who} takes {format_percent(lag)} longer a step than {other} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
         )
 
