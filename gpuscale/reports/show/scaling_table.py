@@ -95,7 +95,7 @@ def scaling_table(
     if any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
-    headers += hours_header(steps)
+    headers += ["GPU-hours"] if steps else []
     if any(point.samples_per_j is not None for point in points):
         headers.append("samples/J")
     on_cpu = all(point.configuration.device == "cpu" for point in points)
@@ -108,8 +108,7 @@ def scaling_table(
         of_point = unsteady[point.point_key]
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        counted = f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
-        made.append({"runs": counted})
+        made.append({"runs": f"{point.valid_runs}{without and f' ({without})'}"})
     headers = [name for name in headers if name not in _shared_cells(points)]
     rows = [measured_row(point, steps) for point in points]
     return table(headers, cells_under(headers, rows, made), columns, first=_FIRST)
@@ -134,15 +133,12 @@ def cells_under(
     return [[each[header] for header in headers] for each in cells]
 
 
-def hours_header(steps: int | None) -> list[str]:
-    """The header of the GPU-hours, where a number of steps asks for them."""
-    return [] if steps is None else ["GPU-hours"]
-
-
 def row_cells(row: ScalingRow) -> dict[str, str]:
     """The numbers of a row as tables show them, by the headers of their columns."""
     return {
         "gpus": str(row.gpus),
+        "nodes": phrases.known_text(row.nodes, str),
+        "runs": phrases.known_text(row.runs, str),
         "scaling": row.configuration.scaling or UNKNOWN,
         "batch/gpu": str(row.batch_per_gpu or UNKNOWN),
         "step time": phrases.with_spread(row.step_time_s, format_seconds),
