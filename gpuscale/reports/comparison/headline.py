@@ -69,21 +69,14 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
-    before, now = comparison.before, comparison.after
-    changed = _changed(comparison)
+    before, now, changed = comparison.before, comparison.after, _changed(comparison)
+    name = listed(before.files) or comparison.baseline_name
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(_cautions(comparison))),
         ("first", _first_cause(rows)),
         ("changed", changed),
-        (
-            "baseline",
-            _side(
-                listed(before.files) or comparison.baseline_name,
-                before,
-                comparison.baseline_machine,
-            ),
-        ),
+        ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
         ("next", _next(comparison, rows, is_changed=bool(changed))),
     )
