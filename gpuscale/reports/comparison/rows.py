@@ -77,10 +77,6 @@ class Row:
     valid_runs: int
     """Now."""
 
-    def details(self) -> Iterator[str]:
-        """The lines below the reason, indented."""
-        return (f"  {line}" for line in detail_lines(self.lost_metrics, self.causes))
-
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
     """The row of each entry, in their order, of a comparison with those results."""

@@ -24,8 +24,9 @@ def render(shown: Shown) -> str:
     else:
         today = shown.now.astimezone().date()
         text = baseline_text(content, today, columns=columns, steps=steps)
-    further = _projections(shown.projections, columns, steps) if shown.projections else ()
-    return "\n".join((text, *([""] if further else []), *further))
+    if shown.projections:
+        text = "\n".join((text, "", *_projections(shown.projections, columns, steps)))
+    return text
 
 
 def _projections(

@@ -30,8 +30,8 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
-_SHARED = ("scaling", "batch/gpu")
-"""Columns that the line below the table stands for, where all rows have the same."""
+_SHARED = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
+"""Columns that words below the table stand for, where all rows have the same."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
@@ -158,12 +158,10 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     most = max((point.valid_runs for point in points), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95%, over runs")[min(most, 2)]
-    parts = [
-        phrases.configurations_text(point.configuration for point in points),
-        *_shared_texts(points),
-        intervals,
-    ]
-    yield "; ".join(filter(None, parts))
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    alike = {name: text for name, text in _shared_cells(points).items() if text != UNKNOWN}
+    shared = [_SHARED[name].format(text) for name, text in alike.items()]
+    yield "; ".join(filter(None, (configurations, *shared, intervals)))
     times_s = (point.step_time_s for point in points)
     spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
     if wide := next((spread for spread in spreads if "×" in spread), None):
@@ -173,19 +171,13 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
         )
     if note := unchecked_training_note(point.configuration for point in points):
         yield statement_text(note)
-    several_gpus = (point for point in points if point.key.gpus > 1)
-    yield from _strategy_notes(point.configuration.strategy for point in several_gpus)
+    for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
+        demands = STRATEGIES.get(strategy)
+        if demands is not None and demands.below_table:
+            yield f"{strategy}: {demands.below_table}"
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
-
-
-def _shared_texts(points: Sequence[ScalingPoint]) -> Iterator[str]:
-    """`weak scaling` and `batch 128 on each GPU`, where all rows have the same."""
-    texts = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
-    for name, found in _shared_cells(points).items():
-        if found != UNKNOWN:
-            yield texts[name].format(found)
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -200,13 +192,6 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
         wrapped = STRATEGIES[configuration.strategy].wraps
         yield f"{name}: step time over that of {wrapped}: {found}"
-
-
-def _strategy_notes(strategies: Iterable[str]) -> Iterator[str]:
-    for strategy in dict.fromkeys(strategies):
-        demands = STRATEGIES.get(strategy)
-        if demands is not None and demands.below_table:
-            yield f"{strategy}: {demands.below_table}"
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
