@@ -13,14 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuscale.records import (
-    METRICS_BY_NAME,
-    Configuration,
-    EntryKey,
-    EntryVerdict,
-    Estimate,
-    Verdict,
-)
+from gpuscale.records import METRICS_BY_NAME, Configuration, EntryVerdict, Estimate, Verdict
 from gpuscale.reports.comparison.view import View
 from gpuscale.scaling import ScalingPoint, scaling_points
 
@@ -128,7 +121,7 @@ def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
     """Each entry with labels that no other has: the second of the same is `row="2"`."""
-    seen: Counter[tuple[EntryKey, Configuration | None]] = Counter()
+    seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration
         seen[same] += 1
