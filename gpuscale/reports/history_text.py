@@ -47,9 +47,9 @@ def notes(history: History) -> Iterator[str]:
         yield _no_change_text(history)
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
+            name, since = _row_names(history)[row.point], names[row.lost.since]
             change = phrases.change_text(row.lost.throughput)
-            name = _row_names(history)[row.point]
-            yield f"slower and slower since {names[row.lost.since]}: {name}, throughput in all {change}"
+            yield f"slower and slower since {since}: {name}, throughput in all {change}"
     alone = Counter(night for row in rows for night in row.outlying)
     if alone:
         told = (
