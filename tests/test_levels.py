@@ -109,3 +109,10 @@ def test_a_recovery_is_a_change_too() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_the_first_nights_tell_nothing(count: int) -> None:
     assert level_changes([float(i) for i in range(count)]) == ()
+
+
+def test_a_night_stands_out_from_the_fifth_on_and_a_level_changes_from_the_sixth_on() -> None:
+    assert departure([0.0] * 3, 0.5) is None
+    assert departure([0.0] * 4, 0.5) is not None
+    assert not level_changes([0.0] * 3 + [0.5] * 2)
+    assert level_changes([0.0] * 4 + [0.5] * 2)

@@ -103,7 +103,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """How many more nights it takes until a change of level can be told."""
+        """How many more it takes to tell whether the last one stands out; a change takes another."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 

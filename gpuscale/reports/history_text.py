@@ -175,8 +175,10 @@ def _no_change_text(history: History) -> str:
         return "no change of level"
     most = max(history.rows, key=lambda row: len(row.nights))
     found = len(most.nights)
+    needed = found + most.nights_missing
     return (
-        f"at least {found + most.nights_missing} nights are needed to tell a change; {found} found"
+        f"{needed} nights are needed to tell whether the last one stands out, and {needed + 1} to "
+        f"tell a change; {found} found"
     )
 
 
