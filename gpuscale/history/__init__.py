@@ -103,7 +103,7 @@ class RowHistory:
 
     @property
     def nights_missing(self) -> int:
-        """How many more it takes to tell whether the last one stands out; a change takes another."""
+        """How many more it takes until the last one can stand out; a change takes another."""
         return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
 
 
