@@ -110,7 +110,7 @@ def verdict(history: History) -> tuple[str, str] | None:
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
         ("UNUSUAL", unusual, " on the last night, throughput"),
-        ("MISSING", missing, " not measured on the last night"),
+        ("MISSING", missing, " without a valid run on the last night"),
     )
     count = phrases.counted(len(rows), "row")
     told = {
