@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -20,7 +20,8 @@ from gpuscale.figures.picture import (
     notes_of_left_out,
     row_text,
 )
-from gpuscale.history import History, RowHistory, environment_at
+from gpuscale.history import History, Night, RowHistory, environment_at
+from gpuscale.records import EnvironmentChange
 from gpuscale.reports.phrases import counted, percent_text
 from gpuscale.statistics.estimates import exponential
 
@@ -48,11 +49,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
         for row in shown
     ]
-    changed = [
-        (night, changes)
-        for night in range(1, len(history.nights))
-        if (changes := environment_at(history.nights, night))
-    ]
+    changed = [*_environment_changes(history.nights)]
     notes = [
         "samples/s of each night; percentages are from level to level; outlying nights beyond the "
         "axis lie at its end; dates in UTC",
@@ -80,6 +77,22 @@ def history_picture(measurements: Measurements) -> Picture | None:
             f"{label}: {_sentence(row, history)}" for row, label in zip(shown, labels, strict=True)
         ),
     )
+
+
+def _environment_changes(
+    nights: Sequence[Night],
+) -> Iterator[tuple[int, Sequence[EnvironmentChange]]]:
+    """What changed with which night; where nights take hosts in turn, each host once."""
+    hosts = {nights[0].environment.host}
+    for night in range(1, len(nights)):
+        changes = [
+            change
+            for change in environment_at(nights, night)
+            if change.name != "host" or not hosts.issuperset(change.after)
+        ]
+        hosts.add(nights[night].environment.host)
+        if changes:
+            yield night, changes
 
 
 def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
