@@ -214,7 +214,7 @@ def test_a_row_that_the_last_night_lacks_says_when_it_was_measured(tmp_path: Pat
     for night in nights[7:]:
         changed(night, lambda its: replace(its, runs=its.runs[:1]))
     shown = gpuscale("history", *nights[:8]).stdout
-    missing = "MISSING   1 of 2 rows not measured on the last night: mnist_cnn/ddp on 2 GPUs"
+    missing = "MISSING   1 of 2 rows without a valid run on the last night: mnist_cnn/ddp on 2 GPUs"
     assert shown.splitlines()[0] == missing
     assert "last measured 2026-09-27" in shown
     # After 15 nights nobody expects it, here and in a comparison.

@@ -145,6 +145,20 @@ def test_a_page_of_nights_alone_says_first_what_they_found(
     assert "MEASURED" in report(paths[2], nights)
 
 
+def test_a_page_names_the_losses_since_its_baseline_that_nobody_mended(
+    report: Report, tmp_path: Path
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    steps = {10: 1.04, 16: 1.12, 20: 1.04, 26: 1.09}
+    paths = write_nights(
+        nights, 32, lambda night: next((steps[at] for at in (26, 20, 16, 10) if night >= at), 1.0)
+    )
+    for before, dates in ((3, ["2026-10-01", "2026-10-17"]), (12, ["2026-10-17"])):
+        page = report(nights, "--baseline", paths[before])
+        assert re.findall(r"<dt>since</dt><dd>(\S+): 2 of 2 rows slower", page) == dates
+
+
 def test_markup_in_names_stays_text(report: Report, tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>&amp;$x_{$"
     where = {"host": evil, "driver_version": evil, "variables": {evil: evil}}

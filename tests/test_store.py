@@ -313,19 +313,24 @@ def test_results_are_named_in_utc_and_later_ones_have_later_names(tmp_path: Path
 def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> None:
     new = default_results_path(tmp_path, NOW)
     old = default_results_path(tmp_path, NOW - timedelta(days=1))
-    for path in (new, old):
+    ahead = default_results_path(tmp_path, NOW + timedelta(days=9000))
+    for path in (new, old, ahead):
         writer(path).close()
     (tmp_path / "zzz.jsonl").write_text("not dated")
     default_results_path(tmp_path, NOW + timedelta(days=1)).mkdir()
-    assert newest_results(tmp_path) == new
+    assert newest_results(tmp_path, NOW) == new
+    # A wrong clock: it is not the newest for ever, and taken where there is no other.
+    for path in (new, old):
+        path.unlink()
+    assert newest_results(tmp_path, NOW) == ahead
 
 
 def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
-        message = refusal(newest_results, folder)
+        message = refusal(newest_results, folder, NOW)
         assert "measure first, for example with: pytest bench_cases --gpus 1,2; " in message
     (tmp_path / "file").write_text("")
-    assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file")
+    assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file", NOW)
 
 
 def test_results_above_the_folder_are_named(
@@ -337,6 +342,6 @@ def test_results_above_the_folder_are_named(
     below = tmp_path / "docs" / "pictures"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    message = refusal(newest_results, RESULTS_FOLDER)
+    message = refusal(newest_results, RESULTS_FOLDER, NOW)
     assert message.startswith(f"{below / RESULTS_FOLDER}: there are no results yet; ")
     assert f"{folder} has some, so run this in {tmp_path}" in message

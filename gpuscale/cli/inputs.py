@@ -142,9 +142,10 @@ def _leave_out(problem: OSError) -> None:
 
 def newest_input(folder: Path) -> Path:
     """The newest results, named on standard error: they were not the user's own choice."""
-    path = newest_results(folder)
+    now = datetime.now(UTC)
+    path = newest_results(folder, now)
     results = read_results(path)
-    measured = f"{results.created_at}{age_text(results, datetime.now(UTC))}"
+    measured = f"{results.created_at}{age_text(results, now)}"
     sys.stderr.write(f"gpuscale: the newest results: {visible(str(path))}, measured {measured}\n")
     return path
 

@@ -38,12 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
-    path = newest_results(RESULTS_FOLDER) if arguments.file is None else Path(arguments.file)
+    now = datetime.now(UTC)
+    file = arguments.file
+    path = newest_results(RESULTS_FOLDER, now) if file is None else Path(file)
     content = read_content(path)
     shown = Shown(
         content=content,
         path=path,
-        now=datetime.now(UTC),
+        now=now,
         steps=arguments.steps,
         projections=_projections(content, arguments.project),
         columns=columns_of(sys.stdout),

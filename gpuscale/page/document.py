@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from gpuscale.errors import ExitCode
 from gpuscale.page.content import Section, Subject, Tone
 from gpuscale.page.machines_section import machines
-from gpuscale.page.nights_section import last_loss, nights, told_by_nights
+from gpuscale.page.nights_section import losses, nights, told_by_nights
 from gpuscale.page.pictures import curves
 from gpuscale.page.rendering import rendered
 from gpuscale.page.row_sections import causes, measured_headline, place_text, rows
@@ -39,8 +39,9 @@ def report_html(subject: Subject) -> str:
         word, first = told
         tone = _TONES_OF_NIGHTS.get(word, "doubt")
         facts.append(("baseline", "none was given: the nights alone tell this"))
-    if (view or word == "SLOWER") and (since := last_loss(subject)):
-        facts.insert(1 if view else 0, ("since", since))
+    if view or word == "SLOWER":
+        at = 1 if view else 0
+        facts[at:at] = [("since", text) for text in losses(subject)]
     if subject.folder:
         facts = [
             (its, f"{subject.folder}: {text}" if its == "now" else text) for its, text in facts

@@ -1,5 +1,8 @@
 """The history of the machine on a page: when rows changed, and what else changed then."""
 
+from datetime import datetime
+
+from gpuscale.history import History, HistoryEvent, RowChange, RowHistory
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
 from gpuscale.reports.history_text import (
@@ -11,18 +14,44 @@ from gpuscale.reports.history_text import (
     verdict,
 )
 
+_MOST_LOSSES = 3
+_NEVER = "1970-01-01T00:00:00+00:00"
 
-def last_loss(subject: Subject) -> str:
-    """The night from which most rows were slower and have been since; empty without one."""
-    history = subject.history
+
+def losses(subject: Subject) -> list[str]:
+    """From which nights on rows are slower; at most three, which most rows share.
+
+    They are those after the baseline, or without one those that the history tells first.
+    """
+    history, view = subject.history, subject.view
     if history is None:
-        return ""
-    lost = {row.changes[-1] for row in history.rows if row.changes and row.changes[-1].is_loss}
-    events = [event for event in history.events if lost & {*event.changes}]
-    if not events:
-        return ""
-    most = max(events, key=lambda event: (len(lost & {*event.changes}), event.night))
-    first, *_, changed = event_lines(most, history)
+        return []
+    if view is None:
+        recent = (row.recent_loss for row in history.rows)
+        begun = min((loss.since for loss in recent if loss), default=len(history.nights))
+    else:
+        last = datetime.fromisoformat(view.comparison.before.last_at or _NEVER)
+        begun = sum(night.began_at <= last for night in history.nights)
+    lost = {change for row in history.rows for change in _unmended(row)}
+    shared = {event: len(lost & {*event.changes}) for event in history.events}
+    found = [event for event in history.events if shared[event] and event.night >= begun]
+    most = sorted(found, key=lambda event: -shared[event])[:_MOST_LOSSES]
+    return [_loss_text(event, history) for event in found if event in most]
+
+
+def _unmended(row: RowHistory) -> list[RowChange]:
+    """The losses of a row; each gain takes back the loss before it."""
+    found: list[RowChange] = []
+    for change in row.changes:
+        if change.is_loss:
+            found.append(change)
+        elif found:
+            found.pop()
+    return found
+
+
+def _loss_text(event: HistoryEvent, history: History) -> str:
+    first, *_, changed = event_lines(event, history)
     return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
 
 

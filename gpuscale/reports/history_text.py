@@ -15,7 +15,7 @@ from gpuscale.statistics.levels import REMEMBERED
 from gpuscale.units import format_percent, format_seconds
 
 STANDING = "samples/s against before"
-_MOST_NAMED = 3
+_MOST_NAMED = 2
 """In what stands first."""
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
@@ -109,8 +109,8 @@ def verdict(history: History) -> tuple[str, str] | None:
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
-        ("UNUSUAL", unusual, " on the last night, throughput"),
-        ("MISSING", missing, " not measured on the last night"),
+        ("UNUSUAL", unusual, " unusual on the last night, throughput"),
+        ("MISSING", missing, " without a valid run on the last night"),
     )
     count = phrases.counted(len(rows), "row")
     told = {

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
@@ -39,12 +39,16 @@ def default_results_path(folder: Path, now: datetime) -> Path:
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
-def newest_results(folder: Path) -> Path:
-    """The newest file that `default_results_path` named; a `FileError` says where else some are."""
+def newest_results(folder: Path, now: datetime) -> Path:
+    """The newest file that `default_results_path` named; a `FileError` says where else some are.
+
+    One that is dated more than a day after now, by a wrong clock, is taken where there is no other.
+    """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
     if dated:
-        return folder / max(dated)
+        tomorrow = default_results_path(folder, now + timedelta(days=1)).name
+        return folder / max([name for name in dated if name < tomorrow] or dated)
     remedy = (
         "measure first, for example with: pytest bench_cases --gpus 1,2; a file that was named "
         "with --results is given by its name"
