@@ -98,7 +98,7 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield f"the command cannot be split into words ({error}); see its quotes: {case.command}"
         return
     if not words:
-        yield "there is no command; give one after --, or set `command` on the case"
+        yield "there is no command; set `command` on the case"
     yield from _problems_of_words(case, words)
     if case.launch not in LAUNCHES:
         yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
@@ -108,7 +108,8 @@ def _problems(case: type[CommandCase]) -> Iterator[str]:
         yield f"there is no log format '{case.log_format}'; choose from {', '.join(FORMATS)}"
     if case.step_regex is not None:
         by_regex(case.step_regex)
-    for what, number in (("batch", case.batch), ("global_batch", case.global_batch)):
+    counts = {"batch": case.batch, "global_batch (--samples-per-step)": case.global_batch}
+    for what, number in counts.items():
         if number is not None and (not isinstance(number, int) or number < 1):
             yield f"{what} is {number!r}; it takes whole numbers of at least 1"
     if case.batch is not None and case.global_batch is not None:

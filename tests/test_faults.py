@@ -143,6 +143,7 @@ def test_what_fails_shows_where_and_the_next_item_runs(failing: Session) -> None
     assert "in forward" in failing.output
     assert re.findall(r"test_(\w+)\.py\S+ PASSED", failing.output) == ["well"]
     assert "measured nothing" in failing.output
+    assert "Benchmark fixture" not in failing.output
     assert processes_of(failing.folder) == []
 
 

@@ -48,6 +48,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"precision": "int8"}, "--precision: there is no 'int8'"),
         ({"timeout": "-3"}, "--timeout: '-3' is not a number of seconds above 0"),
         ({"run_seconds": "nan"}, "--run-seconds: 'nan' is not a number of seconds above 0"),
+        ({"run_seconds": "900"}, "no run ends within its --timeout of 600 s; give --timeout 1800"),
         ({"data_workers": "-1"}, "--data-workers: -1 is not at least 0"),
         ({"threads_per_rank": "0"}, "--threads-per-rank: 0 is not at least 1"),
         ({"data": "real"}, "--data: there is no 'real'; choose from synthetic, loader"),

@@ -64,6 +64,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
     assert run.configuration.precision is None
     assert "was not checked: train/command" in output
     assert not processes_in(tmp_path)
+    assert not (tmp_path / ".benchmarks").exists()
 
 
 def test_after_an_interrupt_earlier_runs_are_kept_and_nothing_is_left(tmp_path: Path) -> None:
@@ -140,7 +141,8 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--", "python"], "--gpus 1,2"),
-        (["--gpus", "1"], "there is no command"),
+        (["--gpus", "1"], "gpuscale: there is no command; give one after --"),
+        (["--gpus", "1", "--samples-per-step", "0", "--", "python"], "(--samples-per-step) is 0"),
         (["--gpus", "1", "--precision", "bf16", "--", "python"], "--precision is about cases"),
         (["--gpus", "x", "--", "python"], "'x' is not a whole number"),
         (["--gpus", "1", "--", "python", "{gpu}"], "there is no placeholder {gpu}"),

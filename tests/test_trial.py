@@ -1,7 +1,9 @@
 """What does not fit by its shapes is told before anything is measured, and nothing else is."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +155,17 @@ def test_what_shapes_do_is_told_in_the_words_of_the_cpu(
     assert problem is not None
     assert "test_trial.py:" in problem
     assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"), [(lambda output: output, "torch.Size([2, 10])"), (print, "NoneType")]
+)
+def test_a_loss_that_is_no_number_is_told(loss: Callable[[Any], Any], found: str) -> None:
+    case = made(nn.Linear(4, 10), (4,))
+    case.loss = lambda output, target: loss(output)  # type: ignore[method-assign]
+    problem = trial.misfit(case, 6)
+    assert problem is not None
+    assert problem.endswith(f"does not fit the loss: it returned {found}, not one number")
 
 
 def test_of_a_large_model_the_words_of_the_meta_device_are_enough(

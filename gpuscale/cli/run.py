@@ -66,6 +66,8 @@ def _case(
     arguments: argparse.Namespace, *, gpus: Sequence[int], batch: int | None
 ) -> type[CommandCase]:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    if not words:
+        raise UsageError("there is no command; give one after --, such as -- python train.py")
     name = arguments.name or _name_of_script(words)
     attributes: dict[str, Any] = {
         "name": classmethod(lambda cls: name),
@@ -95,7 +97,7 @@ def _is_foreign(option: Option) -> bool:
 
 def _name_of_script(words: list[str]) -> str:
     scripts = (Path(word).stem for word in words if word.endswith(_SCRIPT_ENDINGS))
-    return next(scripts, Path(words[0]).name if words else "command")
+    return next(scripts, Path(words[0]).name)
 
 
 def _name(option: Option) -> str:

@@ -44,6 +44,8 @@ def measured_in_session(case: type[CommandCase], options: Sequence[str]) -> int:
     # The settings of a project that lies around here are not about this session.
     settings = ["-c", os.devnull, "--rootdir", str(Path.cwd()), "--noconftest", "--assert=plain"]
     settings += ["-p", "no:cacheprovider", "-p", "gpuscale.plugin"]
+    # Else pytest-benchmark leaves an empty folder here.
+    settings += ["--benchmark-storage", f"file://{os.devnull}"]
     return int(pytest.main([*settings, __file__, *options], plugins=[CommandItem(case)]))
 
 

@@ -400,6 +400,9 @@ def _contradictions(options: MeasureOptions) -> Iterator[str]:
         yield "--resume appends to the file it names, so --results has no meaning; leave out one"
     if baseline is not None and target is not None:
         yield "--baseline and --target-ci both decide when there are enough runs; leave out one"
+    if options.run_seconds is not None and options.run_seconds >= options.timeout_s:
+        problem = f"no run ends within its --timeout of {options.timeout_s:g} s"
+        yield f"--run-seconds: {problem}; give --timeout {2 * options.run_seconds:g}, or fewer"
     fewest, most = options.bounds_of_runs
     room = f"write --runs {FEWEST_RUNS}:{max(8, most)}"
     if target is not None and fewest is None:

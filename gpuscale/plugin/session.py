@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TextIO
 
 import pytest
@@ -168,7 +167,14 @@ class _MeasuringSession:
             item.user_properties.append((LEFT_OUT, why))
             pytest.skip(reason)
         assert plan is not None
-        return partial(self._measure, item, plan, request.getfixturevalue("benchmark"))
+        benchmark = request.getfixturevalue("benchmark")
+        # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
+        benchmark.skipped = True
+
+        def scaling() -> Run:
+            return self._measure(item, plan, benchmark)
+
+        return scaling
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -227,8 +233,6 @@ class _MeasuringSession:
         if item.stash.get(_IS_MEASURED, False):
             pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
         item.stash[_IS_MEASURED] = True
-        # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
-        benchmark.skipped = True
         request = self._request(plan)
         if isinstance(request, str):
             pytest.fail(request, pytrace=False)

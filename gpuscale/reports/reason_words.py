@@ -234,7 +234,7 @@ _FAILED = {
     "timeout": ("took too long", "took too long"),
     "launch": ("did not start", "did not start"),
     "invalid": ("was invalid", "were invalid"),
-    "unread": ("had lines that no format knows", "had lines that no format knows"),
+    "unread": ("told no step", "told no step"),
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")

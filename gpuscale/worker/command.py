@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuscale.command_case import filled
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
-from gpuscale.records import Failure, RunRequest
+from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
 from gpuscale.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
@@ -165,7 +165,8 @@ def _refuse_end(
         time.sleep(_LOOK_S)
     if not rank or reader.has_steps():
         left = " (processes that it left in the background do not count)" if _living() else ""
-        raise reader.failed(f"the command ended too early{left}: {reader.told_so_far()}")
+        kind: FailureKind = "invalid" if reader.has_steps() else "unread"
+        raise reader.failed(f"the command ended too early{left}: {reader.told_so_far()}", kind)
 
 
 def _place(rank: int | None) -> str:

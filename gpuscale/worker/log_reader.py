@@ -236,13 +236,14 @@ class LogReader:
                 f"{reads} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
                 f"if that number counts steps{batch}"
             )
+        shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
+        if shown is None:
+            return "it printed nothing, and its steps are timed by the lines that tell them"
         asked = "none of the formats known" if self._format is None else self._format.name
         known = f" ({', '.join(FORMATS)})" if self._format is None else ""
-        shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
-        line = "it printed nothing" if shown is None else f"such as: {shown}"
         return (
-            f"no line told a step: they fit {asked}{known}; give --step-regex, such as "
-            rf"'{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}' ({line})"
+            f"no line told a step: they fit {asked}{known}, such as: {shown}; give --step-regex, "
+            rf"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
         )
 
     def refuse_unread(self, rank: int, *, is_late: bool) -> None:

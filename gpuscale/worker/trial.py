@@ -34,6 +34,7 @@ _OF_SHAPES = re.compile(
     r"|Sizes of tensors must match|is invalid for input of size|Provided sizes .* multiply up to"
     r"|Expected input batch_size|Expected target size|Target size .* must be the same"
     r"|Using a target size .* different|multi-target not supported|^Target \d+ is out of bounds"
+    r"|not one number$"
 )
 _FEW_PARAMETERS = 50_000_000
 _FEW_OUTPUTS = 2**22
@@ -90,7 +91,10 @@ def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: st
             inputs, targets = on_device(batch, where, torch.preserve_format)
             output = case.forward(model, inputs)
             part = "loss"
-            case.loss(output, targets)
+            loss = case.loss(output, targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            returned = getattr(loss, "shape", type(loss).__name__)
+            raise TypeError(f"it returned {returned}, not one number")
         if device == "meta" and sum(each.numel() for each in tensors_in(output)) <= _FEW_OUTPUTS:
             # A target out of bounds has a value, which there is none of on the meta device.
             _, targets = on_device(batch, torch.device("cpu"), torch.preserve_format)
