@@ -93,6 +93,11 @@ def numbers_text(numbers: Sequence[int]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def ends_text(texts: Sequence[str]) -> str:
+    """`2.3 % to 6.3 %`, the first and the last; or the one that both are."""
+    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
+
+
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
     return f"{numbers_text(counts)} GPU{'' if counts == (1,) else 's'}"

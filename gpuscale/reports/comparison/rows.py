@@ -205,11 +205,12 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
 
 def smallest_losses(rows: Iterable[Row]) -> str:
     """`smallest loss this could find: 2.3 % to 6.3 %`; empty where no row tells one."""
-    found = [loss for row in rows if (loss := row.entry.minimum_detectable_loss) is not None]
-    if not found:
+    losses = (row.entry.minimum_detectable_loss for row in rows)
+    texts = [format_percent(loss) for loss in sorted(each for each in losses if each is not None)]
+    if not texts:
         return ""
-    ends = dict.fromkeys(format_percent(loss) for loss in (min(found), max(found)))
-    return f"{SMALLEST_LOSS}: {' to '.join(ends)}{' by row' if len(ends) > 1 else ''}"
+    by_row = " by row" if texts[0] != texts[-1] else ""
+    return f"{SMALLEST_LOSS}: {phrases.ends_text(texts)}{by_row}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:
