@@ -14,7 +14,7 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
 )
-from gpuscale.reports.phrases import ends_text, gpus_text, numbers_text
+from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
 from gpuscale.units import significant, whole_percent
 
 _Kind = TypeVar("_Kind")
@@ -373,4 +373,4 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """`rank 2`, or `ranks 1, 2 and 4`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers_text(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"

@@ -192,15 +192,8 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
-    counts: dict[str, list[int]] = {}
-    for row in rows:
-        counts.setdefault(row.name, []).append(row.entry.key.gpus)
-    subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
-    left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    if left_out:
-        subjects[_NAMED_SUBJECTS:] = [phrases.counted(left_out, "more row")]
-    *others, last = subjects
-    return f"{', '.join(others)} and {last}" if others else last
+    named = ((row.name, row.entry.key.gpus) for row in rows)
+    return phrases.enumerated(phrases.row_texts(named, _NAMED_SUBJECTS))
 
 
 def smallest_losses(rows: Iterable[Row]) -> str:
