@@ -162,13 +162,13 @@ def _gpus_text(curves: Sequence[Curve]) -> str:
     """`GPUs`, and below how the work grew with them, as far as it is the same of all."""
     word = "CPU ranks" if all(curve.device == "cpu" for curve in curves) else "GPUs"
     modes = {curve.scaling for curve in curves if curve.scaling is not None}
-    if modes != {"weak"} and modes != {"strong"}:
+    if len(modes) != 1:
         return f"{word}\nweak and strong scaling" if modes else word
     (mode,) = modes
-    its = [curve for curve in curves if curve.scaling is not None]
     batches = {
         batch if mode == "weak" else batch * gpus
-        for curve in its
+        for curve in curves
+        if curve.scaling is not None
         for gpus, batch in curve.batches.items()
     }
     if len(batches) != 1:

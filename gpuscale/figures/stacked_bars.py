@@ -134,8 +134,9 @@ def _picture(
 
 def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
+    is_time = any(bar.end for bar in bars)
     factor, words = 1.0, "share of a step"
-    if any(bar.end for bar in bars):
+    if is_time:
         unit_s, unit = time_unit(lengths)
         factor, words = 1 / unit_s, f"step time ({unit})"
     for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
@@ -167,9 +168,9 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     axes.spines["left"].set_visible(False)
     # With room for the first label.
     axes.set_ylim(len(bars) - 1 + _BAR_HEIGHT, _BAR_HEIGHT / 2 - 1)
-    axes.margins(x=0.2 if any(bar.end for bar in bars) else 0.0)
+    axes.margins(x=0.2 if is_time else 0.0)
     axes.set_xlabel(words)
-    if not any(bar.end for bar in bars):
+    if not is_time:
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 

@@ -68,18 +68,14 @@ def _facts(
 
 def _devices(environments: Sequence[Environment]) -> list[Table]:
     """Each GPU with what tells it from others, as far as it is known."""
-    rows: dict[tuple[Cell, ...], None] = {}
-    for here in environments:
-        for host, gpu in here.placed_gpus:
-            memory = known_text(gpu.memory_bytes, format_bytes)
-            limit = known_text(gpu.power_limit_w, "{:.0f} W".format)
-            number = gpu.index if gpu.smi_index is None else gpu.smi_index
-            place = gpu.pci_address or UNKNOWN
-            named = (f"{host or UNKNOWN} GPU {number}", gpu.name, gpu.uuid or UNKNOWN, place)
-            rows[cells(*named, memory, limit)] = None
+    found: dict[tuple[str, ...], None] = {}
+    for host, gpu in (each for here in environments for each in here.placed_gpus):
+        number = gpu.index if gpu.smi_index is None else gpu.smi_index
+        named = (f"{host or UNKNOWN} GPU {number}", gpu.name)
+        memory = known_text(gpu.memory_bytes, format_bytes)
+        limit = known_text(gpu.power_limit_w, "{:.0f} W".format)
+        found[*named, gpu.uuid or UNKNOWN, gpu.pci_address or UNKNOWN, memory, limit] = None
     headers = ("GPU", "model", "UUID", "PCI address", "memory", "power limit")
-    words = frozenset(headers[:4])
-    if not rows:
-        return []
-    table = Table(caption="GPUs that were used", headers=headers, rows=list(rows), words=words)
-    return [without_unknown(table)]
+    words, rows = frozenset(headers[:4]), [cells(*texts) for texts in found]
+    table = Table(caption="GPUs that were used", headers=headers, rows=rows, words=words)
+    return [without_unknown(table)] if rows else []

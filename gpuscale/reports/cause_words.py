@@ -14,7 +14,7 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
 )
-from gpuscale.reports.phrases import gpus_text, numbers_text
+from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
 from gpuscale.units import significant, whole_percent
 
 _Kind = TypeVar("_Kind")
@@ -86,9 +86,9 @@ def _headline_and_statement(cause: Cause, *alike: Cause) -> tuple[str, str]:
         return cause.kind, NOT_ESTABLISHED[cause.code]
     every = (cause, *alike)
     lost_s = sorted(each.lost_s or 0.0 for each in every)
-    added = _ends([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
+    added = ends_text([f"{'+' if each >= 0 else ''}{_duration(each)}" for each in lost_s])
     if lost := sorted(its.part for each in every for its in _of_type(EfficiencyLoss, each)):
-        added = f"{_ends([whole_percent(part) for part in lost])} of the step"
+        added = f"{ends_text([whole_percent(part) for part in lost])} of the step"
     return WORDS[cause.code](cause, added, _took(cause))
 
 
@@ -341,7 +341,7 @@ def _devices_text(devices: Sequence[DeviceSymptom]) -> str:
 def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
     """`PCIe x8, x16 in the baseline`; of several that differ in a number `SM clock 1250 to …`."""
     every = (symptom, *alike)
-    now = _ends([f"{value:.0f}" for value in sorted(each.now for each in every)])
+    now = ends_text([f"{value:.0f}" for value in sorted(each.now for each in every)])
     if symptom.counter == "xids":
         return f"XID {now}" + (f" ({_XIDS[int(symptom.now)]})" if symptom.now in _XIDS else "")
     if symptom.counter == "nvlink_errors":
@@ -350,20 +350,15 @@ def _symptom(symptom: DeviceSymptom, *alike: DeviceSymptom) -> str:
         return f"{now} memory error{'' if now == '1' else 's'} that ECC could not correct"
     usual = sorted(each.usual or 0.0 for each in every)
     if symptom.reason is not None:
-        shares = _ends([whole_percent(share) for share in sorted(each.now for each in every)])
+        shares = ends_text([whole_percent(share) for share in sorted(each.now for each in every)])
         text = f"{symptom.reason} in {shares} of the samples"
-        then = f"in {_ends([whole_percent(share) for share in usual])}"
+        then = f"in {ends_text([whole_percent(share) for share in usual])}"
     else:
         this, other = _COUNTERS[symptom.counter]
-        text, then = this.format(now), other.format(_ends([f"{value:.0f}" for value in usual]))
+        text, then = this.format(now), other.format(ends_text([f"{value:.0f}" for value in usual]))
     heats_c = [each.temperature_max_c for each in every if each.temperature_max_c is not None]
     heat = f" (up to {max(heats_c):.0f} °C)" if heats_c else ""
     return text + _BESIDE[symptom.beside].format(then) + heat
-
-
-def _ends(texts: Sequence[str]) -> str:
-    """The first and the last, or the one that both are."""
-    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def device_text(uuid: str, host: str | None = None) -> str:
@@ -378,4 +373,4 @@ def _of_type(kind: type[_Kind], cause: Cause) -> list[_Kind]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """`rank 2`, or `ranks 1, 2 and 4`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers_text(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {enumerated(ranks)}"

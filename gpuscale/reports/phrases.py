@@ -20,7 +20,7 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 UNKNOWN = "–"
 _WIDEST_SYMMETRIC = 0.2
-_MOST_NUMBERS = 8
+_MOST_ITEMS = 8
 _DAY_S = 86400
 
 
@@ -86,17 +86,32 @@ def load_text(load: HostLoad) -> str:
     return f"{text}, {load.gpu_processes} {of_others} of others on the GPUs"
 
 
-def numbers_text(numbers: Sequence[int]) -> str:
+def enumerated(items: Sequence[object]) -> str:
     """`4` or `1, 2 and 4`; of many the first, and how many more."""
-    *others, last = map(str, numbers)
-    if len(others) >= _MOST_NUMBERS:
-        *others, last = *others[:_MOST_NUMBERS], f"{len(numbers) - _MOST_NUMBERS} more"
+    *others, last = map(str, items)
+    if len(others) >= _MOST_ITEMS:
+        *others, last = *others[:_MOST_ITEMS], f"{len(items) - _MOST_ITEMS} more"
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def ends_text(texts: Sequence[str]) -> str:
+    """`2.3 % to 6.3 %`, the first and the last; or the one that both are."""
+    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def gpus_text(*counts: int) -> str:
     """`1 GPU`, `4 GPUs` or `1, 2 and 4 GPUs`."""
-    return f"{numbers_text(counts)} GPU{'' if counts == (1,) else 's'}"
+    return f"{enumerated(counts)} GPU{'' if counts == (1,) else 's'}"
+
+
+def row_texts(rows: Iterable[tuple[str, int]], most: int | None = None) -> list[str]:
+    """`mnist_cnn/ddp on 1, 2 and 4 GPUs`: rows by their names; of many how many more."""
+    by_name: dict[str, list[int]] = {}
+    for name, gpus in rows:
+        by_name.setdefault(name, []).append(gpus)
+    texts = [f"{name} on {gpus_text(*sorted(gpus))}" for name, gpus in by_name.items()]
+    more = sum(map(len, [*by_name.values()][most:])) if most else 0
+    return [*texts[:most], *([counted(more, "more row")] if more else [])]
 
 
 def age_text(results: Results, now: datetime) -> str:

@@ -1,12 +1,11 @@
 """The words of each reason and note, and how the facts in them are shown."""
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.records import (
-    EntryKey,
     EntryVerdict,
     FieldChange,
     MetricVerdict,
@@ -22,6 +21,7 @@ from gpuscale.reports.phrases import (
     load_text,
     percent_text,
     quantity_text,
+    row_texts,
 )
 from gpuscale.units import format_percent
 
@@ -307,14 +307,6 @@ def _field_text(value: object, name: str) -> str:
     return "×".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def rows_text(keys: Sequence[EntryKey]) -> str:
-    """`mnist_cnn/ddp on 1, 2 and 4 GPUs, other/ddp on 2 GPUs`."""
-    counts: dict[str, list[int]] = {}
-    for key in keys:
-        counts.setdefault(key.name, []).append(key.gpus)
-    return ", ".join(f"{name} on {gpus_text(*gpus)}" for name, gpus in counts.items())
-
-
 def _failures(counts: Mapping[str, int]) -> str:
     words = {kind: _FAILED.get(kind, _NO_WINDOWS) for kind in counts}
     return ", ".join(f"{count} {words[kind][count > 1]}" for kind, count in counts.items())
@@ -329,7 +321,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "gpus": gpus_text,
     "listed": listed,
     "row": lambda key: str(key.label),
-    "rows": rows_text,
+    "rows": lambda keys: ", ".join(row_texts((key.name, key.gpus) for key in keys)),
     "load": load_text,
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()

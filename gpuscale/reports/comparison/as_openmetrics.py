@@ -28,36 +28,29 @@ class _Gauge(NamedTuple):
 
     field: str
     """Of a point or of an entry."""
-    name: str
     unit: str
     meaning: str
+    name: str = ""
+    """Where it is not that of the field."""
 
 
 _OF_POINTS = (
-    _Gauge("step_time_s", "step_time", "seconds", "Time of a step"),
-    _Gauge("samples_per_s", "throughput", "samples_per_second", "Samples per second over all GPUs"),
-    _Gauge("speedup", "speedup", "ratio", "Throughput over that of 1 GPU"),
-    _Gauge("efficiency", "efficiency", "ratio", "Speedup over GPUs"),
+    _Gauge("step_time_s", "seconds", "Time of a step", "step_time"),
+    _Gauge("samples_per_s", "samples_per_second", "Samples per second over all GPUs", "throughput"),
+    _Gauge("speedup", "ratio", "Throughput over that of 1 GPU"),
+    _Gauge("efficiency", "ratio", "Speedup over GPUs"),
     _Gauge(
-        "gpu_utilization",
-        "gpu_utilization",
-        "ratio",
-        "Share of time with a kernel running, mean over GPUs and runs",
+        "gpu_utilization", "ratio", "Share of time with a kernel running, mean over GPUs and runs"
     ),
-    _Gauge("valid_runs", "valid_runs", "", "Runs that gave a number"),
-    _Gauge("failed_runs", "failed_runs", "", "Runs that gave none"),
+    _Gauge("valid_runs", "", "Runs that gave a number"),
+    _Gauge("failed_runs", "", "Runs that gave none"),
 )
 """Measured now, whatever it is compared with."""
 _OF_ENTRIES = (
-    _Gauge("baseline.speedup", "baseline_speedup", "ratio", "Speedup in the baseline"),
-    _Gauge("baseline.efficiency", "baseline_efficiency", "ratio", "Efficiency in the baseline"),
-    _Gauge("change", "change", "ratio", "Change of what is judged, below 0 worse"),
-    _Gauge(
-        "minimum_detectable_loss",
-        "minimum_detectable_loss",
-        "ratio",
-        "Smallest loss found 19 times in 20",
-    ),
+    _Gauge("baseline.speedup", "ratio", "Speedup in the baseline", "baseline_speedup"),
+    _Gauge("baseline.efficiency", "ratio", "Efficiency in the baseline", "baseline_efficiency"),
+    _Gauge("change", "ratio", "Change of what is judged, below 0 worse"),
+    _Gauge("minimum_detectable_loss", "ratio", "Smallest loss found 19 times in 20"),
 )
 """Of the comparison, beside those of `METRICS` that both sides measured."""
 
@@ -78,7 +71,7 @@ def _lines(view: View) -> Iterator[str]:
     for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
         for gauge in gauges:
             values = [(labels, attrgetter(gauge.field)(each)) for labels, each in found]
-            yield from _family(gauge.name, gauge.unit, gauge.meaning, values)
+            yield from _family(gauge.name or gauge.field, gauge.unit, gauge.meaning, values)
     for spec in METRICS_BY_NAME.values():
         of_both = [
             (labels, metric.current)

@@ -20,7 +20,7 @@ from gpuscale.records import (
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
-from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word, worst_first
+from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.units import rough_percent, whole_percent
 
@@ -220,8 +220,7 @@ def _first_cause(rows: Sequence[Row]) -> str:
         return ""
     causes = [row.entry.causes[0] for row in shared]
     shares = sorted(c.share for c in causes if c.share is not None and c.lost_s is not None)
-    ends = dict.fromkeys(whole_percent(share) for share in (*shares[:1], *shares[-1:]))
-    of_loss = f" ({' to '.join(ends)} of the loss)" if ends else ""
+    of_loss = f" ({ends_text([*map(whole_percent, shares)])} of the loss)" if shares else ""
     return f"{headline(*causes)}{of_loss}; {subject_of(shared, rows)}"
 
 
@@ -296,12 +295,12 @@ def _changes(statement: Statement, name: str) -> str:
 
 def _side(name: str, origin: Origin, machine: str) -> str:
     """`well.json: node017, 2026-11-20 02:10, job 4711, 6 runs a row; ARC4, 4× V100 per node`."""
-    runs = dict.fromkeys(str(count) for count in (origin.fewest_runs, origin.most_runs) if count)
+    runs = [str(count) for count in (origin.fewest_runs, origin.most_runs) if count]
     facts = [
         listed(origin.hosts),
         _dates(origin),
         f"job{'s' if len(origin.jobs) > 1 else ''} {listed(origin.jobs)}" if origin.jobs else "",
-        f"{' to '.join(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
+        f"{ends_text(runs)} run{'' if origin.most_runs == 1 else 's'} a row" if runs else "",
     ]
     measured = ", ".join(filter(None, facts))
     return "; ".join(filter(None, [": ".join(filter(None, [name, measured])), machine]))
@@ -312,11 +311,10 @@ def _dates(origin: Origin) -> str:
         return ""
     began, last = map(datetime.fromisoformat, (origin.began_at, origin.last_at))
     if began.date() == last.date():
-        ends = dict.fromkeys((f"{began:%H:%M}", f"{last:%H:%M}"))
-        return f"{began:%Y-%m-%d} {' to '.join(ends)}"
+        return f"{began:%Y-%m-%d} {ends_text([f'{began:%H:%M}', f'{last:%H:%M}'])}"
     return f"{began:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 def _span(fractions: Sequence[float]) -> str:
     """`9.8 % to 10 %`, the least and the most."""
-    return " to ".join(dict.fromkeys(map(rough_percent, (min(fractions), max(fractions)))))
+    return ends_text([*map(rough_percent, (min(fractions), max(fractions)))])

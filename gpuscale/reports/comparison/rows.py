@@ -195,24 +195,18 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     """`mnist_cnn/ddp on 1, 2 and 4 GPUs`, or `all 3 rows` where there are no others."""
     if len(rows) == len(among) > 1:
         return "both rows" if len(rows) == 2 else f"all {len(rows)} rows"
-    counts: dict[str, list[int]] = {}
-    for row in rows:
-        counts.setdefault(row.name, []).append(row.entry.key.gpus)
-    subjects = [f"{name} on {phrases.gpus_text(*sorted(gpus))}" for name, gpus in counts.items()]
-    left_out = sum(len(gpus) for gpus in list(counts.values())[_NAMED_SUBJECTS:])
-    if left_out:
-        subjects[_NAMED_SUBJECTS:] = [phrases.counted(left_out, "more row")]
-    *others, last = subjects
-    return f"{', '.join(others)} and {last}" if others else last
+    named = ((row.name, row.entry.key.gpus) for row in rows)
+    return phrases.enumerated(phrases.row_texts(named, _NAMED_SUBJECTS))
 
 
 def smallest_losses(rows: Iterable[Row]) -> str:
     """`smallest loss this could find: 2.3 % to 6.3 %`; empty where no row tells one."""
-    found = [loss for row in rows if (loss := row.entry.minimum_detectable_loss) is not None]
-    if not found:
+    losses = (row.entry.minimum_detectable_loss for row in rows)
+    texts = [format_percent(loss) for loss in sorted(each for each in losses if each is not None)]
+    if not texts:
         return ""
-    ends = dict.fromkeys(format_percent(loss) for loss in (min(found), max(found)))
-    return f"{SMALLEST_LOSS}: {' to '.join(ends)}{' by row' if len(ends) > 1 else ''}"
+    by_row = " by row" if texts[0] != texts[-1] else ""
+    return f"{SMALLEST_LOSS}: {phrases.ends_text(texts)}{by_row}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

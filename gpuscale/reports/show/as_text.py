@@ -52,7 +52,7 @@ def _rests_on(projection: Projection) -> Iterator[str]:
     yield f"from {measured}, {projection.scaling} scaling"
     for each in projection.left_out:
         off = f"{format_percent(abs(each.error))} too {'long' if each.error > 0 else 'short'}"
-        fitted_to = phrases.numbers_text(each.fitted)
+        fitted_to = phrases.enumerated(each.fitted)
         yield (
             f"the same from {fitted_to} gives a step time on {phrases.gpus_text(each.gpus)} that "
             f"is {off}"
