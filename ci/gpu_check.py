@@ -1,18 +1,19 @@
 """Proves the CUDA path on one GPU, within 20 minutes: `make gpu-check`.
 
-Every check runs gpuscale as a user would and reads what it left. The report is written as
-Markdown and JSON into `.gpuscale/gpu-check`. `--device cpu` rehearses the checks that need no GPU.
+Every check runs gpuscale as a user would and reads what it left. The report lies as Markdown and
+JSON in `.gpuscale/gpu-check`, and is written anew after each finding: where time is short,
+`--only` makes some of the checks and `--resume` those that it lacks, and all end in one report.
+`--device cpu` rehearses the checks that need no GPU. Any Python with gpuscale's requirements will
+do; gpuscale itself need not be installed.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,35 @@ sys.path.insert(0, str(REPOSITORY))
 
 import msgspec  # noqa: E402 - as below
 
+from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.errors import GpuscaleError  # noqa: E402 - found beside this file, uninstalled too
 from gpuscale.host import finding_gpuscale  # noqa: E402 - as above
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
+from gpuscale.telemetry import nvml  # noqa: E402
 
-CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet50v2_cifar")
+CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02
 LEFT_ON_DEVICE_MIB = 64
 COMMAND_LIMIT_S = 420
-BARE_SECONDS = 5.0
-# Of GPUs that a shipped baseline publishes: images/s of one GPU.
-PUBLISHED = {"A100": "JUWELS Booster: resnet50 624 images/s (precision not told)"}
+# Of runs whose numbers nobody looks at.
+SHORT = ("--run-seconds", "6")
+_FIRST_WITH_TF32 = 8
+# In a process of its own: this one has no CUDA context, whose memory would count as used.
+ABOUT = """
+import json, platform, sys, torch
+gpu = torch.cuda.get_device_properties(0) if sys.argv[1] == "cuda" else None
+print(json.dumps({
+    "device": platform.processor() or "CPU" if gpu is None else gpu.name,
+    "uuid": None if gpu is None else str(gpu.uuid),
+    "major": None if gpu is None else gpu.major,
+    "software": f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
+    f"Python {platform.python_version()}",
+    "system": platform.platform(),
+}))
+"""
 TOO_LARGE = """
 import pytest
 from bench_cases.test_mnist_cnn import MnistCnn
@@ -63,21 +79,14 @@ def test_small(scaling):
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found."""
-
-    name: str
-    passed: bool | None
-    """None where there is nothing to hold it against."""
-    said: str
-
-
 class Checks:
     """The checks, on one device, with the folder for what they leave."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self.on_gpu = device == "cuda"
+        self.uuid: str | None = None
+        """Of the GPU, as CUDA gives it."""
+        self.has_tf32 = True
         self._device = device
         self._folder = folder
         self._files = 0
@@ -98,8 +107,20 @@ class Checks:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            return 124, str(error.output or "")
+            # Bytes, whatever was asked for.
+            said = error.output.decode(errors="replace") if error.output else ""
+            return 124, f"{said}\nnot done after {COMMAND_LIMIT_S} s"
         return answer.returncode, answer.stdout
+
+    def about(self) -> About:
+        """What the checks are made on; a GpuscaleError where torch does not tell."""
+        code, output = self.command("-c", ABOUT, self._device)
+        if code:
+            raise GpuscaleError(f"torch tells nothing of its device: {_last_line(output)}")
+        about = msgspec.json.decode(output.splitlines()[-1], type=About)
+        self.uuid = about.uuid
+        self.has_tf32 = about.major is None or about.major >= _FIRST_WITH_TF32
+        return about
 
     def measure(
         self, case: str, *options: str, variables: Mapping[str, str] | None = None
@@ -116,16 +137,13 @@ class Checks:
         except (GpuscaleError, OSError):
             return code, output, ()
 
-    def all(self) -> Iterator[Callable[[], Iterator[Finding]]]:
-        """Every check, quick ones and those that others depend on first."""
-        yield self.doctor
-        yield self.shipped_cases
-        yield self.two_ranks_on_one_gpu
-        yield self.bare_loop
-        yield self.precisions
-        yield self.failures
-        yield self.restarts
-        yield self.overhead
+    def all(self) -> dict[str, Callable[[], Iterator[Finding]]]:
+        """Every check by its name, quick ones and those that others depend on first."""
+        checks = (
+            *(self.doctor, self.shipped_cases, self.two_ranks_on_one_gpu, self.precisions),
+            *(self.failures, self.bare_loop, self.overhead, self.loader, self.ranks_over_nccl),
+        )
+        return {check.__name__: check for check in checks}
 
     def doctor(self) -> Iterator[Finding]:
         """The GPUs, and whether NVML and nvidia-smi say the same of them."""
@@ -157,7 +175,7 @@ class Checks:
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """The path of several ranks: digests, unsynchronised windows, a slow rank that is found."""
-        options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe")
+        options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
         name = "two ranks on one GPU" if self.on_gpu else "two ranks"
         code, output, runs = self.measure("mnist_cnn", *options)
         good = code == 0 and bool(runs) and runs[0].is_valid
@@ -171,42 +189,60 @@ class Checks:
             # On a shared GPU the slowness of one holds up the other too.
             said, found = f"rank 1 ×{slow:.2f}, healthy ×{healthy:.2f}", slow / healthy > 1.05
         yield Finding(name=f"{name}, slow-rank=1:1.2", passed=found, said=said)
-        # An experiment: NCCL may refuse this, or hang.
-        code, output, runs = self.measure(
-            "mnist_cnn", *options, "--timeout", "90", variables={"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-        )
-        said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
-        yield Finding(name=f"{name}, over NCCL", passed=None, said=said)
 
     def bare_loop(self) -> Iterator[Finding]:
-        """ResNet-50 against a bare loop on one resident batch, and over a loader."""
-        for options in ((), ("--precision", "bf16", "--channels-last")):
+        """ResNet-50 against a bare loop that copies its batch as well, and four fresh starts."""
+        for options, runs_asked in (((), 4), (("--precision", "bf16", "--channels-last"), 2)):
             words = " ".join(options) or "fp32"
             code, output = self.command(
-                str(Path(__file__).resolve()), "--bare", *options, "--device", self._device
+                str(REPOSITORY / "ci" / "bare_resnet50.py"), *options, "--device", self._device
             )
-            bare = float(output.split()[-1]) if code == 0 else None
-            code, output, runs = self.measure("resnet50", "--gpus", "1", "--runs", "2", *options)
-            paces = [pace for run in runs if (pace := _samples_per_s(run))]
-            if bare is None or not paces:
+            if code:
                 yield Finding(name=f"bare loop, {words}", passed=False, said=_last_line(output))
                 continue
-            share = statistics.fmean(paces) / bare
-            said = f"{statistics.fmean(paces):.1f} images/s, {share:.3f} of {bare:.1f}"
-            passed = share >= SMALLEST_SHARE_OF_BARE_LOOP
+            bare = float(output.split()[-1])
+            _, output, runs = self.measure(
+                "resnet50", "--gpus", "1", "--runs", str(runs_asked), "--strategy", "ddp", *options
+            )
+            paces = [pace for run in runs if (pace := _samples_per_s(run))]
+            if len(paces) < runs_asked:
+                yield Finding(name=f"bare loop, {words}", passed=False, said=_last_line(output))
+                continue
+            mean = statistics.fmean(paces)
+            said = f"{mean:.1f} images/s, {mean / bare:.3f} of {bare:.1f}"
+            passed = mean / bare >= SMALLEST_SHARE_OF_BARE_LOOP
             yield Finding(name=f"bare loop, {words}", passed=passed, said=said)
+            if not options:
+                spread = statistics.stdev(paces) / mean
+                said = f"standard deviation {spread:.2%} of {mean:.1f} images/s"
+                yield Finding(name="four restarts", passed=spread <= LARGEST_SPREAD, said=said)
+
+    def loader(self) -> Iterator[Finding]:
+        """Images that loader processes make, as fast as the host can."""
         _, output, runs = self.measure("resnet50", "--gpus", "1", "--runs", "1", "--data", "loader")
         said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
         yield Finding(name="resnet50 over a loader", passed=None, said=said)
+
+    def ranks_over_nccl(self) -> Iterator[Finding]:
+        """An experiment: NCCL may refuse two ranks on one GPU, or hang."""
+        options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
+        variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        _, output, runs = self.measure(
+            "mnist_cnn", *options, "--timeout", "90", variables=variables
+        )
+        said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
+        yield Finding(name="two ranks on one GPU, over NCCL", passed=None, said=said)
 
     def precisions(self) -> Iterator[Finding]:
         """Every way of computing that can be asked for."""
         for options in (("--precision", "tf32"), ("--precision", "fp16"), ("--compile",)):
             code, output, runs = self.measure(
-                "mnist_cnn", "--gpus", "1", "--runs", "1", "--strategy", "ddp", *options
+                "mnist_cnn", "--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT, *options
             )
             good = code == 0 and bool(runs) and runs[0].is_valid
             said = _pace(runs[0]) if good else _last_line(output)
+            if "tf32" in options and not self.has_tf32:
+                good = any(run.failure and "has no TF32" in run.failure.message for run in runs)
             yield Finding(name=" ".join(options), passed=good, said=said)
 
     def failures(self) -> Iterator[Finding]:
@@ -219,7 +255,7 @@ class Checks:
             ("mnist_cnn", "not done after 40 s", ("--inject", "hang=0@5", "--timeout", "40")),
             (str(file), "out of memory", ()),
         ):
-            common = ("--gpus", "1", "--runs", "1", "--strategy", "ddp")
+            common = ("--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT)
             _, output, runs = self.measure(case, *common, *options)
             failed = [run.failure.message for run in runs if run.failure is not None]
             told = any(words in message for message in failed)
@@ -229,22 +265,9 @@ class Checks:
             passed = told and went_on and left_mib <= LEFT_ON_DEVICE_MIB
             yield Finding(name=options[1] if options else "too large", passed=passed, said=said)
 
-    def restarts(self) -> Iterator[Finding]:
-        """How much four fresh starts differ."""
-        _, output, runs = self.measure(
-            "mnist_cnn", "--gpus", "1", "--runs", "4", "--strategy", "ddp"
-        )
-        paces = [pace for run in runs if (pace := _samples_per_s(run))]
-        if len(paces) < 4:
-            yield Finding(name="four restarts", passed=False, said=_last_line(output))
-            return
-        spread = statistics.stdev(paces) / statistics.fmean(paces)
-        said = f"standard deviation {spread:.2%} of {statistics.fmean(paces):.0f} samples/s"
-        yield Finding(name="four restarts", passed=spread <= LARGEST_SPREAD, said=said)
-
     def overhead(self) -> Iterator[Finding]:
         """Measuring against a bare loop with the same data, by gpuscale's own trial."""
-        selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "4")
+        selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
         case = ("resnet50", "Resnet50") if self.on_gpu else ("mnist_cnn", "MnistCnn")
         chosen = ("--device", self._device, "--case", f"{_case_file(case[0])}::{case[1]}")
         code, output = self.command(*selftest, *chosen)
@@ -253,11 +276,13 @@ class Checks:
         yield Finding(name="overhead", passed={0: True, 3: None}.get(code, False), said=said)
 
     def _used_mib(self) -> int:
-        if not self.on_gpu:
+        if self.uuid is None:
             return 0
         # A context is taken down a moment after its process.
         time.sleep(2)
-        return int(_nvidia_smi("memory.used", "0"))
+        with nvml.open_nvml():
+            answers = nvml.find_device(self.uuid).read().answers
+        return int(answers["memory_used_bytes"]) >> 20
 
 
 def _case_file(case: str) -> Path:
@@ -287,13 +312,14 @@ def _pace_ratio(runs: Sequence[Run]) -> float | None:
 
 
 def _phase_error(run: Run) -> float | None:
-    """The largest part of a window that its phases miss or exceed."""
+    """The part of a window that its phases miss or exceed, in the median window."""
     errors = [
         abs(1 - sum(msgspec.structs.astuple(window.phases)) / window.busy_s[0])
         for window in run.windows
         if window.phases is not None
     ]
-    return max(errors, default=None)
+    # A pause of the host between two steps whose phases are marked is in no phase.
+    return statistics.median(errors) if errors else None
 
 
 def _nvidia_smi(field: str, gpu: str) -> str:
@@ -306,83 +332,32 @@ def _beside_nvidia_smi(gpu: dict[str, Any]) -> Finding:
     condition = gpu["condition"] or {}
     pairs = {
         "name": gpu["name"],
-        "power.limit": condition.get("power_limit_w"),
+        "enforced.power.limit": condition.get("power_limit_w"),
         "pcie.link.gen.max": condition.get("pcie_max_generation"),
         "pcie.link.width.max": condition.get("pcie_max_width"),
     }
-    differ = []
-    for field, ours in pairs.items():
-        theirs = _nvidia_smi(field, gpu["uuid"])
-        same = theirs == str(ours) or _number(theirs) == _number(str(ours))
-        if not same:
-            differ.append(f"{field}: {ours} beside {theirs}")
+    theirs = {field: _nvidia_smi(field, gpu["uuid"]) for field in pairs}
+    differ = [
+        f"{field}: {ours} beside {theirs[field]}"
+        for field, ours in pairs.items()
+        if not _is_same(ours, theirs[field])
+    ]
     said = "; ".join(differ) or f"the same: {', '.join(pairs)}"
     return Finding(
         name=f"NVML beside nvidia-smi, GPU {gpu['number']}", passed=not differ, said=said
     )
 
 
-def _number(text: str) -> float | None:
+def _is_same(ours: str | float | None, theirs: str) -> bool:
+    """Whether nvidia-smi's text is our value; what the driver does not tell is in brackets."""
+    if ours is None:
+        return theirs.startswith("[")
+    if isinstance(ours, str):
+        return ours == theirs
     try:
-        return float(text)
+        return float(theirs) == ours
     except ValueError:
-        return None
-
-
-def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> float:
-    """Images/s of ResNet-50 in a loop of its own, on one batch that stays on the device."""
-    import torch
-
-    from bench_cases.test_resnet50 import Resnet50
-    from gpuscale.worker.training import set_fp32_mode
-
-    # As the ranks have it.
-    torch.set_num_threads(1)
-    set_fp32_mode("fp32")
-    case = Resnet50()
-    size = case.named_size("full" if device == "cuda" else "smoke")
-    form = torch.channels_last if channels_last else torch.contiguous_format
-    model = case.model().to(device).to(memory_format=form)
-    optimizer = case.optimizer(model, 1)
-    inputs = torch.rand(size.batch, *size.sample_shape, device=device).to(memory_format=form)
-    targets = torch.randint(case.classes, (size.batch,), device=device)
-
-    def steps(count: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(count):
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                loss = case.loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / count
-
-    steps(10)
-    count = max(3, round(BARE_SECONDS / steps(3)))
-    return size.batch / statistics.median(steps(count) for _ in range(3))
-
-
-def report(findings: Sequence[Finding], device: str, seconds: float) -> str:
-    """The findings as Markdown."""
-    import torch
-
-    marks = {True: "yes", False: "**no**", None: "–"}
-    name = torch.cuda.get_device_name(0) if device == "cuda" else platform.processor() or "CPU"
-    published = [words for gpu, words in PUBLISHED.items() if gpu in name]
-    lines = [
-        f"## GPU check of {time.strftime('%Y-%m-%d')}: {name}",
-        "",
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"Python {platform.python_version()}, {platform.platform()}; {seconds / 60:.1f} minutes.",
-        *(f"Published of this GPU: {words}." for words in published),
-        "",
-        "| check | passed | seen |",
-        "|---|---|---|",
-    ]
-    rows = (f"| {f.name} | {marks[f.passed]} | {f.said.replace('|', '/')} |" for f in findings)
-    return "\n".join([*lines, *rows, ""])
+        return False
 
 
 def main() -> int:
@@ -390,34 +365,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(".gpuscale/gpu-check"), metavar="DIR")
-    parser.add_argument("--only", metavar="CHECK", help="one of the checks, by its method's name")
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--precision", default="fp32", help=argparse.SUPPRESS)
-    parser.add_argument("--channels-last", action="store_true", help=argparse.SUPPRESS)
+    text = "these checks alone, by their methods' names; the others stay in the report"
+    parser.add_argument("--only", metavar="CHECK,CHECK,…", help=text)
+    text = "the checks that the report of this GPU lacks"
+    parser.add_argument("--resume", action="store_true", help=text)
     options = parser.parse_args()
-    if options.bare:
-        pace = bare_images_per_s(
-            options.device, precision=options.precision, channels_last=options.channels_last
-        )
-        print(pace)  # noqa: T201 - its one result
-        return 0
-    begun = time.monotonic()
     out = options.out.absolute()
     work = out / time.strftime("%Y%m%dT%H%M%S")
     work.mkdir(parents=True)
-    findings: list[Finding] = []
-    for check in Checks(options.device, work).all():
-        if options.only in (None, check.__name__):
-            for finding in check():
-                findings.append(finding)
-                mark = {True: "ok", False: "FAILED", None: "--"}[finding.passed]
-                print(f"{mark:6} {finding.name}: {finding.said}", flush=True)  # noqa: T201 - as it goes
-    text = report(findings, options.device, time.monotonic() - begun)
-    (out / "report.md").write_text(text, encoding="utf-8")
-    document = json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)
-    (out / "report.json").write_text(document + "\n", encoding="utf-8")
+    every = Checks(options.device, work)
+    wanted = every.all()
+    if options.only and (unknown := set(options.only.split(",")) - set(wanted)):
+        parser.error(
+            f"--only: no check {', '.join(sorted(unknown))}; there are {', '.join(wanted)}"
+        )
+    try:
+        about = every.about()
+    except GpuscaleError as error:
+        print(error)  # noqa: T201 - there is nothing to report of
+        return 1
+    earlier = earlier_report(out, about) if options.only or options.resume else None
+    report = earlier or Report(about=about)
+    if options.only:
+        wanted = {name: wanted[name] for name in options.only.split(",")}
+    if options.resume:
+        done = {name for name, made in report.checks.items() if made.is_over}
+        wanted = {name: check for name, check in wanted.items() if name not in done}
+    all_well = make_checks(report, wanted, out)
     print(f"report: {out / 'report.md'}")  # noqa: T201 - its one result
-    return 1 if any(finding.passed is False for finding in findings) else 0
+    return 0 if all_well else 1
 
 
 if __name__ == "__main__":

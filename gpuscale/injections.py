@@ -81,7 +81,7 @@ def _number(field: str, value: str, text: str) -> float:
     elif field == "factor":
         number = float(value) if _FACTOR.fullmatch(value) else 0.0
         is_valid = 1 < number <= _MOST_FACTOR
-        demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% slower"
+        demand = f" needs a factor above 1 and up to {_MOST_FACTOR:g}, where 1.2 is 20% longer"
     else:
         least, most = _WHOLE_NUMBERS[field]
         number = int(value) if _NUMBER.fullmatch(value) else -1

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import socket
@@ -113,6 +114,10 @@ class RunDirectory:
     def host_names(self) -> list[str]:
         """The hosts of the run by the launcher's names."""
         return self.hosts.read_text(encoding="utf-8").split()
+
+    def ranks_per_host(self, ranks: int) -> int:
+        """The most on one host of so many ranks, which lie on the run's hosts in blocks."""
+        return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
 
     def read_progress(self) -> tuple[str, int, int] | None:
         """How far rank 0 says it is: stage, done, total; None where it said nothing yet."""

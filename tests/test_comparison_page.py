@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from comparison_records import of_each_verdict, view
 
 from gpuscale.records import Configuration
 from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison import as_json
 
-PAGE = (Path(__file__).parent.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
 ESTIMATE = {"value", "low", "high"}
 
 
@@ -58,3 +61,19 @@ def test_the_row_of_the_configuration_names_its_fields() -> None:
 def test_the_page_lists_the_formats_that_there_are() -> None:
     listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("\n## ")[0], re.MULTILINE)
     assert dict(listed) == FORMATS
+
+
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("comparison.md", "compare/pcie.txt"),
+        ("reading.md", "compare/environment.txt"),
+        ("history.md", "history.txt"),
+    ],
+)
+def test_what_a_page_shows_is_what_is_printed(page: str, printed: str) -> None:
+    said = (HERE / "golden" / "expected" / printed).read_text(encoding="utf-8").splitlines()
+    blocks = re.findall(r"```(?:console)?\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    (shown,) = (block for block in blocks if "mnist_cnn/ddp" in block)
+    for line in shown.splitlines():
+        assert line.strip() in ("", "…") or line.startswith("$ ") or line in said, line

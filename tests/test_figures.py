@@ -192,6 +192,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) -> None:
     history = history_of([read_results(path) for path in sorted(nights.rglob("*.jsonl"))])
     picture = drawn("history", Measurements(history=history))
@@ -206,6 +207,8 @@ def test_a_history_shows_each_level_and_the_night_that_changed_it(nights: Path) 
     assert last < at_of(environment)[0, 0] < first
     assert environment.get_marker() == "^"
     assert "torch 2.11 → 2.12" in notes_below(picture)
+    # Laid out with room for all of it, which matplotlib warns of.
+    content_of(picture, "svg")
 
 
 def test_pictures_of_one_page_share_no_id_and_say_what_they_show() -> None:

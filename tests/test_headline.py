@@ -71,9 +71,9 @@ def test_rows_are_faster_by_their_throughput_and_a_better_scaling_is_told_as_suc
             (4, QuantityName.EFFICIENCY),
         )
     )
-    assert first_line(one, two) == ("improved", "2 of 2 rows: faster by 5.2 %")
+    assert first_line(one, two) == ("improved", "2 of 2 rows: 5.2 % more samples/s")
     assert first_line(four) == ("improved", "1 of 1 row: E rose by 5.2 %")
-    mixed = "3 of 3 rows: 2 rows faster by 5.2 %; 1 row with E up by 5.2 %"
+    mixed = "3 of 3 rows: 2 rows with 5.2 % more samples/s; 1 row with E up by 5.2 %"
     assert first_line(one, two, four) == ("improved", mixed)
 
 

@@ -48,7 +48,7 @@ def test_each_fault_is_read(text: str, injection: Injection) -> None:
         ("data=-5ms", "needs a time above 0"),
         ("data=61s", "needs a time above 0 and up to 60 s"),
         ("data=1e3ms", "needs a time above 0"),
-        ("compute=1", "needs a factor above 1 and up to 100, where 1.2 is 20% slower"),
+        ("compute=1", "needs a factor above 1 and up to 100, where 1.2 is 20% longer"),
         ("compute=0.9", "needs a factor above 1"),
         ("compute=nan", "needs a factor above 1"),
         ("compute=101", "needs a factor above 1"),

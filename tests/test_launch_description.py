@@ -90,6 +90,17 @@ def test_ranks_share_gpus_only_where_that_was_asked_for_and_say_so() -> None:
     assert skip_reason(replace(plan, strategy="dp"), machine, shared) is not None
 
 
+def test_a_pipeline_needs_a_gpu_for_each_stage_unless_nccl_shares_them() -> None:
+    machine = replace(node("n1", 2), device="cuda")
+    plan = ItemPlan(case=TrainingCase, strategy="pipeline", gpus=3, run=1)
+    shared = parse_options(GIVEN | {"oversubscribe": True})
+    reason = "pipeline with --oversubscribe: gloo sends nothing that lies on a GPU"
+    assert skip_reason(plan, machine, shared) == reason
+    assert skip_reason(replace(plan, gpus=2), machine, shared) is None
+    over_nccl = replace(machine, variables={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    assert skip_reason(plan, over_nccl, shared) is None
+
+
 def test_devices_of_a_run_across_nodes_are_by_local_rank() -> None:
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
     assert devices_of_run(job, run=2, gpus=2) == (2, 3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.statistics.levels import departure, level_changes
+from gpuscale.statistics.levels import departure, level_changes, stands_out
 
 STEP = math.log(1.03)
 SERIES = 400
@@ -92,8 +92,9 @@ def test_a_single_night_stands_out_and_is_no_change() -> None:
     series = [0.001, -0.001] * 10
     assert level_changes([*series, 0.2, *series]) == ()
     last = departure(series, 0.2)
-    assert last is not None
-    assert last[0] > last[1]
+    assert last == pytest.approx(0.2)
+    assert stands_out(series, 0.2)
+    assert not stands_out(series, 0.01)
     assert departure(series[:3], 0.2) is None
 
 

@@ -127,9 +127,9 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     assert compared["changed_quantity"] == "throughput(1)"
     assert row.departure == pytest.approx(compared["change"]["value"])
     axes = picture.figure.axes[0]
-    dots = next(line for line in axes.lines if line.get_label() == "night")
+    dots: Any = next(line for line in axes.lines if line.get_label() == "night")
     now = compared["current"]["samples_per_s"]["value"]
-    assert [*dots.get_ydata()][-1] == pytest.approx(now) == 128 / row.last_step_time_s
+    assert dots.get_ydata()[-1] == pytest.approx(now) == 128 / row.last_step_time_s
 
 
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:
@@ -207,6 +207,19 @@ def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     assert "cut short" in shown.stderr
     empty = gpuscale("history", tmp_path / "night-099")
     assert (empty.returncode, empty.stderr.count("\n")) == (2, 1)
+
+
+def test_a_row_that_the_last_night_lacks_says_when_it_was_measured(tmp_path: Path) -> None:
+    nights = write_nights(tmp_path, 23, lambda night: 1.0)
+    for night in nights[7:]:
+        changed(night, lambda its: replace(its, runs=its.runs[:1]))
+    shown = gpuscale("history", *nights[:8]).stdout
+    missing = "MISSING   1 of 2 rows not measured on the last night: mnist_cnn/ddp on 2 GPUs"
+    assert shown.splitlines()[0] == missing
+    assert "last measured 2026-09-27" in shown
+    # After 15 nights nobody expects it, here and in a comparison.
+    assert gpuscale("history", tmp_path).stdout.startswith("STEADY    2 of 2 rows: no change")
+    assert compare("--history", tmp_path, nights[22]).returncode == 0
 
 
 def test_what_cannot_be_read_below_a_folder_is_named_and_links_are_followed(

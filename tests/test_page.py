@@ -121,6 +121,30 @@ def test_a_folder_of_nights_gives_the_newest_and_the_history(
         assert fact in page
 
 
+@pytest.mark.parametrize(
+    ("truth", "says"),
+    [
+        (lambda night: 1.04 if night >= 8 else 1.0, 'loss">\n<h1>SLOWER</h1>'),
+        (lambda night: 1.2 if night == 11 else 1.0, 'doubt">\n<h1>UNUSUAL</h1>'),
+        (lambda night: 1.04 if night < 6 else 1.0, '">\n<h1>STEADY</h1>'),
+    ],
+)
+def test_a_page_of_nights_alone_says_first_what_they_found(
+    report: Report, tmp_path: Path, truth: Callable[[int], float], says: str
+) -> None:
+    nights = tmp_path / "nights"
+    nights.mkdir()
+    paths = write_nights(nights, 12, truth)
+    page = report(nights)
+    assert says in page
+    if "SLOWER" in says:
+        first = "2 of 2 rows from 2026-09-29 on, throughput: mnist_cnn/ddp on 2 GPUs −3."
+        assert f'<p class="first">{first}' in page
+        assert "<dt>since</dt><dd>2026-09-29: 2 of 2 rows slower; nothing" in page
+    # A page about another night than the last one says nothing of tonight.
+    assert "MEASURED" in report(paths[2], nights)
+
+
 def test_markup_in_names_stays_text(report: Report, tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>&amp;$x_{$"
     where = {"host": evil, "driver_version": evil, "variables": {evil: evil}}

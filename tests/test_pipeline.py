@@ -388,7 +388,9 @@ def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
     assert budget.rest * 0.2 == pytest.approx(0.005)
     lines = "\n".join(budget_lines([one, two]))
     assert "S 1.20 against one GPU with the same micro-batches" in lines
-    assert "imbalance: rank 0 (node1, GPU-0) 63.0 % slower than rank 1 in run 1" in lines
+    assert (
+        "imbalance: rank 0 (node1, GPU-0) takes 63.0 % longer a step than rank 1 in run 1" in lines
+    )
     assert "micro-batching: what they take longer on one GPU" in lines
     (table, *_) = phase_lines([one, two], None)
     assert "wait" in table

@@ -117,7 +117,9 @@ class Case(Tiny):
     run = only_run(session)
     assert run.failure is not None, session.output
     assert run.failure.kind == "unsteady"
-    assert re.search(r"not steady: (second level \d+% slower from window|drifts)", session.output)
+    assert re.search(
+        r"not steady: (second level, steps \d+% longer from window|drifts)", session.output
+    )
     assert len(run.windows) >= 10
     assert "1 xfailed" in session.output
     assert "no run gave a number: there is nothing to compare" in session.output

@@ -32,6 +32,7 @@ from gpuscale.reports.cause_words import (
 )
 from gpuscale.reports.cause_words import WORDS as CAUSES
 from gpuscale.reports.comparison import as_text
+from gpuscale.reports.comparison.rows import detail_lines
 from gpuscale.reports.reason_words import WORDS
 from gpuscale.reports.screen import Screen, table, wrapped
 
@@ -87,8 +88,8 @@ def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it()
         next_step(other),
         "as for mnist_cnn/ddp on 2 GPUs",
     ]
-    in_full = [line for line in shown.ranked[0].details() if "next: " in line]
-    assert in_full == [f"     next: {next_step(ALL_REDUCE)}"] * 2
+    in_full = [line for line in detail_lines((), shown.ranked[0].causes) if "next: " in line]
+    assert in_full == [f"   next: {next_step(ALL_REDUCE)}"] * 2
 
 
 EVERYTHING = replace(

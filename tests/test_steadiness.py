@@ -126,10 +126,13 @@ def test_a_change_counts_from_so_many_times_the_scatter_on(
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        (jump(12, 6, 0.18), "second level 18% slower from window 7"),
-        (jump(12, 4, -0.1), "second level 10% faster from window 5"),
-        (drift(15, 0.2), "drifts, 20% slower by window 15 than at window 1"),
-        (alternating(20, 0.3), "two levels, 10 of 20 windows 30% slower than the others"),
+        (jump(12, 6, 0.18), "second level, steps 18% longer from window 7"),
+        (jump(12, 4, -0.1), "second level, steps 10% shorter from window 5"),
+        (drift(15, 0.2), "drifts, steps 20% longer by window 15 than at window 1"),
+        (
+            alternating(20, 0.3),
+            "two levels, steps 30% longer in 10 of 20 windows than in the others",
+        ),
     ],
 )
 def test_a_change_says_how_large_it_is_and_where(shape: np.ndarray, text: str) -> None:
@@ -185,7 +188,7 @@ def test_a_jump_is_found_beside_an_outlier() -> None:
     rng = np.random.default_rng(9)
     series = times_s(rng, jump(15, 8, 0.3), 0.005)
     series[3] *= 1.4
-    assert re.fullmatch(r"second level \d+% slower from window 9", steadiness(series) or "")
+    assert re.fullmatch(r"second level, steps \d+% longer from window 9", steadiness(series) or "")
 
 
 def test_changes_below_a_twentieth_are_steady_however_clear() -> None:
@@ -201,11 +204,11 @@ def test_too_few_windows_tell_nothing() -> None:
 
 def test_windows_without_any_scatter_are_judged_too() -> None:
     assert steadiness([1.0] * 10) is None
-    assert steadiness([1.0] * 5 + [1.5] * 5) == "second level 50% slower from window 6"
+    assert steadiness([1.0] * 5 + [1.5] * 5) == "second level, steps 50% longer from window 6"
 
 
 def test_the_answer_does_not_depend_on_the_unit_of_time() -> None:
     rng = np.random.default_rng(11)
     series_s = times_s(rng, jump(12, 6, 0.18), 0.002)
     texts = {steadiness([unit * time_s for time_s in series_s]) for unit in (1.0, 1e-6)}
-    assert texts == {"second level 18% slower from window 7"}
+    assert texts == {"second level, steps 18% longer from window 7"}

@@ -16,16 +16,18 @@ from measuring import REPOSITORY
 from test_overhead import request_for_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale import TrainingCase
-from gpuscale.errors import InvalidTrainingError
+from gpuscale.errors import CaseError, InvalidTrainingError
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 from gpuscale.strategies import STRATEGIES
+from gpuscale.worker.data import training_batches
 from gpuscale.worker.strategies import mp, one_process
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.worker.strategies.dp import DataParallelStrategy
 from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
-from gpuscale.worker.training import parameter_digest, set_fp32_mode
+from gpuscale.worker.training import Training, parameter_digest, set_fp32_mode
 
 PATIENCE_S = 60.0
 NEWER_SETTINGS = hasattr(torch._C, "_get_fp32_precision_getter")
@@ -213,6 +215,72 @@ def test_torch_gives_one_answer_on_tf32_however_it_is_asked() -> None:
                 assert (fp32_precision(part) == "tf32") is is_allowed
     finally:
         set_fp32_mode("fp32")
+
+
+OF_TORCH: Any = torch.backends
+NEWER_PLACES: dict[str, Callable[[], Any]] = {
+    "all": lambda: OF_TORCH,
+    "cudnn": lambda: OF_TORCH.cudnn,
+    "conv": lambda: OF_TORCH.cudnn.conv,
+    "matmul": lambda: OF_TORCH.cuda.matmul,
+    "cpu": lambda: OF_TORCH.mkldnn.conv,
+}
+
+
+@pytest.mark.skipif(not NEWER_SETTINGS, reason="before torch 2.9 there is one way to say it")
+@pytest.mark.parametrize("place", NEWER_PLACES)
+def test_fp32_is_fp32_also_where_a_case_has_allowed_tf32_in_the_newer_way(place: str) -> None:
+    try:
+        NEWER_PLACES[place]().fp32_precision = "tf32"
+        set_fp32_mode("fp32")
+        assert torch.backends.cudnn.allow_tf32 is False
+        assert torch.backends.cuda.matmul.allow_tf32 is False
+        assert "tf32" not in {each().fp32_precision for each in NEWER_PLACES.values()}
+    finally:
+        NEWER_PLACES[place]().fp32_precision = "none"
+        set_fp32_mode("fp32")
+
+
+def trained(case: TrainingCase, strategy: DataParallelStrategy, precision: Precision) -> Training:
+    request = request_for("dp", precision=precision)
+    batches = training_batches(
+        case, request, case.named_size("smoke"), batch=4, rank=0, world_size=1
+    )
+    return Training(case, request, strategy, batches)
+
+
+def test_what_a_case_allows_while_it_builds_its_model_is_not_measured_as_fp32() -> None:
+    class Allows(MnistCnn):
+        def model(self) -> torch.nn.Module:
+            torch.backends.cudnn.allow_tf32 = True
+            torch.set_float32_matmul_precision("high")
+            return super().model()
+
+    trained(Allows(), DataParallelStrategy(request_for("dp")), "fp32")
+    assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_tf32_is_refused_where_the_environment_keeps_it_from_the_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    with pytest.raises(CaseError, match="NVIDIA_TF32_OVERRIDE=0 keeps"):
+        trained(MnistCnn(), DataParallelStrategy(request_for("dp")), "tf32")
+
+
+@pytest.mark.parametrize(
+    ("precision", "remedy"), [("tf32", "leave the option out"), ("bf16", "choose fp16")]
+)
+def test_a_precision_that_a_gpu_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    strategy = DataParallelStrategy(request_for("dp"))
+    strategy.devices = (0,)
+    with pytest.raises(CaseError, match=f"--precision {precision}: Tesla V100 has no .*{remedy}"):
+        trained(MnistCnn(), strategy, precision)
 
 
 def fp32_precision(part: str) -> str:

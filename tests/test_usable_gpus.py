@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from measuring import BENCH_CASES, run_pytest
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
 from gpuscale.errors import GpuscaleError
-from gpuscale.worker.machine import refuse_missing_kernels
+from gpuscale.worker.machine import _cudnn_version, refuse_missing_kernels
 
 CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_120"]
@@ -50,6 +51,15 @@ def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
     assert remedy in str(caught.value)
 
 
+def test_a_cudnn_that_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> int:
+        raise RuntimeError("cuDNN version incompatibility: compiled against (9, 1), found (8, 9)")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    with pytest.raises(GpuscaleError, match=r"torch cannot use cuDNN: .*found \(8, 9\)"):
+        _cudnn_version()
+
+
 @pytest.mark.parametrize(
     ("options", "visible", "fleet", "is_refused"),
     [
@@ -79,6 +89,7 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
     assert ("cannot use the 2 GPUs here" in session.output) is is_refused
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
     assert session.exit_code == (4 if is_refused else 0), session.output
+    assert "Traceback" not in session.output
 
 
 def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path) -> None:

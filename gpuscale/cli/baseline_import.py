@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "their nodes (default: by --gpus-per-node, else 1)"
     add("--nodes", metavar="N", type=int, help=text)
     add("--timed", choices=("job", "training_loop", "epoch"), help="what the times span")
-    text = "how many first times of each row the source leaves out (default: 0)"
+    text = "how many first times of each night the source leaves out (default: 0)"
     add("--discard-first", metavar="N", type=int, default=0, help=text)
 
 

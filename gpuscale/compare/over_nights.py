@@ -20,7 +20,6 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import Remedy
 from gpuscale.scaling import PointKey
-from gpuscale.statistics.levels import REMEMBERED
 
 
 class EarlierNights(NamedTuple):
@@ -59,7 +58,7 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
     taken = {
         (row.point, history.nights[night].allocation)
         for row in history.rows
-        for night in nights_before(tonight, row.nights, row.changes)[-REMEMBERED:]
+        for night in nights_before(tonight, row.nights, row.changes)
     }
     return _chosen(
         earlier, lambda run, result: (PointKey.of(run), result.allocation_of(run)) in taken
@@ -87,22 +86,17 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
     """The comparison, in which rows that went to a slower level in those nights are regressed.
 
     Nights that are slow already are those that tonight is compared with, so a slow drift, or a
-    loss that nobody mended, would pass. After 15 nights the level is what is expected.
+    loss that nobody mended, would pass.
     """
-    levels = {
-        (row.point.configuration, row.point.gpus): row
-        for row in history.rows
-        if row.lost and row.level_nights <= REMEMBERED
-    }
+    losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
 
     def judged(entry: EntryVerdict) -> EntryVerdict:
         entry = _beside_nights(entry)
-        row = None
+        lost = None
         if entry.configuration is not None and entry.verdict.is_judged:
-            row = levels.get((entry.configuration, entry.key.gpus))
-        if row is None or row.lost is None:
+            lost = losses.get((entry.configuration, entry.key.gpus))
+        if lost is None:
             return entry
-        lost = row.lost
         onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
         # A drift has no first night.
         since = None if lost.kind == "drift" else onset

@@ -55,8 +55,8 @@ def history_picture(measurements: Measurements) -> Picture | None:
         if (changes := environment_at(history.nights, night))
     ]
     notes = [
-        "samples/s of each night, and how much they changed from level to level; outlying nights "
-        "beyond the axis are at its end; dates in UTC",
+        "samples/s of each night; percentages are from level to level; outlying nights beyond the "
+        "axis lie at its end; dates in UTC",
         *(
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
             for night, changes in changed[-MOST_ENVIRONMENTS:]
@@ -107,19 +107,21 @@ def _draw(
     axes.set_ylim(low, high)
     for label, face, its in (
         ("night", _COLOR, [index for index in row.nights if index not in far]),
-        ("outlying night", SURFACE, [index for index in row.nights if index in far]),
+        ("outlying night", SURFACE, row.outlying),
     ):
-        axes.plot(
-            [days[index] for index in its],
-            [min(max(rates[index], low), high) for index in its],
-            clip_on=False,
-            linestyle="none",
-            marker="o",
-            markersize=3.5,
-            color=_COLOR,
-            markerfacecolor=face,
-            label=label if its else None,
-        )
+        # An empty line takes the corner of the figure, and leaves no room for what is drawn.
+        if its:
+            axes.plot(
+                [days[index] for index in its],
+                [min(max(rates[index], low), high) for index in its],
+                clip_on=False,
+                linestyle="none",
+                marker="o",
+                markersize=3.5,
+                color=_COLOR,
+                markerfacecolor=face,
+                label=label,
+            )
     # Between two nights, where no dot is, and marks beside lines: a night may have both.
     if environments:
         axes.plot(
@@ -133,9 +135,9 @@ def _draw(
             color=INK,
             label="environment changed",
         )
-    begin, end = _number(nights[0].began_at), _number(nights[-1].began_at)
-    label_days = _LABEL_WIDTH * (end - begin)
-    axes.set_xlim(begin - label_days / 4, end + label_days)
+    earliest, latest = _number(nights[0].began_at), _number(nights[-1].began_at)
+    label_days = _LABEL_WIDTH * max(latest - earliest, 1.0)
+    axes.set_xlim(earliest - label_days / 4, latest + label_days)
     free_from: list[float] = []
     for change in row.changes:
         before = row.nights[row.nights.index(change.onset) - 1]

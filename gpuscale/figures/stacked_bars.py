@@ -33,27 +33,15 @@ _NAMED_SHARE = 0.07
 """Of a bar, from which on a part has room for its number."""
 
 
-class _Ink(NamedTuple):
-    """The colour of a part, and that of the text on it."""
-
-    fill: str
-    text: str
-
-
-_GREY = _Ink("#bdbdbd", "#000000")
-_INKS = {
-    "communication": _Ink("#d55e00", "#000000"),
-    "bubble": _Ink("#d55e00", "#000000"),
-    "data": _Ink("#56b4e9", "#000000"),
-    "h2d": _Ink("#e69f00", "#000000"),
-    "micro-batching": _Ink("#009e73", "#000000"),
-    "forward": _Ink("#0072b2", "#ffffff"),
-    "skew": _Ink("#0072b2", "#ffffff"),
-    "imbalance": _Ink("#0072b2", "#ffffff"),
-    "backward": _Ink("#009e73", "#000000"),
-    "optimizer": _Ink("#cc79a7", "#000000"),
-    "wait": _Ink("#5f5f5f", "#ffffff"),
-    "rest": _Ink("#5f5f5f", "#ffffff"),
+_LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
+_FILLS = {
+    **dict.fromkeys(("communication", "bubble"), "#d55e00"),
+    "data": "#56b4e9",
+    "h2d": "#e69f00",
+    **dict.fromkeys(("forward", "skew", "imbalance"), _BLUE),
+    **dict.fromkeys(("backward", "micro-batching"), "#009e73"),
+    "optimizer": "#cc79a7",
+    **dict.fromkeys(("wait", "rest"), _DARK),
 }
 """By the names of phases and of the efficiency budget; what is no loss is light."""
 
@@ -136,7 +124,7 @@ def _picture(
         # The bar with most parts has them in the order in which all are stacked.
         fullest = sorted(shown, key=lambda bar: -len(bar.parts))
         found = dict.fromkeys(name for bar in fullest for name in bar.parts)
-        patches = [Patch(color=_INKS.get(name, _GREY).fill, label=name) for name in found]
+        patches = [Patch(color=_FILLS.get(name, _LIGHT), label=name) for name in found]
         figure.legend(
             handles=patches, loc="outside upper left", ncols=_LEGEND_COLUMNS, handlelength=1.0
         )
@@ -153,13 +141,13 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
         ends = {True: 0.0, False: 0.0}
         for name, part in bar.parts.items():
-            ink, is_gain = _INKS.get(name, _GREY), part < 0
+            fill, is_gain = _FILLS.get(name, _LIGHT), part < 0
             axes.barh(
                 place,
                 part * factor,
                 left=ends[is_gain] * factor,
                 height=_BAR_HEIGHT,
-                color=ink.fill,
+                color=fill,
                 edgecolor=SURFACE,
                 linewidth=0.6,
             )
@@ -170,7 +158,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
                     ha="center",
                     va="center",
                     fontsize=6.5,
-                    color=ink.text,
+                    color="#ffffff" if fill in (_BLUE, _DARK) else "#000000",
                 )
             ends[is_gain] += part
         _name(axes, bar, place, ends[True] * factor, length * factor)

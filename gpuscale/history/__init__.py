@@ -19,6 +19,7 @@ from gpuscale.statistics.levels import (
     departure,
     level_changes,
     outlying,
+    stands_out,
 )
 
 
@@ -94,6 +95,11 @@ class RowHistory:
     lost: LostLevel | None
     """None where the last change was to the better, and where the last night lies as near to the
     level before it."""
+
+    @property
+    def recent_loss(self) -> LostLevel | None:
+        """The lost level, for 15 nights: after them the present one is what is expected."""
+        return self.lost if self.level_nights <= REMEMBERED else None
 
     @property
     def nights_missing(self) -> int:
@@ -231,8 +237,8 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         level_nights=len(values) - begin,
         outlying=tuple(indices[i] for i in far),
         last_step_time_s=exponential(values[-1]),
-        departure=None if last is None else exponential(-last[0]) - 1,
-        stands_out=last is not None and abs(last[0]) > last[1],
+        departure=None if last is None else exponential(-last) - 1,
+        stands_out=last is not None and stands_out(values[begin:-1], last),
         lost=_lost_level(values, found, changes, nights) if is_lost else None,
     )
 
@@ -240,13 +246,13 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
 def nights_before(
     night: int, nights: Iterable[int], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
-    """Of a row's nights those before one, from the last step on that they show.
+    """Of a row's nights those that one is compared with.
 
-    The last 15 of them are what that night is compared with. A drift begins no level: its nights
-    are all that there is.
+    They are those of the 15 before it that began after the last step which they show. A drift
+    begins no level: its nights are all that there is.
     """
     steps = (each.onset for each in changes if each.kind == "step" and each.seen < night)
-    begun = max(steps, default=0)
+    begun = max(night - REMEMBERED, *steps, 0)
     return tuple(each for each in nights if begun <= each < night)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from gpuscale.errors import ExitCode
 from gpuscale.page.content import Section, Subject, Tone
 from gpuscale.page.machines_section import machines
-from gpuscale.page.nights_section import last_loss, nights
+from gpuscale.page.nights_section import last_loss, nights, told_by_nights
 from gpuscale.page.pictures import curves
 from gpuscale.page.rendering import rendered
 from gpuscale.page.row_sections import causes, measured_headline, place_text, rows
@@ -24,6 +24,7 @@ SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
     machines,
 )
 """What a page has below its verdict, in this order; None where a subject has nothing of it."""
+_TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
 _TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
 
 
@@ -33,8 +34,13 @@ def report_html(subject: Subject) -> str:
     made = [section for make in SECTIONS if (section := make(subject)) is not None]
     injections = dict.fromkeys(each for result in subject.results for each in result.injections)
     (word, first), *facts = measured_headline(subject) if view is None else view.headline
-    if since := last_loss(subject):
-        facts.insert(min(1, len(facts)), ("since", since))
+    tone: Tone = "" if view is None else _TONES.get(view.comparison.exit_code, "doubt")
+    if view is None and (told := told_by_nights(subject)):
+        word, first = told
+        tone = _TONES_OF_NIGHTS.get(word, "doubt")
+        facts.append(("baseline", "none was given: the nights alone tell this"))
+    if (view or word == "SLOWER") and (since := last_loss(subject)):
+        facts.insert(1 if view else 0, ("since", since))
     if subject.folder:
         facts = [
             (its, f"{subject.folder}: {text}" if its == "now" else text) for its, text in facts
@@ -48,6 +54,6 @@ def report_html(subject: Subject) -> str:
         word=word,
         first=first,
         facts=facts,
-        tone="" if view is None else _TONES.get(view.comparison.exit_code, "doubt"),
+        tone=tone,
         sections=made,
     )

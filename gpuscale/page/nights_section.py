@@ -2,18 +2,18 @@
 
 from gpuscale.page.content import Block, Cell, Item, Section, Subject, Table
 from gpuscale.page.pictures import pictures
-from gpuscale.reports import phrases
 from gpuscale.reports.history_text import (
     STANDING,
     event_lines,
-    night_names,
-    no_change_text,
+    nights_text,
+    notes,
     standings,
+    verdict,
 )
 
 
 def last_loss(subject: Subject) -> str:
-    """The last night from which rows were slower and have been since; empty without one."""
+    """The night from which most rows were slower and have been since; empty without one."""
     history = subject.history
     if history is None:
         return ""
@@ -21,8 +21,18 @@ def last_loss(subject: Subject) -> str:
     events = [event for event in history.events if lost & {*event.changes}]
     if not events:
         return ""
-    first, *_, changed = event_lines(events[-1], history)
+    most = max(events, key=lambda event: (len(lost & {*event.changes}), event.night))
+    first, *_, changed = event_lines(most, history)
     return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
+
+
+def told_by_nights(subject: Subject) -> tuple[str, str] | None:
+    """What the nights say, for what stands first; None where the page is about no last night."""
+    history = subject.history
+    shown = {its.allocation_of(run) for its in subject.results for run in its.runs}
+    if history is None or history.nights[-1].allocation not in shown:
+        return None
+    return verdict(history)
 
 
 def nights(subject: Subject) -> Section | None:
@@ -30,7 +40,6 @@ def nights(subject: Subject) -> Section | None:
     history = subject.history
     if history is None:
         return None
-    names = night_names(history.nights)
     shown = standings(history)
     headers = [header for header in shown[0] if header != "batch/GPU"]
     table = Table(
@@ -52,13 +61,11 @@ def nights(subject: Subject) -> Section | None:
         blocks.append(
             Block(title=first.replace("  ", ": "), items=items, tone="loss" if is_loss else "pass")
         )
-    count = phrases.counted(len(history.nights), "night")
-    intro = f"{count} of {history.machine}, {names[0]} to {names[-1]}."
     return Section(
         title="History",
-        intro=intro,
+        intro=f"{nights_text(history)}.",
         blocks=blocks,
         figures=pictures(subject, "history"),
         tables=[table],
-        notes=() if blocks else [no_change_text(history)],
+        notes=[note.strip() for note in notes(history)],
     )

@@ -101,8 +101,8 @@ def _timed(time_s: float | None, median_s: float, factor: float) -> Cell:
     """The time in the table's unit, shaded by how far it is above the median."""
     if time_s is None:
         return Cell(phrases.UNKNOWN)
-    tone = next((tone for above, tone in _TONES if time_s / median_s > 1 + above), "")
-    return Cell(significant(time_s * factor), tone=tone)
+    tones = (tone for above, tone in _TONES if time_s / median_s > 1 + above)
+    return Cell(significant(time_s * factor), tone=next(tones, ""))
 
 
 def _place(rank: RankReport) -> str:

@@ -248,7 +248,9 @@ def _not_with_options(
     plan: ItemPlan, environment: Environment, options: MeasureOptions
 ) -> str | None:
     demands = STRATEGIES[plan.strategy]
-    over_gloo = environment.device == "cpu" or options.oversubscribe
+    shares_gpu = options.oversubscribe and ranks_per_gpu(plan.strategy, plan.gpus, environment)
+    over_nccl = environment.variables.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    over_gloo = environment.device == "cpu" or (bool(shares_gpu) and not over_nccl)
     cannot = {
         "--compile": options.compiled and demands.not_compiled,
         "--accumulate": options.accumulate > 1 and demands.not_accumulated,
@@ -259,6 +261,9 @@ def _not_with_options(
             environment.torch_version, _FIRST_WITH_1F1B_OVER_GLOO
         )
         cannot["--schedule 1f1b"] = is_lost and "before torch 2.8 it hangs over gloo"
+        # It would hand the address on the device to the system, which refuses it.
+        on_gpu = environment.device == "cuda"
+        cannot["--oversubscribe"] = on_gpu and "gloo sends nothing that lies on a GPU"
     reasons = (f"{plan.strategy} with {option}: {why}" for option, why in cannot.items() if why)
     return next(reasons, None)
 

@@ -186,6 +186,7 @@ class MeasureOptions:
         f"only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
         read=_known_strategies,
         otherwise="the case's",
+        see="strategies.md",
     )
     device: str = option(
         "--device D",
@@ -213,7 +214,7 @@ class MeasureOptions:
     batches: tuple[int, ...] | None = option(
         "--batch N,N,…",
         "samples in the batch of each GPU (under strong scaling: of all GPUs together), each "
-        "measured as a point of its own; `gpuscale batch` finds the largest that fits",
+        "measured as an entry of its own; `gpuscale batch` finds the largest that fits",
         read=partial(_whole_numbers, example="32,64,128"),
         otherwise="that of the size",
         see="measuring.md#throughput-by-batch",
@@ -230,7 +231,7 @@ class MeasureOptions:
     )
     compiled: bool = option(
         "--compile",
-        "train through `torch.compile`; `dp` is skipped then, since its replicas are not compiled",
+        "train through `torch.compile`; `dp`, `pipeline` and `mp` cannot, and are skipped then",
         in_training=True,
     )
     accumulate: int = option(
@@ -301,8 +302,8 @@ class MeasureOptions:
     )
     runs: tuple[int | None, int] | None = option(
         "--runs R",
-        "fresh starts of each item. `MIN:MAX` (`MIN` at least 3) stops earlier: when `--target-ci` "
-        "is met, or when `--baseline` is decided",
+        "fresh starts of each case and strategy on each number of GPUs. `MIN:MAX` (`MIN` at least "
+        "3) stops earlier: when `--target-ci` is met, or when `--baseline` is decided",
         read=_fewest_and_most_runs,
         otherwise="3; with `--baseline` `3:8`",
         heading="how long",
@@ -367,7 +368,7 @@ class MeasureOptions:
 
     @property
     def bounds_of_runs(self) -> tuple[int | None, int]:
-        """The fewest runs of each item, None where all are made, and the most."""
+        """The fewest runs of each entry, None where all are made, and the most."""
         return self.runs or ((None, 3) if self.baseline is None else (FEWEST_RUNS, 8))
 
 

@@ -4,16 +4,19 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
-from gpuscale.environment_diff import change_text
-from gpuscale.history import History, HistoryEvent, Night, RowHistory
+from gpuscale.environment_diff import change_text, listed
+from gpuscale.history import History, HistoryEvent, LostLevel, Night, RowHistory
 from gpuscale.history.device_paces import DeviceChange
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
 from gpuscale.scaling import PointKey
+from gpuscale.statistics.levels import REMEMBERED
 from gpuscale.units import format_percent, format_seconds
 
-STANDING = "against nights before"
+STANDING = "samples/s against before"
+_MOST_NAMED = 3
+"""In what stands first."""
 _MOST_ROWS = 4
 """Rows of one change that are shown each by itself."""
 
@@ -24,48 +27,108 @@ def render(history: History, screen: Screen) -> str:
 
 
 def _lines(history: History, screen: Screen) -> Iterator[str]:
-    nights, names = history.nights, night_names(history.nights)
-    hosts = sorted({night.environment.host or "?" for night in nights})
-    where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
-    span = f"{names[0]} to {names[-1]}" if len(nights) > 1 else names[0]
-    text = (
-        f"history   {phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
-    )
-    yield from wrapped(text, screen.columns, hanging=10)
-    last = nights[-1]
-    yield f"last      {names[-1]}, {last.allocation}"
-    yield ""
+    yield from _head(history, screen)
     rows = standings(history)
     cells = [[*row.values()] for row in rows]
     yield table([*rows[0]], cells, screen.columns, first=("step time", STANDING))
     yield ""
-    if not history.events:
-        yield no_change_text(history)
     for event in reversed(history.events):
         first, *rest = event_lines(event, history)
         for line in (screen.bold(first), *rest):
             yield from wrapped(line, screen.columns)
-    for row in history.rows:
+    for note in notes(history):
+        yield from wrapped(note, screen.columns)
+
+
+def notes(history: History) -> Iterator[str]:
+    """What there is beside the changes: that none was, losses in all, single nights, and gaps."""
+    names, rows = night_names(history.nights), history.rows
+    if not history.events:
+        yield _no_change_text(history)
+    for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
-            name = _row_names(history)[row.point]
-            text = f"slower and slower since {names[row.lost.since]}: {name}, in all "
-            text += phrases.change_text(row.lost.throughput)
-            yield from wrapped(text, screen.columns)
-    alone = Counter(night for row in history.rows for night in row.outlying)
+            name, since = _row_names(history)[row.point], names[row.lost.since]
+            change = phrases.change_text(row.lost.throughput)
+            yield f"slower and slower since {since}: {name}, throughput in all {change}"
+    alone = Counter(night for row in rows for night in row.outlying)
     if alone:
         told = (
-            f"{names[night]} ({count} of {len(history.rows)})"
-            for night, count in sorted(alone.items())
+            f"{names[night]} ({count} of {len(rows)})" for night, count in sorted(alone.items())
         )
-        yield from wrapped(f"stood out for one night (rows): {', '.join(told)}", screen.columns)
+        yield f"stood out for one night (rows): {', '.join(told)}"
     for night in sorted(alone):
         for device in history.slower_devices(night):
-            yield from wrapped(f"    {names[night]}: {_device_text(device)}", screen.columns)
-    short = Counter(night for row in history.rows for night in _missed(row, len(nights)))
+            yield f"    {names[night]}: {_device_text(device)}"
+    short = Counter(night for row in rows for night in _missed(row, len(names)))
     if short:
         told = (f"{names[night]} ({count})" for night, count in sorted(short.items()))
-        text = f"note: no valid run of some rows (how many): {', '.join(told)}"
-        yield from wrapped(text, screen.columns)
+        yield f"note: no valid run of some rows (how many): {', '.join(told)}"
+
+
+def _head(history: History, screen: Screen) -> Iterator[str]:
+    nights, names = history.nights, night_names(history.nights)
+    if said := verdict(history):
+        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns, hanging=10)
+        yield from (screen.bold(first), *rest)
+    yield from wrapped(f"history   {nights_text(history)}", screen.columns, hanging=10)
+    last = nights[-1]
+    yield f"last      {names[-1]}, {last.allocation}"
+    yield ""
+
+
+def nights_text(history: History) -> str:
+    """`24 nights of Tesla V100 (node1), 2096-03-01 to 2096-03-24`."""
+    nights, names = history.nights, night_names(history.nights)
+    hosts = sorted({night.environment.host or "?" for night in nights})
+    where = hosts[0] if len(hosts) == 1 else phrases.counted(len(hosts), "host")
+    span = " to ".join(dict.fromkeys((names[0], names[-1])))
+    return f"{phrases.counted(len(nights), 'night')} of {history.machine} ({where}), {span}"
+
+
+def verdict(history: History) -> tuple[str, str] | None:
+    """`SLOWER`, `UNUSUAL`, `MISSING` or `STEADY`, and which rows are; None of too few nights."""
+    rows, names, last = history.rows, _row_names(history), len(history.nights) - 1
+    if all(row.nights_missing for row in rows):
+        return None
+    lost = sorted(
+        (loss.throughput.value, names[row.point], _when(loss, history))
+        for row in rows
+        if (loss := row.recent_loss)
+    )
+    whens = {when for *_, when in lost}
+    slower = [
+        f"{name} {phrases.percent_text(change)}{f' {when}' if len(whens) > 1 else ''}"
+        for change, name, when in lost
+    ]
+    unusual = [
+        f"{names[row.point]} {phrases.percent_text(row.departure)}"
+        for row in rows
+        if row.departure is not None and row.stands_out and row.nights[-1] == last
+    ]
+    # After 15 nights without it nobody expects a row any more.
+    missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
+    found = (
+        ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
+        ("UNUSUAL", unusual, " on the last night, throughput"),
+        ("MISSING", missing, " not measured on the last night"),
+    )
+    count = phrases.counted(len(rows), "row")
+    told = {
+        word: f"{len(its)} of {count}{what}: {listed(its, _MOST_NAMED)}"
+        for word, its, what in found
+        if its
+    }
+    if told:
+        return next(iter(told)), "; ".join(told.values())
+    steady = sum(not row.nights_missing for row in rows)
+    since = max((event.night for event in history.events), default=0)
+    return "STEADY", f"{steady} of {count}: no change since {night_names(history.nights)[since]}"
+
+
+def _when(loss: LostLevel, history: History) -> str:
+    if loss.kind == "drift" and loss.since == loss.onset:
+        return f"slowly until {night_names(history.nights)[loss.onset]}"
+    return f"from {night_names(history.nights)[loss.since]} on"
 
 
 def _missed(row: RowHistory, nights: int) -> Iterator[int]:
@@ -106,7 +169,7 @@ def standings(history: History) -> list[dict[str, str]]:
     ]
 
 
-def no_change_text(history: History) -> str:
+def _no_change_text(history: History) -> str:
     """What is said of nights without an event: no row changed, or nobody could tell yet."""
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
@@ -129,9 +192,7 @@ def _standing(row: RowHistory) -> str:
     """The last night against those before, and whether it lies outside of what nights differ by."""
     if row.departure is None:
         return "too few nights"
-    text = phrases.percent_text(abs(row.departure)).replace("+", "")
-    if text != format_percent(0.0):
-        text += " slower" if row.departure < 0 else " faster"
+    text = phrases.percent_text(row.departure)
     return f"{text}, stands out" if row.stands_out else text
 
 
@@ -161,6 +222,6 @@ def event_lines(event: HistoryEvent, history: History) -> Iterator[str]:
 
 def _device_text(device: DeviceChange) -> str:
     slowdown = device.slowdown
-    word = "slower" if slowdown > 0 else "faster"
+    word = "longer" if slowdown > 0 else "shorter"
     where, size = device_text(device.uuid, device.host), format_percent(abs(slowdown))
-    return f"{where} got {size} {word} that night, most others did not"
+    return f"steps of {where} got {size} {word} that night, those of most others did not"

@@ -197,8 +197,12 @@ def verdict_word(verdict: Verdict) -> str:
     return verdict.value if verdict.is_pass else verdict.value.upper()
 
 
+def worst_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The verdicts: what got worse first, then what was not shown to be fine."""
+    return sorted(verdicts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
+
+
 def counted_verdicts(verdicts: Iterable[Verdict]) -> str:
-    """`1 regressed, 3 ok`: those that got worse first, then those not shown to be fine."""
-    counts = Counter(verdicts)
-    order = sorted(counts, key=lambda verdict: (verdict.weight, [*Verdict].index(verdict)))
-    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in order)
+    """`1 regressed, 3 ok`, the worst first."""
+    counts = Counter(worst_first(verdicts))
+    return ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())

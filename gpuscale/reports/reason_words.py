@@ -173,7 +173,7 @@ WORDS: Mapping[str, str] = {
         "they cannot tell what changed since"
     ),
     "outlying_allocations": (
-        "left out of the baseline's spread: {names:listed}, where {row:row}{others:and more} "
+        "left out of the baseline's spread: {names:listed}, where T of {row:row}{others:and more} "
         "differed by up to {change:signed} from the other allocations"
     ),
     "differing_allocation": (

@@ -92,17 +92,18 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     return tuple(found)
 
 
-def departure(before: Sequence[float], night: float) -> tuple[float, float] | None:
-    """How far a night lies from the nights before it on a level, and what counts as a step.
-
-    None where these are too few. It is held against the nights that `compare --history` takes.
-    """
+def departure(before: Sequence[float], night: float) -> float | None:
+    """How far a night lies from those that it is compared with; None where these are too few."""
     if len(before) < FEWEST_NIGHTS:
         return None
-    last = dict(enumerate(before[-REMEMBERED:]))
-    far = outlying_allocations(last)
-    usual = statistics.fmean(value for i, value in last.items() if i not in far)
-    return night - usual, _step_size(before)
+    values = {str(number): value for number, value in enumerate(before)}
+    far = outlying_allocations(values)
+    return night - statistics.fmean(value for name, value in values.items() if name not in far)
+
+
+def stands_out(level: Sequence[float], departure: float) -> bool:
+    """True of a departure from a level of which a second one like it would be a step."""
+    return len(level) >= FEWEST_NIGHTS and abs(departure) > _step_size(level)
 
 
 def outlying(values: Sequence[float]) -> tuple[int, ...]:

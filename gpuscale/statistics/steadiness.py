@@ -70,7 +70,7 @@ class _Shape:
 
 
 def steadiness(step_times_s: Sequence[float]) -> str | None:
-    """The way in which windows move, as `drifts, 20% slower by window 15`; None where they do not.
+    """How windows move, as `drifts, steps 20% longer by window 15`; None where they do not.
 
     The times are of equally long windows as they were measured; fewer than 5 tell nothing. A few
     outlying windows are no unsteadiness: a level must hold for a fifth of the windows and one
@@ -159,9 +159,9 @@ def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]
 
 def _described(shape: _Shape, count: int) -> str:
     size = math.expm1(shape.change)
-    amount = f"{abs(size):.0%} {'slower' if size > 0 else 'faster'}"
+    amount = f"steps {abs(size):.0%} {'longer' if size > 0 else 'shorter'}"
     if shape.kind == "drift":
         return f"drifts, {amount} by window {count} than at window 1"
     if shape.kind == "level":
-        return f"second level {amount} from window {shape.second[0] + 1}"
-    return f"two levels, {len(shape.second)} of {count} windows {amount} than the others"
+        return f"second level, {amount} from window {shape.second[0] + 1}"
+    return f"two levels, {amount} in {len(shape.second)} of {count} windows than in the others"

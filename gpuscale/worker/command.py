@@ -1,6 +1,5 @@
 """The process that starts the command of a run, times its lines, and ends all that it started."""
 
-import math
 import os
 import re
 import signal
@@ -257,7 +256,7 @@ def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -
     }
     if rank is not None:
         # Ranks lie on their hosts in blocks, of which the last may be smaller.
-        block = math.ceil(request.gpus / len(directory.host_names()))
+        block = directory.ranks_per_host(request.gpus)
         on_this_host = min(block, request.gpus - rank // block * block)
         return {**variables, "LOCAL_WORLD_SIZE": str(on_this_host)}
     return {

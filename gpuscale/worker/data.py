@@ -224,9 +224,19 @@ def real_dataset(
 
 
 def training_batches(
-    case: TrainingCase, request: RunRequest, size: Size, *, batch: int, rank: int, world_size: int
+    case: TrainingCase,
+    request: RunRequest,
+    size: Size,
+    *,
+    batch: int,
+    rank: int,
+    world_size: int,
+    ranks_on_node: int = 1,
 ) -> Batches:
-    """The batches that one rank trains on, from the source that its configuration names."""
+    """The batches that one rank trains on, from the source that its configuration names.
+
+    `world_size` are the ranks that share the samples of a step.
+    """
     pin_memory = request.configuration.device == "cuda"
     if request.configuration.data == "synthetic":
         synthetic = SyntheticDataset(case, size)
@@ -243,7 +253,7 @@ def training_batches(
             dataset,
             batch=batch,
             workers=workers,
-            ranks=min(world_size, len(request.devices) or world_size),
+            ranks=ranks_on_node,
             free_bytes=shutil.disk_usage(_SHARED_MEMORY).free,
         )
     return LoadedBatches(

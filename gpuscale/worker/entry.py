@@ -137,7 +137,7 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
-def _prepare(request: RunRequest) -> tuple[Training, float]:
+def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
     """The training that the request asks for, in its process group, and Unix time of joining it."""
     torch.set_num_threads(request.configuration.threads_per_rank or 1)
     torch.manual_seed(_SEED)
@@ -159,6 +159,7 @@ def _prepare(request: RunRequest) -> tuple[Training, float]:
         batch=request.batch_per_gpu * request.gpus // strategy.shares // accumulate,
         rank=strategy.rank % strategy.shares,
         world_size=strategy.shares,
+        ranks_on_node=directory.ranks_per_host(request.processes),
     )
     training = (strategy.training or Training)(case, request, strategy, batches)
     return training, joined_at_s
@@ -175,7 +176,7 @@ def _keep_to_the_end(*objects: object) -> None:
 
 
 def _run(request: RunRequest, files: RankFiles) -> None:
-    training, joined_at_s = _prepare(request)
+    training, joined_at_s = _prepare(request, files.directory)
     strategy = training.strategy
     if training.faults.any_is_slow:
         # Every rank, slowed or not: steps are made together.
@@ -220,7 +221,7 @@ def _report(training: Training, measurement: Measurement) -> RankReport:
 
 def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     plan = files.directory.overhead_plan.read()
-    training, _ = _prepare(request)
+    training, _ = _prepare(request, files.directory)
     strategy = training.strategy
     step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
     marked_every = loop.steps_per_mark(step_time_s)

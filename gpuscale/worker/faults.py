@@ -26,7 +26,7 @@ class Faults:
         self._crash_at = {i.step for i in mine if i.kind == "crash"}
         self._device = device
         self._data_pause, self._forward_pause = Pause(), Pause()
-        self._delay_cycles = 0
+        self._delay_cycles, self._delay_s = 0, 0.0
         self._forward_began_s = 0.0
         self._forward_times_s: list[float] = []
         """By step, of all of its parts."""
@@ -40,7 +40,8 @@ class Faults:
         # Late data are another fault, which being slow must not enlarge.
         pace_s -= self._data_s
         if self._device.type == "cuda":
-            self._delay_cycles = int(self._slower_by * pace_s * _cycles_per_second(self._device))
+            self._delay_s = self._slower_by * pace_s
+            self._delay_cycles = int(self._delay_s * _cycles_per_second(self._device))
         else:
             self._steps_per_forward = pace_s / statistics.median(self._forward_times_s)
 
@@ -66,6 +67,8 @@ class Faults:
         if self._delay_cycles:
             # torch's own tests keep a stream busy in this way; there is no public one.
             torch.cuda._sleep(int(self._delay_cycles * share))
+            # The host as well: a GPU that waits for its host has time for this kernel.
+            self._forward_pause.lengthen(self._delay_s * share)
         elif self._slower_by:
             self._forward_began_s = time.perf_counter()
 

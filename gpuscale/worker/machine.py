@@ -7,7 +7,9 @@ import contextlib
 import os
 import platform
 import socket
+import sys
 import timeit
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -42,9 +44,14 @@ def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
     die_with_parent()
     end_at_interrupt()
-    gpus = () if device == "cpu" else _gpus(device)
-    on_gpu = device == "cuda" or bool(gpus)
-    cudnn = torch.backends.cudnn.version() if on_gpu else None
+    try:
+        gpus = () if device == "cpu" else _gpus(device)
+        on_gpu = device == "cuda" or bool(gpus)
+        cudnn_version = _cudnn_version() if on_gpu else None
+    except GpuscaleError as error:
+        # Without a traceback: the machine is to be mended, and not this code.
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(1) from None
     has_nccl = on_gpu and dist.is_nccl_available()
     set_here = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
@@ -59,7 +66,7 @@ def describe_to(path: str, device: str) -> None:
         torchvision_version=_torchvision_version(),
         lightning_version=_lightning_version(),
         cuda_version=torch.version.cuda,
-        cudnn_version=None if cudnn is None else str(cudnn),
+        cudnn_version=cudnn_version,
         nccl_version=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
         kernel=platform.release(),
         variables={name: value for name, value in set_here if name.startswith(VARIABLE_FAMILIES)},
@@ -80,7 +87,10 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
     # those in MIG mode CUDA offers a single instance.
     try:
-        torch.cuda.init()
+        with warnings.catch_warnings():
+            # Of GPUs without kernels, several lines each; see refuse_missing_kernels.
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         raise GpuscaleError(
             f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
@@ -190,6 +200,15 @@ def refuse_missing_kernels(
         f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only; "
         f"install {remedy}, or leave the GPU out with CUDA_VISIBLE_DEVICES"
     )
+
+
+def _cudnn_version() -> str | None:
+    try:
+        version = torch.backends.cudnn.version()
+    except RuntimeError as error:
+        # Of another cuDNN that LD_LIBRARY_PATH leads to, or a GPU that is too old for it.
+        raise GpuscaleError(f"torch cannot use cuDNN: {error}") from None
+    return None if version is None else str(version)
 
 
 def _torchvision_version() -> str | None:

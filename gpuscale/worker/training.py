@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,23 +24,38 @@ from gpuscale.worker.phases import Phase, phase_clock
 from gpuscale.worker.strategies import AUTOCAST, Strategy, local_part, not_finite
 
 _FIRST_WITH_TF32 = (8, 0)
+"""The first with bf16 in hardware, too."""
 
 
 def set_fp32_mode(precision: str | None) -> None:
-    """Let fp32 be fp32: torch allows TF32 in convolutions unless it is told otherwise."""
-    # These setters write what torch's newer `fp32_precision` settings hold too. Those write only
+    """Let fp32 be fp32, whatever a case has allowed: by default torch has TF32 in convolutions."""
+    # From torch 2.9 on there is a newer way to say it. What it says of all there is, or of all of
+    # cuDNN, goes before what the older one says of convolutions.
+    places: Any = torch.backends
+    if hasattr(places.cudnn, "fp32_precision"):
+        for place in (places, places.cudnn, places.mkldnn.conv, places.mkldnn.rnn):
+            place.fp32_precision = "none"
+    # These setters write what the newer `fp32_precision` settings hold too. Those write only
     # themselves, and torch.compile, which asks in the older way, then fails over the difference.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def _refuse_missing_tf32(precision: str | None, devices: Sequence[int]) -> None:
-    for device in devices if precision == "tf32" else ():
+def _refuse_missing_precision(precision: str | None, devices: Sequence[int]) -> None:
+    if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        raise CaseError(
+            "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
+            "what is measured would be fp32; unset it, or leave the option out"
+        )
+    # In what else they would compute, and what to choose.
+    otherwise = {
+        "tf32": "has no TF32 and would compute in fp32; leave the option out",
+        "bf16": "has no bf16 in hardware and emulates it slowly, if at all; choose fp16",
+    }.get(precision or "")
+    for device in devices if otherwise else ():
         if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
-            raise CaseError(
-                f"--precision tf32: {torch.cuda.get_device_name(device)} has no TF32 and would "
-                "compute in fp32; leave the option out"
-            )
+            gpu = torch.cuda.get_device_name(device)
+            raise CaseError(f"--precision {precision}: {gpu} {otherwise}")
 
 
 def load_case(request: RunRequest) -> TrainingCase:
@@ -91,8 +107,7 @@ class Training:
         self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
     ) -> None:
         asked, self._device = request.configuration, strategy.device
-        _refuse_missing_tf32(asked.precision, strategy.devices)
-        set_fp32_mode(asked.precision)
+        _refuse_missing_precision(asked.precision, strategy.devices)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
         built = case.model()
@@ -105,6 +120,8 @@ class Training:
         # torch.compile keeps the module's own type, which its signature cannot say.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)
+        # After all that the case does by itself, which often allows TF32.
+        set_fp32_mode(asked.precision)
         injections = [parse_injection(text) for text in request.injections]
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
         dtype = AUTOCAST.get(asked.precision)

@@ -155,10 +155,10 @@ def _peculiar_machines() -> Iterator[SimulatedMachine]:
 
 def _disturbed_machines(run_deviation: float) -> Iterator[SimulatedMachine]:
     noisy = SimulatedMachine(run_deviation=run_deviation, allocation_deviation=ALLOCATION_DEVIATION)
-    yield replace(noisy, outlying_windows=0.1, peculiarity="1 window in 10 is 30% slower")
-    yield replace(noisy, outlying_runs=0.05, peculiarity="1 run in 20 is 10% slower")
+    yield replace(noisy, outlying_windows=0.1, peculiarity="1 window in 10 takes 30% longer")
+    yield replace(noisy, outlying_runs=0.05, peculiarity="1 run in 20 takes 10% longer")
     yield replace(
-        noisy, drift=0.03, peculiarity="the last run of a night is 3% slower than its first"
+        noisy, drift=0.03, peculiarity="the last run of a night takes 3% longer than its first"
     )
     yield replace(
         noisy,

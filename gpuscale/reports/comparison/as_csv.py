@@ -3,7 +3,8 @@
 from gpuscale.records import METRICS_BY_NAME
 from gpuscale.records.metrics import STEP_TIME
 from gpuscale.reports import cause_words
-from gpuscale.reports.comparison.rows import Row, finding_text
+from gpuscale.reports.comparison import as_json
+from gpuscale.reports.comparison.rows import Row
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.csv_rows import csv_text, flat
 
@@ -35,19 +36,11 @@ def render(view: View) -> str:
 
 
 def _cells(row: Row) -> dict[str, object]:
-    entry, configuration = row.entry, row.entry.configuration
-    cells: dict[str, object] = {
-        **entry.key._asdict(),
-        "device": None if configuration is None else configuration.device,
+    entry = row.entry
+    cells = {
+        **as_json.entry_of(row),
+        "device": entry.configuration and entry.configuration.device,
         "name": row.name,
-        "verdict": entry.verdict.value,
-        "finding": None if entry.finding is None else finding_text(entry.finding),
-        "since": entry.since,
-        "changed_quantity": entry.changed_quantity and entry.changed_quantity.value,
-        "change": entry.change,
-        "minimum_detectable_loss": entry.minimum_detectable_loss,
-        "further_runs": entry.further_runs,
-        "reason": row.reason,
         "cause": cause_words.headline(entry.causes[0]) if entry.causes else None,
     }
     for side in _SIDES:
@@ -55,5 +48,5 @@ def _cells(row: Row) -> dict[str, object]:
     for metric in entry.metrics:
         name = metric.metric.name
         cells |= {f"{side}_{name}": getattr(metric, side).value for side in _SIDES}
-        cells[f"verdict_of_{name}"] = metric.verdict.value
+        cells[f"verdict_of_{name}"] = metric.verdict
     return flat(cells, _ESTIMATES)

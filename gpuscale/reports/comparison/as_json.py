@@ -26,12 +26,13 @@ def render(view: View) -> str:
         injections=view.injections,
         exit_code=view.exit_code,
         summary=view.summary,
-        entries=[_entry(row) for row in view.rows],
+        entries=[entry_of(row) for row in view.rows],
         notes=view.all_notes,
     )
 
 
-def _entry(row: Row) -> dict[str, object]:
+def entry_of(row: Row) -> dict[str, object]:
+    """The row by the names that scripts know."""
     entry, configuration = row.entry, None
     if entry.configuration is not None:
         fields = msgspec.structs.asdict(entry.configuration)

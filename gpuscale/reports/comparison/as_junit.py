@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from gpuscale.reports.comparison import as_text
-from gpuscale.reports.comparison.rows import Row
+from gpuscale.reports.comparison.rows import Row, detail_lines
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import quantity_text
 from gpuscale.reports.screen import Screen
@@ -74,7 +74,8 @@ def _case(row: Row) -> Element:
         tag = "failure" if verdict.is_loss else "error"
         message = f"{f'{row.verdict} {row.short_reason}'.rstrip()}: {row.reason}"
         problem = SubElement(case, tag, type=verdict.value, message=message)
-        problem.text = "\n".join((row.label, row.reason, *row.details()))
+        details = (f"  {line}" for line in detail_lines(row.lost_metrics, row.causes))
+        problem.text = "\n".join((row.label, row.reason, *details))
     return case
 
 

@@ -13,14 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuscale.records import (
-    METRICS_BY_NAME,
-    Configuration,
-    EntryKey,
-    EntryVerdict,
-    Estimate,
-    Verdict,
-)
+from gpuscale.records import METRICS_BY_NAME, Configuration, EntryVerdict, Estimate, Verdict
 from gpuscale.reports.comparison.view import View
 from gpuscale.scaling import ScalingPoint, scaling_points
 
@@ -85,7 +78,7 @@ def _lines(view: View) -> Iterator[str]:
     for gauges, found in ((_OF_POINTS, points), (_OF_ENTRIES, entries)):
         for gauge in gauges:
             values = [(labels, attrgetter(gauge.field)(each)) for labels, each in found]
-            yield from _estimates(gauge.name, gauge.unit, gauge.meaning, values)
+            yield from _family(gauge.name, gauge.unit, gauge.meaning, values)
     for spec in METRICS_BY_NAME.values():
         of_both = [
             (labels, metric.current)
@@ -94,21 +87,21 @@ def _lines(view: View) -> Iterator[str]:
             if metric.metric == spec
         ]
         name, meaning = spec.words.replace(" ", "_"), spec.words.capitalize()
-        yield from _estimates(name, _UNITS[spec.unit], meaning, of_both)
+        yield from _family(name, _UNITS[spec.unit], meaning, of_both)
     verdicts = [
         ({**labels, "verdict": verdict.value}, float(entry.verdict is verdict))
         for labels, entry in entries
         for verdict in Verdict
     ]
-    yield from _family("verdict", "1 for the verdict on the row, 0 for all others", verdicts)
+    yield from _family("verdict", "", "1 for the verdict on the row, 0 for all others", verdicts)
     exit_code = [(cluster, float(view.exit_code))]
-    yield from _family("exit_code", "Exit code of gpuscale compare", exit_code)
+    yield from _family("exit_code", "", "Exit code of gpuscale compare", exit_code)
     times_s = [datetime.fromisoformat(result.created_at).timestamp() for result in view.results]
     times_s += [run.started_at_s or 0.0 for result in view.results for run in result.runs]
     newest = [(cluster, max(times_s))]
-    yield from _family("measured_timestamp_seconds", "Unix time of the last run", newest)
+    yield from _family("measured_timestamp", "seconds", "Unix time of the last run", newest)
     facts = [({**cluster, **_facts(view)}, 1.0)]
-    yield from _family("comparison_info", "What was compared, with what", facts)
+    yield from _family("comparison_info", "", "What was compared, with what", facts)
 
 
 def _facts(view: View) -> Labels:
@@ -128,7 +121,7 @@ def _labelled(
     cluster: Labels, entries: Iterable[EntryVerdict]
 ) -> Iterator[tuple[Labels, EntryVerdict]]:
     """Each entry with labels that no other has: the second of the same is `row="2"`."""
-    seen: Counter[tuple[EntryKey, Configuration | None]] = Counter()
+    seen: Counter[object] = Counter()
     for entry in entries:
         same = entry.key, entry.configuration
         seen[same] += 1
@@ -147,10 +140,10 @@ def _fields(configuration: Configuration | None) -> dict[str, object]:
     return {} if configuration is None else msgspec.structs.asdict(configuration)
 
 
-def _estimates(
+def _family(
     name: str, unit: str, meaning: str, found: Iterable[tuple[Labels, Estimate | float | None]]
 ) -> Iterator[str]:
-    """A family of the values, and those of their bounds where there are any."""
+    """The values of a metric, and its bounds as further metrics where there are any."""
     estimates = [
         (labels, each if isinstance(each, Estimate) else Estimate(value=each))
         for labels, each in found
@@ -158,19 +151,13 @@ def _estimates(
     ]
     for part, end in (("value", ""), ("low", ", low end of 95%"), ("high", ", high end of 95%")):
         full = "_".join(filter(None, (name, part.removeprefix("value"), unit)))
-        samples = [(labels, getattr(each, part)) for labels, each in estimates]
-        yield from _family(full, f"{meaning}{end}", samples)
-
-
-def _family(
-    name: str, meaning: str, samples: Iterable[tuple[Labels, float | None]]
-) -> Iterator[str]:
-    known = [(labels, value) for labels, value in samples if value is not None]
-    if known:
-        yield f"# HELP gpuscale_{name} {meaning}."
-        yield f"# TYPE gpuscale_{name} gauge"
-    for labels, value in known:
-        yield f"gpuscale_{name}{{{_text(labels)}}} {value!r}"
+        numbers = [(labels, getattr(each, part)) for labels, each in estimates]
+        known = [(labels, number) for labels, number in numbers if number is not None]
+        if known:
+            yield f"# HELP gpuscale_{full} {meaning}{end}."
+            yield f"# TYPE gpuscale_{full} gauge"
+        for labels, number in known:
+            yield f"gpuscale_{full}{{{_text(labels)}}} {number!r}"
 
 
 def _text(labels: Labels) -> str:

@@ -42,9 +42,8 @@ def _headline(view: View) -> Iterator[str]:
     for number, (label, text) in enumerate(view.headline):
         first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns, hanging=width)
         if number == 0 and view.ranked:
-            first = (
-                view.screen.of_verdict(view.ranked[0].entry.verdict, label) + first[len(label) :]
-            )
+            word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
+            first = word + first[len(label) :]
         yield from (first, *rest)
 
 

@@ -20,11 +20,10 @@ from gpuscale.records import (
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
-from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word
+from gpuscale.reports.phrases import counted, counted_verdicts, verdict_word, worst_first
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.units import rough_percent, whole_percent
 
-_WORSE = (Verdict.REGRESSED, Verdict.INCONSISTENT)
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _DOUBTS = {
     "single_run": "a single run does not tell how much runs differ",
@@ -59,7 +58,6 @@ _REMEDIES = {
     "other_measurement": "measure as the baseline was, or record one of what is measured now",
 }
 """What to do about a row that is no pass, by the code of its reason or of its remedy."""
-_DOUBTED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE, Verdict.MISSING)
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -69,21 +67,14 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     """
     if not rows:
         return (("NOTHING COMPARED", "there is no row to judge"),)
-    before, now = comparison.before, comparison.after
-    changed = _changed(comparison)
+    before, now, changed = comparison.before, comparison.after, _changed(comparison)
+    name = listed(before.files) or comparison.baseline_name
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(_cautions(comparison))),
         ("first", _first_cause(rows)),
         ("changed", changed),
-        (
-            "baseline",
-            _side(
-                listed(before.files) or comparison.baseline_name,
-                before,
-                comparison.baseline_machine,
-            ),
-        ),
+        ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
         ("next", _next(comparison, rows, is_changed=bool(changed))),
     )
@@ -103,23 +94,17 @@ def _cautions(comparison: Comparison) -> list[str]:
 
 
 def _verdict_line(rows: Sequence[Row]) -> tuple[str, str]:
-    """`REGRESSED` and `3 of 4 rows: every GPU is 10 % slower [7.4 %, 12 %]; 1 ok`."""
-    heaviest = rows[0].entry.verdict.weight
-    found = [row for row in rows if row.entry.verdict.weight == heaviest]
-    if heaviest == 2:
-        word, what = _passes(found)
-        return word, f"{_of(found, rows)}: {what}"
-    order = _DOUBTED if heaviest else _WORSE
-    verdict = min((row.entry.verdict for row in found), key=order.index)
+    """`REGRESSED` and `3 of 4 rows: every GPU lost 10 % of its samples/s …; 1 ok`."""
+    verdicts, of_all = [row.entry.verdict for row in rows], f"of {counted(len(rows), 'row')}"
+    verdict = worst_first(verdicts)[0]
+    if verdict.is_pass:
+        word, what = _passes(rows)
+        return word, f"{len(rows)} {of_all}: {what}"
     chosen = [row for row in rows if row.entry.verdict is verdict]
-    others = [row.entry.verdict for row in rows if row.entry.verdict is not verdict]
-    what = "; ".join(_losses(chosen, rows)) if heaviest == 0 else _doubt(verdict, chosen)
-    parts = [f"{_of(chosen, rows)}{what and f': {what}'}", counted_verdicts(others)]
+    others = [each for each in verdicts if each is not verdict]
+    what = "; ".join(_losses(chosen, rows)) if verdict.is_loss else _doubt(verdict, chosen)
+    parts = [f"{len(chosen)} {of_all}{what and f': {what}'}", counted_verdicts(others)]
     return verdict_word(verdict), "; ".join(filter(None, parts))
-
-
-def _of(chosen: Sequence[Row], rows: Sequence[Row]) -> str:
-    return f"{len(chosen)} of {counted(len(rows), 'row')}"
 
 
 def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
@@ -142,7 +127,7 @@ def _losses(chosen: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """`every GPU is 9.8 % to 10 % slower [7.2 %, 13 %]`: the bounds are the widest of all rows."""
+    """`training lost 9 % to 10 % of its samples/s [7 %, 13 %]`: the widest bounds of all rows."""
     entry = rows[0].entry
     changes = [row.change for row in rows if row.change is not None]
     bounds = [
@@ -169,8 +154,9 @@ def _loss(rows: Sequence[Row]) -> str:
     if entry.finding is Finding.SINGLE_GPU_SLOWDOWN:
         alone = all(row.entry.key.gpus == 1 for row in rows)
         subject = "training on 1 GPU" if alone else "every GPU"
-        return f"{subject} is {by} slower{within}{from_then}"
-    return f"training is {by} slower{within}{from_then}"
+    else:
+        subject = "training"
+    return f"{subject} lost {by} of its samples/s{within}{from_then}"
 
 
 def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
@@ -195,9 +181,11 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             gains.setdefault(of_speedup, []).append(row.change.value)
     if verdicts == {Verdict.IMPROVED} and len(gains) == 1:
         ((of_speedup, its),) = gains.items()
-        return Verdict.IMPROVED.value, f"{'E rose' if of_speedup else 'faster'} by {_span(its)}"
+        by = _span(its)
+        return Verdict.IMPROVED.value, f"E rose by {by}" if of_speedup else f"{by} more samples/s"
     parts = [
-        f"{counted(len(its), 'row')} {'with E up' if of_speedup else 'faster'} by {_span(its)}"
+        f"{counted(len(its), 'row')} with "
+        f"{f'E up by {_span(its)}' if of_speedup else f'{_span(its)} more samples/s'}"
         for of_speedup, its in gains.items()
     ]
     if verdicts == {Verdict.IMPROVED}:

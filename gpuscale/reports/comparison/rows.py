@@ -9,8 +9,6 @@ from typing import NamedTuple
 from gpuscale.records import (
     Cause,
     CauseKind,
-    Configuration,
-    EntryKey,
     EntryVerdict,
     Estimate,
     Finding,
@@ -77,14 +75,10 @@ class Row:
     valid_runs: int
     """Now."""
 
-    def details(self) -> Iterator[str]:
-        """The lines below the reason, indented."""
-        return (f"  {line}" for line in detail_lines(self.lost_metrics, self.causes))
-
 
 def rows_of(entries: Sequence[EntryVerdict], results: Sequence[Results]) -> list[Row]:
     """The row of each entry, in their order, of a comparison with those results."""
-    runs: defaultdict[tuple[EntryKey, Configuration | None], list[Run]] = defaultdict(list)
+    runs: defaultdict[object, list[Run]] = defaultdict(list)
     for run in (run for result in results for run in result.runs):
         runs[run.key, run.configuration].append(run)
     return [

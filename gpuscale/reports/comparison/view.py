@@ -48,7 +48,7 @@ class View:
     outcome: str
     """The verdict in a few words."""
     exit_code: int
-    """Of the process."""
+    """Of the process; that of a session has further reasons."""
     screen: Screen
 
     @property

@@ -80,7 +80,7 @@ def _cells(row: ScalingRow, width: int) -> list[str]:
 
 
 def _value(estimate: Estimate | None, form: Callable[[float], str]) -> str:
-    return phrases.known_text(estimate and estimate.value, form)
+    return phrases.UNKNOWN if estimate is None else form(estimate.value)
 
 
 def _caption(shown: Shown) -> str:

@@ -7,8 +7,8 @@ from gpuscale.records import Results
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.scaling_rows import Shown, projected_row
-from gpuscale.reports.show.scaling_table import cells_under, hours_header, results_text
+from gpuscale.reports.show.scaling_rows import Shown, projected_rows
+from gpuscale.reports.show.scaling_table import cells_under, results_text
 from gpuscale.units import format_percent
 
 _PROJECTED = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
@@ -24,8 +24,9 @@ def render(shown: Shown) -> str:
     else:
         today = shown.now.astimezone().date()
         text = baseline_text(content, today, columns=columns, steps=steps)
-    further = _projections(shown.projections, columns, steps) if shown.projections else ()
-    return "\n".join((text, *([""] if further else []), *further))
+    if shown.projections:
+        text = "\n".join((text, "", *_projections(shown.projections, columns, steps)))
+    return text
 
 
 def _projections(
@@ -36,12 +37,8 @@ def _projections(
     yield from fitted([title], columns)
     yield ""
     names = phrases.set_apart([each.configuration for each in projections])
-    headers = [*_PROJECTED, *hours_header(steps)]
-    rows = [
-        projected_row(projection.configuration, point, steps)
-        for projection in projections
-        for point in projection.points
-    ]
+    headers = [*_PROJECTED, *(["GPU-hours"] if steps else [])]
+    rows = [row for projection in projections for row in projected_rows(projection, steps)]
     yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
     yield ""
     for projection in projections:

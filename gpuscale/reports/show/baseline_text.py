@@ -14,25 +14,24 @@ from gpuscale.records import (
     BaselineChange,
     Comparison,
     Configuration,
+    EntryKey,
     PublishedFigure,
     Run,
 )
 from gpuscale.reports import phrases
-from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.show.scaling_rows import measured_row, published_row
-from gpuscale.reports.show.scaling_table import (
-    PAIR_HEADERS,
-    cells_under,
-    hours_header,
-    row_cells,
-)
-from gpuscale.scaling import Figures, geometric_mean, published_speedup
+from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row, published_rows
+from gpuscale.reports.show.scaling_table import PAIR_HEADERS, cells_under, row_cells
+from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_seconds, significant
 
-_TIMED = {"job": "whole job", "training_loop": "training loop", "epoch": "epoch"}
+_TIMED: Mapping[str | None, str] = {
+    "job": "whole job",
+    "training_loop": "training loop",
+    "epoch": "epoch",
+}
 
 
 def baseline_text(
@@ -97,20 +96,10 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 
 
 def _published_table(baseline: Baseline, columns: int | None, steps: int | None) -> str:
-    figures = {figure.key: figure for figure in baseline.published}
     headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *PAIR_HEADERS]
-    headers += hours_header(steps)
-    device = baseline.hardware.device
-    rows = [published_row(figure, figures, device, steps) for figure in baseline.published]
-    further = [
-        {
-            "case": figure.key.name,
-            "nodes": str(figure.nodes),
-            "runs": str(figure.runs),
-            **dict(zip(("published", "of"), _published_text(figure), strict=True)),
-        }
-        for figure in baseline.published
-    ]
+    headers += ["GPU-hours"] if steps else []
+    rows = [*published_rows(baseline, steps).values()]
+    further = [{"case": row.configuration.label, **_published_cells(row)} for row in rows]
     cells = cells_under(headers, rows, further)
     return table(headers, cells, columns, first=("published", "of"), left=headers)
 
@@ -121,7 +110,7 @@ def _measured_blocks(
     runs = "runs (allocations)"
     made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]
     headers = ["case", "gpus", "batch/gpu", runs, "step time", *PAIR_HEADERS]
-    headers += hours_header(steps)
+    headers += ["GPU-hours"] if steps else []
     rows = [measured_row(entry.point, steps) for entry in entries]
     cells = cells_under(headers, rows, made)
     yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
@@ -139,18 +128,15 @@ def _runs_text(runs: int, allocations: int) -> str:
     return f"{phrases.counted(runs, 'run')} in {phrases.counted(allocations, 'allocation')}"
 
 
-def _published_text(figure: PublishedFigure) -> tuple[str, str]:
-    """`1520 samples/s` and `throughput`, or `41.2 s` and `wall clock of the epoch`."""
-    if figure.samples_per_s is not None:
-        return f"{significant(figure.samples_per_s)} samples/s", "throughput"
-    time = phrases.known_text(figure.mean_time_s, format_seconds)
-    return time, UNKNOWN if figure.timed is None else f"wall clock of the {_TIMED[figure.timed]}"
-
-
-def _published_pair(figure: PublishedFigure, figures: Figures) -> list[str]:
-    """Speedup and efficiency."""
-    value = published_speedup(figure, figures)
-    return [UNKNOWN if value is None else f"{value / over:.2f}" for over in (1, figure.gpus)]
+def _published_cells(row: ScalingRow) -> dict[str, str]:
+    """`1520 samples/s` of the `throughput`, or `41.2 s` of the `wall clock of the epoch`."""
+    if row.samples_per_s is not None:
+        return {
+            "published": f"{significant(row.samples_per_s.value)} samples/s",
+            "of": "throughput",
+        }
+    time = phrases.known_text(row.time_s, format_seconds)
+    return {"published": time, "of": f"wall clock of the {_TIMED[row.timed]}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +160,13 @@ def changes_text(
     names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # The first of a key is the measured entry's; that of a published figure comes behind it.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
-    figures = [{f.key: f for f in baseline.published} for baseline in (before, after)]
+    published = [*map(published_rows, (before, after))]
     blocks = []
     for change in changes:
         sides = (change.old, change.new)
         name = next(_name(side, names) for side in sides if side is not None)
         lines = [f"{name}: {change.remark}" if change.remark else name]
-        old, new = map(_values, sides, figures)
+        old, new = map(_values, sides, published)
         for what in dict.fromkeys((*old, *new)):
             values = [side[what] for side in (old, new) if what in side]
             if len(values) == 1 or values[0] != values[1]:
@@ -200,17 +186,19 @@ def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) ->
     return f"{names[entry.point.configuration]} on {phrases.gpus_text(entry.point.key.gpus)}"
 
 
-def _values(entry: Entry | PublishedFigure | None, figures: Figures) -> dict[str, str]:
+def _values(
+    entry: Entry | PublishedFigure | None, published: Mapping[EntryKey, ScalingRow]
+) -> dict[str, str]:
     """The values of one side, by the words for them."""
     if entry is None:
         return {}
     if isinstance(entry, Entry):
-        point = entry.point
-        numbers = row_cells(measured_row(point))
-        cells = {**numbers, "measured": _runs_text(point.valid_runs, len(entry.runs))}
-        pair = PAIR_HEADERS if point.key.gpus > 1 else ()
-        return {name: cells[name] for name in ("step time", *pair, "measured", "batch/gpu")}
-    values = {"figure": "{} ({})".format(*_published_text(entry))}
-    if entry.gpus > 1:
-        values |= zip(PAIR_HEADERS, _published_pair(entry, figures), strict=True)
-    return values | {"runs": str(entry.runs), "batch/gpu": str(entry.batch_per_gpu)}
+        row = measured_row(entry.point)
+        further = {"measured": _runs_text(entry.point.valid_runs, len(entry.runs))}
+        names = ("step time", *PAIR_HEADERS, "measured", "batch/gpu")
+    else:
+        row = published[entry.key]
+        further = {"figure": "{published} ({of})".format(**_published_cells(row))}
+        names = ("figure", *PAIR_HEADERS, "runs", "batch/gpu")
+    cells = row_cells(row) | further
+    return {name: cells[name] for name in names if row.gpus > 1 or name not in PAIR_HEADERS}

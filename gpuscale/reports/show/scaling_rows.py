@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from gpuscale.projection import ProjectedPoint, Projection
-from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure, Results
-from gpuscale.scaling import Figures, ScalingPoint, published_speedup, scaling_points
+from gpuscale.projection import Projection
+from gpuscale.records import Baseline, Configuration, EntryKey, Estimate, PublishedFigure, Results
+from gpuscale.scaling import ScalingPoint, published_speedup, scaling_points
 
 _HOUR_S = 3600
 
@@ -73,34 +73,30 @@ ESTIMATES = frozenset(
 def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
     """The rows, published ones first and projected ones last, by configuration."""
     if isinstance(shown.content, Baseline):
-        figures = {figure.key: figure for figure in shown.content.published}
-        device = shown.content.hardware.device
-        for figure in figures.values():
-            yield published_row(figure, figures, device, shown.steps)
+        yield from published_rows(shown.content, shown.steps).values()
     for point in scaling_points(shown.content.runs):
         yield measured_row(point, shown.steps)
     for projection in shown.projections:
-        for projected in projection.points:
-            yield projected_row(projection.configuration, projected, shown.steps)
+        yield from projected_rows(projection, shown.steps)
 
 
 def measured_row(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
     """The row of runs; with a number of `steps` it has the GPU-hours that they take."""
-    shape, is_told = point.sample_shape, point.batch_per_gpu is not None
+    gpus, shape = point.key.gpus, point.sample_shape
     return ScalingRow(
         kind="measured",
         configuration=point.configuration,
-        gpus=point.key.gpus,
+        gpus=gpus,
         nodes=point.nodes,
         batch_per_gpu=point.batch_per_gpu,
-        samples_per_step=point.point_key.global_batch if is_told else None,
+        samples_per_step=point.batch_per_gpu and gpus * point.batch_per_gpu,
         runs=point.valid_runs,
         failed_runs=point.failed_runs,
         step_time_s=point.step_time_s,
         samples_per_s=point.samples_per_s,
         speedup=point.speedup,
         efficiency=point.efficiency,
-        gpu_hours=_gpu_hours(point.step_time_s, point.key.gpus, steps),
+        gpu_hours=_gpu_hours(point.step_time_s, gpus, steps),
         epoch_s=point.epoch_s,
         samples_per_j=point.samples_per_j,
         gpu_utilization=point.gpu_utilization,
@@ -110,14 +106,24 @@ def measured_row(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
     )
 
 
-def published_row(
-    figure: PublishedFigure, figures: Figures, device: str, steps: int | None
+def published_rows(baseline: Baseline, steps: int | None = None) -> dict[EntryKey, ScalingRow]:
+    """The row of each published figure."""
+    figures = {figure.key: figure for figure in baseline.published}
+    device = baseline.hardware.device
+    return {
+        key: _published_row(figure, published_speedup(figure, figures), device, steps)
+        for key, figure in figures.items()
+    }
+
+
+def _published_row(
+    figure: PublishedFigure, speedup: float | None, device: str, steps: int | None
 ) -> ScalingRow:
-    """The row of a published figure among the others of its baseline."""
-    speedup = published_speedup(figure, figures)
     told = None if speedup is None else Estimate(value=speedup)
     per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
-    step_time_s = _published_step_time_s(figure)
+    samples = figure.gpus * figure.batch_per_gpu
+    # A wall clock holds more than steps.
+    step_time_s = None if per_s is None else per_s.inverse(samples)
     return ScalingRow(
         kind="published",
         configuration=Configuration(
@@ -130,7 +136,7 @@ def published_row(
         gpus=figure.gpus,
         nodes=figure.nodes,
         batch_per_gpu=figure.batch_per_gpu,
-        samples_per_step=figure.gpus * figure.batch_per_gpu,
+        samples_per_step=samples,
         runs=figure.runs,
         step_time_s=step_time_s,
         samples_per_s=per_s,
@@ -142,23 +148,22 @@ def published_row(
     )
 
 
-def projected_row(
-    configuration: Configuration, point: ProjectedPoint, steps: int | None
-) -> ScalingRow:
-    """The row of a number of GPUs that was not measured."""
-    return ScalingRow(
-        kind="projected",
-        configuration=configuration,
-        gpus=point.gpus,
-        nodes=point.nodes,
-        batch_per_gpu=point.batch_per_gpu,
-        samples_per_step=point.gpus * point.batch_per_gpu,
-        step_time_s=point.step_time_s,
-        samples_per_s=point.samples_per_s,
-        speedup=point.speedup,
-        efficiency=point.efficiency,
-        gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
-    )
+def projected_rows(projection: Projection, steps: int | None) -> Iterator[ScalingRow]:
+    """The rows of numbers of GPUs that were not measured."""
+    for point in projection.points:
+        yield ScalingRow(
+            kind="projected",
+            configuration=projection.configuration,
+            gpus=point.gpus,
+            nodes=point.nodes,
+            batch_per_gpu=point.batch_per_gpu,
+            samples_per_step=point.gpus * point.batch_per_gpu,
+            step_time_s=point.step_time_s,
+            samples_per_s=point.samples_per_s,
+            speedup=point.speedup,
+            efficiency=point.efficiency,
+            gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
+        )
 
 
 def _gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:
@@ -166,10 +171,3 @@ def _gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Es
     if step_time_s is None or steps is None:
         return None
     return step_time_s.scaled(gpus * steps / _HOUR_S)
-
-
-def _published_step_time_s(figure: PublishedFigure) -> Estimate | None:
-    """The step time that a throughput tells; None of a wall clock, which holds more than steps."""
-    if figure.samples_per_s is None:
-        return None
-    return Estimate(value=figure.gpus * figure.batch_per_gpu / figure.samples_per_s)

@@ -30,8 +30,8 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
-_SHARED = ("scaling", "batch/gpu")
-"""Columns that the line below the table stands for, where all rows have the same."""
+_SHARED = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
+"""Columns that words below the table stand for, where all rows have the same."""
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
@@ -95,7 +95,7 @@ def scaling_table(
     if any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
-    headers += hours_header(steps)
+    headers += ["GPU-hours"] if steps else []
     if any(point.samples_per_j is not None for point in points):
         headers.append("samples/J")
     on_cpu = all(point.configuration.device == "cpu" for point in points)
@@ -108,8 +108,7 @@ def scaling_table(
         of_point = unsteady[point.point_key]
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        counted = f"{point.valid_runs} ({without})" if without else str(point.valid_runs)
-        made.append({"runs": counted})
+        made.append({"runs": f"{point.valid_runs}{without and f' ({without})'}"})
     headers = [name for name in headers if name not in _shared_cells(points)]
     rows = [measured_row(point, steps) for point in points]
     return table(headers, cells_under(headers, rows, made), columns, first=_FIRST)
@@ -134,15 +133,12 @@ def cells_under(
     return [[each[header] for header in headers] for each in cells]
 
 
-def hours_header(steps: int | None) -> list[str]:
-    """The header of the GPU-hours, where a number of steps asks for them."""
-    return [] if steps is None else ["GPU-hours"]
-
-
 def row_cells(row: ScalingRow) -> dict[str, str]:
     """The numbers of a row as tables show them, by the headers of their columns."""
     return {
         "gpus": str(row.gpus),
+        "nodes": phrases.known_text(row.nodes, str),
+        "runs": phrases.known_text(row.runs, str),
         "scaling": row.configuration.scaling or UNKNOWN,
         "batch/gpu": str(row.batch_per_gpu or UNKNOWN),
         "step time": phrases.with_spread(row.step_time_s, format_seconds),
@@ -162,12 +158,10 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     most = max((point.valid_runs for point in points), default=0)
     intervals = ("", "a single run gives no interval", "intervals: 95%, over runs")[min(most, 2)]
-    parts = [
-        phrases.configurations_text(point.configuration for point in points),
-        *_shared_texts(points),
-        intervals,
-    ]
-    yield "; ".join(filter(None, parts))
+    configurations = phrases.configurations_text(point.configuration for point in points)
+    alike = {name: text for name, text in _shared_cells(points).items() if text != UNKNOWN}
+    shared = [_SHARED[name].format(text) for name, text in alike.items()]
+    yield "; ".join(filter(None, (configurations, *shared, intervals)))
     times_s = (point.step_time_s for point in points)
     spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
     if wide := next((spread for spread in spreads if "×" in spread), None):
@@ -177,19 +171,13 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
         )
     if note := unchecked_training_note(point.configuration for point in points):
         yield statement_text(note)
-    several_gpus = (point for point in points if point.key.gpus > 1)
-    yield from _strategy_notes(point.configuration.strategy for point in several_gpus)
+    for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
+        demands = STRATEGIES.get(strategy)
+        if demands is not None and demands.below_table:
+            yield f"{strategy}: {demands.below_table}"
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
-
-
-def _shared_texts(points: Sequence[ScalingPoint]) -> Iterator[str]:
-    """`weak scaling` and `batch 128 on each GPU`, where all rows have the same."""
-    texts = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
-    for name, found in _shared_cells(points).items():
-        if found != UNKNOWN:
-            yield texts[name].format(found)
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
@@ -204,13 +192,6 @@ def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:
         )
         wrapped = STRATEGIES[configuration.strategy].wraps
         yield f"{name}: step time over that of {wrapped}: {found}"
-
-
-def _strategy_notes(strategies: Iterable[str]) -> Iterator[str]:
-    for strategy in dict.fromkeys(strategies):
-        demands = STRATEGIES.get(strategy)
-        if demands is not None and demands.below_table:
-            yield f"{strategy}: {demands.below_table}"
 
 
 def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:

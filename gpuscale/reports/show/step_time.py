@@ -121,7 +121,7 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
         # Of two ranks the median one is the other.
         other = f"rank {1 - skews[0].slowest.rank}" if budget.key.gpus == 2 else "the median rank"
         yield (
-            f"{who} {format_percent(lag)} slower than {other} "
+            f"{who} takes {format_percent(lag)} longer a step than {other} "
             f"in run{'s' if len(skews) > 1 else ''} {numbers}"
         )
 
@@ -220,9 +220,8 @@ def phase_notes(
                 f"{label}: step {format_seconds(step.time_s)} here, while {judged} is "
                 f"{format_seconds(step.typical_s)}, since its runs or windows are of different pace"
             )
-        could_measure = inside.get(point.configuration.strategy, "") is None
-        could_measure = could_measure and step.phases_s["wait"] is None
-        if point.gpus > 1 and could_measure and step.phases_s["communication"] is None:
+        untold = step.phases_s["wait"] is None and step.phases_s["communication"] is None
+        if point.gpus > 1 and untold and inside.get(point.configuration.strategy, "") is None:
             yield f"{label}: exposed communication was not measured and is inside backward"
         if step.missing_windows:
             yield (

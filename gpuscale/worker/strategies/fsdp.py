@@ -43,8 +43,9 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
         """The model on this rank's device; each of its blocks is sharded, then all that is left."""
-        # It takes no other layout; a convolution has that of its batch all the same.
-        model = model.to(self.device).to(memory_format=torch.contiguous_format)
+        # It takes no other layout; a convolution has that of its batch all the same. A block goes
+        # to the device when it is sharded: all of them at once would be in the peak memory.
+        model = model.to(memory_format=torch.contiguous_format)
         assert dist.group.WORLD is not None
         # Of the group that is there: a mesh that makes its own chooses the device by itself.
         mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)

@@ -1,0 +1,58 @@
+"""ResNet-50 in a loop of its own, which copies one batch at every step; prints its images/s."""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from bench_cases.test_resnet50 import Resnet50
+from gpuscale.worker.training import set_fp32_mode
+
+BARE_SECONDS = 5.0
+
+
+def bare_images_per_s(device: str, *, precision: str, channels_last: bool) -> float:
+    """Images/s of a bare loop, in the median of three stretches."""
+    # As the ranks have it.
+    torch.set_num_threads(1)
+    set_fp32_mode("fp32")
+    case = Resnet50()
+    size = case.named_size("full" if device == "cuda" else "smoke")
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    model = case.model().to(device).to(memory_format=form)
+    optimizer = case.optimizer(model, 1)
+    host_inputs = torch.rand(size.batch, *size.sample_shape)
+    host_targets = torch.randint(case.classes, (size.batch,))
+    if device == "cuda":
+        host_inputs, host_targets = host_inputs.pin_memory(), host_targets.pin_memory()
+
+    def steps(count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            inputs = host_inputs.to(device, non_blocking=True, memory_format=form)
+            targets = host_targets.to(device, non_blocking=True)
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+                loss = case.loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / count
+
+    steps(10)
+    count = max(3, round(BARE_SECONDS / steps(3)))
+    return size.batch / statistics.median(steps(count) for _ in range(3))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--channels-last", action="store_true")
+    asked = parser.parse_args()
+    pace = bare_images_per_s(
+        asked.device, precision=asked.precision, channels_last=asked.channels_last
+    )
+    print(pace)  # noqa: T201 - its one result

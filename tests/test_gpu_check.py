@@ -1,0 +1,124 @@
+"""The check of the CUDA path, where there is no GPU to check it on."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from nvml.library import compile_driver
+
+from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file
+from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
+
+ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
+
+
+def found(name: str, passed: bool | None = True) -> Iterator[Finding]:
+    yield Finding(name=name, passed=passed, said="1 | 2")
+
+
+def fails() -> Iterator[Finding]:
+    yield Finding(name="begun", passed=True, said="well")
+    raise ZeroDivisionError("no such number")
+
+
+def test_every_case_that_is_checked_has_a_file() -> None:
+    assert all(_case_file(case).is_file() for case in (*CASES, "resnet50"))
+
+
+def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) -> None:
+    report = Report(about=ABOUT)
+    checks = {"first": fails, "second": lambda: found("well", None)}
+    assert not make_checks(report, checks, tmp_path)
+    said = [(f.name, f.passed) for made in report.checks.values() for f in made.findings]
+    assert said == [("begun", True), ("first", False), ("well", None)]
+    text = (tmp_path / "report.md").read_text()
+    assert "| first | **no** | the check itself failed: ZeroDivisionError: no such number" in text
+    assert "| well | – | 1 / 2 |" in text
+
+
+def test_the_report_is_on_disk_before_a_check_is_over(tmp_path: Path) -> None:
+    def ended() -> Iterator[Finding]:
+        yield from found("begun")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_checks(Report(about=ABOUT), {"ended": ended}, tmp_path)
+    kept = earlier_report(tmp_path, ABOUT)
+    assert kept is not None
+    assert not kept.checks["ended"].is_over
+    assert "| begun | yes |" in (tmp_path / "report.md").read_text()
+    assert "| ended | – | not over |" in (tmp_path / "report.md").read_text()
+
+
+def test_a_later_start_adds_to_the_report_of_a_gpu_like_it(tmp_path: Path) -> None:
+    make_checks(Report(about=ABOUT), {"first": lambda: found("old"), "second": fails}, tmp_path)
+    another = msgspec.structs.replace(ABOUT, uuid="b", system="Linux 2")
+    report = earlier_report(tmp_path, another)
+    assert report is not None
+    # What failed before does not count against what is made now.
+    assert make_checks(report, {"second": lambda: found("new")}, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert ("| old |" in text, "| new |" in text, "itself failed" in text) == (True, True, False)
+    assert earlier_report(tmp_path, msgspec.structs.replace(ABOUT, device="Another")) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "is_same"),
+    [
+        ("none", "", True),
+        ("name", "Fake V100 B", False),
+        ("enforced.power.limit", "301.00", False),
+        ("enforced.power.limit", "[N/A]", False),
+    ],
+)
+def test_nvidia_smi_that_says_otherwise_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, answer: str, is_same: bool
+) -> None:
+    told = {
+        "name": "Fake V100 A",
+        "enforced.power.limit": "300.00",
+        "pcie.link.gen.max": "3",
+        "pcie.link.width.max": "16",
+    } | {field: answer}
+    lines = [f"--query-gpu={each}) echo '{value}';;" for each, value in told.items()]
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ncase "$1" in\n' + "\n".join(lines) + "\nesac\n")
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compile_driver(tmp_path)))
+    monkeypatch.setenv("FAKE_NVML_FLEET", "0")
+    findings = list(Checks("cuda", tmp_path).doctor())
+    assert [finding.passed for finding in findings] == [True, is_same]
+
+
+def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, str(REPOSITORY / "ci" / "gpu_check.py"), "--device", "cpu"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def check(*options: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*command, *options],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    done = check("--only", "doctor")
+    assert "report: " in done.stdout, done.stderr
+    assert "| doctor | " in (tmp_path / ".gpuscale/gpu-check/report.md").read_text()
+    # It is in the report already, and nothing is left to be made.
+    resumed = check("--only", "doctor", "--resume")
+    assert (resumed.returncode, resumed.stdout.count("\n")) == (0, 1)
+    refused = check("--only", "doctor,that")
+    assert refused.returncode == 2
+    assert "no check that; there are doctor, shipped_cases" in refused.stderr
