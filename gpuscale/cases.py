@@ -44,6 +44,16 @@ class Case:
         words = cls.__name__.replace("NaN", "Nan")
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
 
+    @classmethod
+    def divided(cls, batch: int, gpus: int) -> int:
+        """Each GPU's part of a global batch; a CaseError where it is no whole number."""
+        if batch % gpus:
+            raise CaseError(
+                f"{cls.name()}: a global batch of {batch} cannot be divided among {gpus} GPUs; "
+                "choose a number of GPUs that divides it"
+            )
+        return batch // gpus
+
 
 class TrainingCase(Case):
     """A training workload: model, data, loss, optimiser and batch size.
@@ -136,14 +146,7 @@ class TrainingCase(Case):
 
     def batch_per_gpu(self, size: Size, gpus: int) -> int:
         """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
-        if self.scaling == "weak":
-            return size.batch
-        if size.batch % gpus:
-            raise CaseError(
-                f"{self.name()}: a global batch of {size.batch} cannot be divided among "
-                f"{gpus} GPUs; choose a number of GPUs that divides it"
-            )
-        return size.batch // gpus
+        return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
 
     def transform(self, size: Size) -> Callable[[Any], Any] | None:
         """The transforms from a PIL image to inputs, or None where data are tensors already.

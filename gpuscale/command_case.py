@@ -61,12 +61,7 @@ class CommandCase(Case):
             raise CaseError(f"{cls.name()} takes no batch; write {{batch}} where its option has it")
         if cls.global_batch is None or asked is None:
             return asked
-        if asked % gpus:
-            raise CaseError(
-                f"{cls.name()}: a global batch of {asked} cannot be divided among {gpus} GPUs; "
-                "choose a number of GPUs that divides it"
-            )
-        return asked // gpus
+        return cls.divided(asked, gpus)
 
     @classmethod
     def starts_ranks(cls) -> bool:

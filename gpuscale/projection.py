@@ -14,7 +14,7 @@ the interval of the largest number that was measured. Nothing here is ever judge
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
 
@@ -97,8 +97,7 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
         try:
             if configuration.ranks_per_gpu is not None:
                 raise _RefusedError("its ranks share a GPU; measure with a GPU for each")
-            curve = _curve(points, communication)
-            found.append(_projection(configuration, curve, points, gpus))
+            found.append(_projection(_curve(points, communication), gpus))
         except _RefusedError as refused:
             found.append(NotProjected(configuration, str(refused)))
     return found
@@ -112,6 +111,7 @@ class _RefusedError(Exception):
 class _Curve:
     """What was measured, by number of GPUs in ascending order, 1 among them."""
 
+    points: Sequence[ScalingPoint]
     scaling: ScalingMode
     logs: Mapping[int, float]
     """Logarithms of the step time over the ideal one."""
@@ -124,12 +124,7 @@ class _Curve:
 
     def first(self, count: int) -> "_Curve":
         """The curve of the smallest numbers alone."""
-        numbers = list(self.logs)[:count]
-        return _Curve(
-            scaling=self.scaling,
-            logs={n: self.logs[n] for n in numbers},
-            communication={n: self.communication[n] for n in numbers},
-        )
+        return replace(self, logs=dict([*self.logs.items()][:count]))
 
 
 def _curve(
@@ -161,6 +156,7 @@ def _curve(
     }
     told = all(value is not None for n, value in exposed.items() if n > 1)
     return _Curve(
+        points=points,
         scaling=scaling,
         logs=logs,
         communication={
@@ -169,13 +165,8 @@ def _curve(
     )
 
 
-def _projection(
-    configuration: Configuration,
-    curve: _Curve,
-    points: Sequence[ScalingPoint],
-    gpus: Sequence[int],
-) -> Projection:
-    numbers = tuple(curve.logs)
+def _projection(curve: _Curve, gpus: Sequence[int]) -> Projection:
+    points, numbers = curve.points, tuple(curve.logs)
     asked = sorted(set(gpus) - set(numbers))
     if not asked:
         raise _RefusedError("it was measured on these; ask for other numbers of GPUs")
@@ -186,12 +177,12 @@ def _projection(
         )
     left_out = [_left_out(curve, count) for count in range(2, len(numbers))]
     return Projection(
-        configuration=configuration,
+        configuration=points[0].configuration,
         scaling=curve.scaling,
         measured=numbers,
         on_one_node=all(point.nodes == 1 for point in points),
         left_out=tuple(left_out),
-        points=tuple(_point(curve, points, left_out, n) for n in asked),
+        points=tuple(_point(curve, left_out, n) for n in asked),
     )
 
 
@@ -201,13 +192,11 @@ def _left_out(curve: _Curve, count: int) -> LeftOut:
     return LeftOut(gpus=gpus, fitted=tuple(fitted.logs), error=exponential(error) - 1)
 
 
-def _point(
-    curve: _Curve, points: Sequence[ScalingPoint], left_out: Sequence[LeftOut], gpus: int
-) -> ProjectedPoint:
-    one, last = points[0], points[-1]
+def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ProjectedPoint:
+    one, last = curve.points[0], curve.points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
     assert one.batch_per_gpu is not None, "a point with a step time has a batch"
-    over_ideal = _band(curve, left_out, _half_width(last.efficiency), gpus)
+    over_ideal = _band(curve, left_out, gpus)
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
     efficiency = over_ideal.inverse(1)
@@ -223,7 +212,7 @@ def _point(
     )
 
 
-def _band(curve: _Curve, left_out: Sequence[LeftOut], noise: float, gpus: int) -> Estimate:
+def _band(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> Estimate:
     """The step time over the ideal one, no better than ideal unless that was measured."""
     laws = _laws(curve, gpus)
     errors = [math.log1p(each.error) / _doublings(each.gpus, each.fitted) for each in left_out]
@@ -233,6 +222,7 @@ def _band(curve: _Curve, left_out: Sequence[LeftOut], noise: float, gpus: int) -
         Term(variance=a_doubling * _doublings(gpus, curve.logs) ** 2, df=df),
         Term(variance=((laws[0] - laws[1]) / 2) ** 2, df=math.inf),
     )
+    noise = _half_width(curve.points[-1].efficiency)
     half = math.hypot(difference_of_levels(0.0, levels).half_width(_ONE_SIDED) or 0.0, noise)
     least = min(0.0, *curve.logs.values())
     value = max(least, statistics.fmean(laws))
@@ -270,7 +260,7 @@ def _power_law(curve: _Curve, gpus: int) -> float:
 
 def _by_parts(curve: _Curve, gpus: int) -> float:
     *_, last = curve.logs
-    seconds = {n: value * curve.share(n) for n, value in curve.communication.items() if n > 1}
+    seconds = {n: curve.communication[n] * curve.share(n) for n in curve.logs if n > 1}
     per_byte, per_hop = _ring(seconds)
     exposed = (per_byte * (gpus - 1) / gpus + per_hop * (gpus - 1)) / curve.share(gpus)
     others = math.expm1(curve.logs[last]) - curve.communication[last]

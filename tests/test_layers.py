@@ -43,6 +43,9 @@ LAYERS = {
     "reports.phrases": 3,
     "reports": 4,
     "figures": 4,
+    # The files of clusters, read as those of results are, and the jobs made of them.
+    "clusters.profile": 4,
+    "clusters.job_script": 5,
     "night": 4,
     "selftest": 4,
     "largest_batch": 4,

@@ -24,7 +24,6 @@ _LONGEST_SHOWN = 70
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Print what differs between two baselines, entry by entry; measured entries of B are "
         "judged against those of A. The exit code is 0 whatever differs."

@@ -25,7 +25,6 @@ _MOST_LINES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Make a baseline of published figures from a table: a column of GPUs ('gpus' or 'n') "
         "and one of times or throughput, as CSV or in Markdown (docs/baselines.md). The "

@@ -33,7 +33,6 @@ _MOST_NAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         f"Make a baseline of measured results: at least {MINIMUM_RUNS} runs of each entry; six or "
         "more find smaller losses."

@@ -24,7 +24,6 @@ _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Show what new results would change, and write what is approved: at the terminal, or "
         "with --accept. The old values and the reason are kept in the file's history."

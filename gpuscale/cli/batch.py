@@ -33,7 +33,6 @@ _OF_PYTEST = ("strategy", "size", "precision", "device")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Find the largest batch of a case that fits into memory: powers of two, then exactly, "
         "each tried by a few steps in fresh ranks. It is the smallest over all ranks."

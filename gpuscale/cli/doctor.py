@@ -22,7 +22,6 @@ _ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Look at this machine, GPU by GPU: which telemetry it offers, the state of its links "
         "and memory, and one sentence for each problem."

@@ -16,7 +16,6 @@ from gpuscale.store import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the exports, and what each takes."""
     parser.description = "Write results as files of other tools (docs/exports.md)."
     exports: Any = parser.add_subparsers(
         dest="export", required=True, metavar="NAME", parser_class=type(parser)

@@ -13,7 +13,6 @@ _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `gpuscale night` takes."""
     parser.usage = f"gpuscale night {_USAGE}"
     parser.description = (
         "One night on one machine: measure with pytest, compare with a baseline, keep "

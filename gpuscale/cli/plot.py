@@ -26,7 +26,6 @@ from gpuscale.store.files import write_content
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = "Draw results, a baseline, or nights, as SVG or PDF (vectors) or PNG."
     text = (
         "results files or one baseline file; of the history, files and folders of nights "

@@ -11,7 +11,6 @@ _FORMATS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add which format."""
     parser.description = (
         "Print the JSON Schema of a file format. Of results it describes a line: the header "
         "(beside its format and version) or a run."
@@ -20,6 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the schema."""
     sys.stdout.write(f"{json.dumps(schema(_FORMATS[arguments.kind]), indent=2)}\n")
     return ExitCode.OK

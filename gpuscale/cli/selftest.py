@@ -28,7 +28,6 @@ _PROMISED_ALARMS = 0.01
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
     parser.description = (
         "Try gpuscale itself. Without --overhead: identical measurements on this machine must "
         "raise no alarm, faults made on purpose must be found, and then the overhead is "

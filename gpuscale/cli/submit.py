@@ -44,7 +44,6 @@ _MOST_UNKNOWN = 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `gpuscale submit` takes."""
     *first, last = dict.fromkeys(one.submit_command[0] for one in SCHEDULERS.values())
     parser.description = (
         "Write the job script of a cluster, say what the job will cost, and hand it to "

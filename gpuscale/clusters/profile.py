@@ -16,13 +16,13 @@ from msgspec import Meta, field
 
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.scheduler import TIME_LIMIT
-from gpuscale.errors import DecodeError, FileError, UsageError
+from gpuscale.errors import DecodeError, UsageError
 from gpuscale.printable import shown, visible
 from gpuscale.records.as_json import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
+from gpuscale.store.files import read_with
 from gpuscale.strategies import COMMAND
 
-_MOST_BYTES = 256 * 1024
 SHELL_WORD_SIGNS = "@%_+=:,./~-"
 """Signs that a word of a shell script may have besides letters and digits."""
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
@@ -207,43 +207,28 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
 
 def read_profile(path: Path) -> ClusterProfile:
     """The profile in a file; a `FileError` names the line and the field that are wrong."""
-    named = visible(str(path))
-    try:
-        # Bounded: somebody may name a results file, or a device.
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise FileError(named, f"has more than {_MOST_BYTES} bytes; is it a cluster profile?")
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        problem = "is not UTF-8 text; save it as UTF-8"
-        raise FileError(named, problem, place=f"byte {error.start + 1}") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        problem = f"cannot be read ({reason}); name a TOML file, or a profile that is shipped"
-        raise FileError(named, problem) from None
-    return parse_profile(text, name=path.stem, shown_as=named)
+    return read_with(path, lambda text: parse_profile(text, path.stem))
 
 
-def parse_profile(text: str, *, name: str, shown_as: str) -> ClusterProfile:
-    """The profile that the TOML of a file stands for; messages name the file as `shown_as`."""
+def parse_profile(text: str, name: str) -> ClusterProfile:
+    """The profile that the TOML of a file of that name stands for; else a `DecodeError`."""
     if not _FILE_NAME.fullmatch(name):
         problem = f"'{visible(name)}' cannot be part of a job's name"
         remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
-        raise FileError(shown_as, f"{problem}; {remedy}")
+        raise DecodeError("", f"{problem}; {remedy}")
     try:
         document = tomllib.loads(text)
         if "name" in document:
             raise DecodeError("name", "unknown field; the file's own name is the profile's")
         return converted(ClusterProfile, {**document, "name": name})
     except tomllib.TOMLDecodeError as error:
-        raise FileError(shown_as, f"is not TOML: {error}; correct it there") from None
+        raise DecodeError("", f"is not TOML: {error}; correct it there") from None
     except RecursionError:
-        raise FileError(shown_as, "is nested too deeply to be a cluster profile") from None
+        raise DecodeError("", "is nested too deeply to be a cluster profile") from None
     except DecodeError as error:
         line = _line_of(text, ".".join(filter(None, (error.place, error.key))))
         problem = error.problem.replace("an object", "a table").replace("a list", "an array")
-        raise FileError(shown_as, problem, place=error.place or None, line=line) from None
+        raise DecodeError(error.place, problem, line=line) from None
 
 
 def _line_of(text: str, wanted: str) -> int | None:

@@ -35,7 +35,6 @@ class Recognition:
     """Looks for the formats that fit the lines of one script."""
 
     def __init__(self) -> None:
-        """Knows no line yet."""
         self._waiting = dict(FORMATS)
         self._known: set[str] = set()
         self._fitting: list[LogFormat] = []

@@ -41,7 +41,6 @@ class UnreadLines:
     """Looks at the lines of one script for a number that grows."""
 
     def __init__(self) -> None:
-        """Knows no line yet."""
         self._kinds: dict[tuple[str, int, str], _Kind] = {}
 
     def take(self, source: str, text: str, arrived_s: float) -> None:

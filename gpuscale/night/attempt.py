@@ -1,11 +1,10 @@
 """An attempt to measure: what pytest left, whose its faults are, and how a night ends by it."""
 
-import json
 import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ import msgspec
 from gpuscale.clusters.scheduler import Ending, JobState
 from gpuscale.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
 from gpuscale.records import Results, Run
+from gpuscale.records.as_json import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """The variable that names the file in which a session of a night says what the machine lacks."""
@@ -116,23 +116,22 @@ class Attempt:
         """The text of `evidence.json`: where it ran, on which devices, and what went wrong."""
         where = None if self.results is None else self.results.environment
         ranks = [rank for run in self.runs for rank in run.ranks]
-        document = {
-            "format": "gpuscale-evidence",
-            "version": 1,
+        text = document_text(
+            "gpuscale-evidence",
             **facts,
-            "hosts": sorted({rank.host for rank in ranks}),
-            "gpus": [
+            hosts=sorted({rank.host for rank in ranks}),
+            gpus=[
                 {"host": place.host, "index": gpu.index, "name": gpu.name, "uuid": gpu.uuid}
                 for place in (() if where is None else where.nodes or (where,))
                 for gpu in place.gpus
             ],
-            "gpu_uuids_used": sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
-            "pytest_exit": self.exit_code,
-            "valid_runs": sum(run.is_valid for run in self.runs),
-            "failed_runs": sum(run.failure is not None for run in self.runs),
-            "faults": [asdict(fault) for fault in self.faults],
-        }
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            gpu_uuids_used=sorted({uuid for rank in ranks for uuid in rank.device_uuids}),
+            pytest_exit=self.exit_code,
+            valid_runs=sum(run.is_valid for run in self.runs),
+            failed_runs=sum(run.failure is not None for run in self.runs),
+            faults=self.faults,
+        )
+        return f"{text}\n"
 
 
 def suspects(
