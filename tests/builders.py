@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
 
 from changing import replace
 
@@ -27,6 +29,8 @@ from gpuscale.records import (
     with_measured,
     without_windows,
 )
+from gpuscale.reports.show import as_text
+from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.store.codec import encode_header, encode_run
 
 V100 = Hardware(device="cuda", gpu_name="V100", gpus_per_node=4)
@@ -158,6 +162,12 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
         environment=where or environment(),
         runs=runs,
     )
+
+
+def shown_text(content: Results | Baseline, **asked: Any) -> str:
+    """What `gpuscale show` prints of them."""
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    return as_text.render(Shown(content=content, path=Path("night.jsonl"), now=now, **asked))
 
 
 def results_text(results: Results) -> str:

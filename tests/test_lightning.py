@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import CNN, environment, measured
+from builders import CNN, environment, measured, shown_text
 from changing import replace
 from measuring import run_pytest, write_case
 from test_options import GIVEN
@@ -19,7 +19,6 @@ from gpuscale import TrainingCase
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records.configuration import Precision
-from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.worker.data import LoadedBatches
 from gpuscale.worker.loop import timed_window
 from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
@@ -151,6 +150,6 @@ def test_the_table_has_its_step_time_over_that_of_ddp_where_both_were_measured()
     slower = replace(CNN, strategy="lightning")
     of_lightning = measured({2: (0.121, 0.1232, 0.1188), 4: (0.2, 0.2)}, configuration=slower)
     both = replace(of_ddp, runs=(*of_ddp.runs, *of_lightning.runs))
-    (line,) = [line for line in results_text(both).splitlines() if "over that of" in line]
+    (line,) = [line for line in shown_text(both).splitlines() if "over that of" in line]
     assert line.startswith("mnist_cnn/lightning: step time over that of ddp: 1.10 [1.0")
     assert line.endswith("] on 2 GPUs")

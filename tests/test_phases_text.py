@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from builders import phased_run, phases, results, run
+from builders import phased_run, phases, results, run, shown_text
 from changing import replace
 from test_cli import ARC4, gpuscale
 
 from gpuscale.records import Run
-from gpuscale.reports.show.scaling_table import results_text
 
 WORKSHOP = phases(
     data_s=0.00176, h2d_s=0.00011, forward_s=0.00638, backward_s=0.00145, optimizer_s=0.0003
@@ -29,7 +28,7 @@ def table_row(text: str, case: str, gpus: int) -> dict[str, str]:
 
 
 def shown(*runs: Run) -> str:
-    return results_text(results(*runs), phases=True)
+    return shown_text(results(*runs), phases=True)
 
 
 def test_each_phase_has_its_time_and_its_share_of_the_step() -> None:
@@ -127,7 +126,7 @@ def test_extreme_windows_take_no_part_and_another_step_than_the_tables_is_named(
 @pytest.mark.parametrize("columns", [60, 80, 100, 130])
 def test_a_narrow_terminal_gets_the_phases_in_tables_that_fit(columns: int) -> None:
     content = results(phased_run([WORKSHOP]), phased_run([WORKSHOP] * 2, communication_s=0.0025))
-    text = results_text(content, phases=True, columns=columns)
+    text = shown_text(content, phases=True, columns=columns)
     assert max(map(len, text.splitlines())) <= columns
     for name in ("data", "h2d", "forward", "backward", "communication", "optimizer"):
         assert name in text

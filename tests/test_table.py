@@ -1,11 +1,11 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
-from builders import gpu_summary, measured, results, run, window, with_values
+from builders import gpu_summary, measured, results, run, shown_text, window, with_values
 from changing import replace
 
 from gpuscale.records import Failure, Run
-from gpuscale.reports.show.scaling_table import results_text, scaling_table, table_notes
+from gpuscale.reports.show.scaling_table import scaling_table, table_notes
 from gpuscale.scaling import scaling_points
 
 
@@ -61,7 +61,7 @@ TWO = measured({1: (0.1, 0.101, 0.099), 2: (0.11, 0.112, 0.108)})
 
 
 def test_a_narrow_terminal_gets_what_matters_first_and_the_rest_below() -> None:
-    text = results_text(TWO, columns=80)
+    text = shown_text(TWO, columns=80)
     assert max(map(len, text.splitlines())) <= 80
     tables = [part for part in text.split("\n\n") if "----" in part]
     assert tables[0].splitlines()[0].split() == ["case", "gpus", "step", "time", *HEADLINES]
@@ -102,7 +102,7 @@ def test_slow_windows_that_the_median_bears_are_noted() -> None:
     plain = run(2, 0.5)
     windows = tuple(window(time_s, 2) for time_s in slow)
     made = results(run(1, 0.5), *(replace(plain, windows=windows, index=i) for i in (1, 2)))
-    (line,) = [line for line in results_text(made).splitlines() if "two levels" in line]
+    (line,) = [line for line in shown_text(made).splitlines() if "two levels" in line]
     assert "mnist_cnn/ddp on 2 GPUs, run 1: two levels, steps 40% longer in 3 of 10 windows" in line
     assert "and 1 run more" in line
 
@@ -110,7 +110,7 @@ def test_slow_windows_that_the_median_bears_are_noted() -> None:
 def test_a_command_that_reports_another_step_time_is_noted() -> None:
     def text(reported_step_s: float | None) -> str:
         runs = [replace(run(1, 0.1, index=i), reported_step_s=reported_step_s) for i in (1, 2)]
-        return results_text(results(*runs))
+        return shown_text(results(*runs))
 
     (line,) = [line for line in text(0.2).splitlines() if "themselves" in line]
     assert "mnist_cnn/ddp on 1 GPU" in line

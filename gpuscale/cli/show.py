@@ -14,7 +14,6 @@ from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.screen import columns_of
 from gpuscale.reports.show.scaling_rows import Shown
-from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.store import RESULTS_FOLDER, newest_results
 
 
@@ -48,13 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
         now=now,
         steps=arguments.steps,
         projections=_projections(content, arguments.project),
+        phases=arguments.phases,
         columns=columns_of(sys.stdout),
     )
-    if arguments.phases:
-        text = _phases_text(shown, arguments.format)
-    else:
-        # Each format is imported only when it is asked for.
-        text = import_module(f"gpuscale.reports.show.as_{arguments.format}").render(shown)
+    if shown.phases:
+        _check_phases(shown, arguments.format)
+    # Each format is imported only when it is asked for.
+    text = import_module(f"gpuscale.reports.show.as_{arguments.format}").render(shown)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK
 
@@ -78,13 +77,11 @@ def _projections(content: Results | Baseline, numbers: str | None) -> tuple[Proj
     return tuple(made)
 
 
-def _phases_text(shown: Shown, format_name: str) -> str:
+def _check_phases(shown: Shown, format_name: str) -> None:
     if not isinstance(shown.content, Results):
         raise UsageError(f"{shown.path}: a baseline has no phases; give --phases a results file")
     if format_name != "text" or shown.steps is not None or shown.projections:
         raise UsageError("--phases is a text of its own; leave out --format, --steps, --project")
-    columns, path, now = shown.columns, shown.path, shown.now
-    return results_text(shown.content, phases=True, path=path, now=now, columns=columns)
 
 
 def _steps(text: str) -> int:

@@ -15,19 +15,16 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 
 from gpuscale.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
-from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.scaling_table import results_text
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import decoded
 
 # Python looks for a script's own modules in its folder, and mypy and pytest in the one above.
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from builders import results_text as file_text
+from builders import results_text, shown_text
 from fuzz.mutations import mutated
 from fuzz.samples import samples
 
@@ -39,7 +36,6 @@ READERS: dict[str, Callable[[str], Results | Baseline]] = {
 NAMED = Path("file.json")
 LONGEST_MESSAGE = 900
 SHOWN_EVERY = 10
-TODAY = date(2026, 11, 21)
 
 
 @dataclass(slots=True)
@@ -87,9 +83,9 @@ def _read(tally: Tally, reader: str, content: bytes, *, show: bool) -> None:
     if isinstance(value, Baseline):
         assert decode_baseline(encode_baseline(value)) == value, "reads back as another baseline"
     else:
-        assert decode_results(file_text(value)) == value, "reads back as other results"
+        assert decode_results(results_text(value)) == value, "reads back as other results"
     if show:
-        baseline_text(value, TODAY) if isinstance(value, Baseline) else results_text(value)
+        shown_text(value)
 
 
 def main() -> int:

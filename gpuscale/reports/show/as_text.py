@@ -2,31 +2,62 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpuscale.printable import visible
 from gpuscale.projection import Projection
 from gpuscale.records import Results
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.baseline_text import baseline_text
 from gpuscale.reports.show.scaling_rows import Shown, projected_rows
-from gpuscale.reports.show.scaling_table import cells_under, results_text
+from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
+from gpuscale.reports.show.step_time import phase_lines
 from gpuscale.units import format_percent
 
+_DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _PROJECTED = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
 _FIRST = ("step time", "speedup", "efficiency")
 
 
 def render(shown: Shown) -> str:
     """The scaling table, with where it comes from and what must be known beside it."""
-    content, columns, steps = shown.content, shown.columns, shown.steps
-    if isinstance(content, Results):
-        path, now = shown.path, shown.now
-        text = results_text(content, path=path, now=now, columns=columns, steps=steps)
+    columns, steps = shown.columns, shown.steps
+    if isinstance(shown.content, Results):
+        lines = [*_results_lines(shown.content, shown)]
     else:
         today = shown.now.astimezone().date()
-        text = baseline_text(content, today, columns=columns, steps=steps)
+        lines = [baseline_text(shown.content, today, columns=columns, steps=steps)]
     if shown.projections:
-        text = "\n".join((text, "", *_projections(shown.projections, columns, steps)))
-    return text
+        lines += ["", *_projections(shown.projections, columns, steps)]
+    return "\n".join(lines)
+
+
+def _results_lines(results: Results, shown: Shown) -> Iterator[str]:
+    columns = shown.columns
+    yield from fitted(_origin(results, shown), columns)
+    if shown.phases:
+        yield from phase_lines(results.runs, columns)
+        return
+    if results.runs:
+        yield from scaling_lines(results, columns, shown.steps)
+    else:
+        yield "no run was recorded"
+    yield from fitted(failures(results.runs), columns)
+
+
+def _origin(results: Results, shown: Shown) -> Iterator[str]:
+    """Which results these are: file, time, machine and software, and an empty line."""
+    environment = results.environment
+    if results.injections:
+        yield phrases.injection_warning(results.injections)
+    yield f"results   {visible(str(shown.path))}"
+    age = phrases.age_text(results, shown.now)
+    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
+    device = _DEVICES.get(environment.device, environment.device)
+    yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
+    yield f"software  {phrases.software_text(environment)}"
+    if environment.job_id is not None:
+        yield f"job       {environment.scheduler} {environment.job_id}"
+    yield ""
 
 
 def _projections(

@@ -24,6 +24,8 @@ class Shown:
     """Of a training whose GPU-hours are told."""
     projections: tuple[Projection, ...] = ()
     """The configurations on numbers of GPUs on which they were not measured."""
+    phases: bool = False
+    """The phases of results in place of their scaling table, in the text."""
     columns: int | None = None
     """Of the terminal; None is where there is room for any line."""
 

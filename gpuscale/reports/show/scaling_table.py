@@ -1,13 +1,10 @@
-"""Results as text: where from, the scaling table, and what must be known beside it."""
+"""The scaling table of results as text, and what must be known beside it."""
 
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
 
-from gpuscale.printable import visible
 from gpuscale.records import EntryKey, Results, Run
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
@@ -15,7 +12,7 @@ from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row
-from gpuscale.reports.show.step_time import budget_lines, phase_lines
+from gpuscale.reports.show.step_time import budget_lines
 from gpuscale.scaling import (
     PointKey,
     ScalingPoint,
@@ -32,34 +29,9 @@ _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
 _SHARED = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
 """Columns that words below the table stand for, where all rows have the same."""
-_DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
 PAIR_HEADERS = ("speedup", "efficiency")
-
-
-def results_text(
-    results: Results,
-    *,
-    phases: bool = False,
-    path: Path | None = None,
-    now: datetime | None = None,
-    columns: int | None = None,
-    steps: int | None = None,
-) -> str:
-    """The scaling table of the results or else their phases, without a line break at its end.
-
-    `path` is where they were read from. Of another day than `now` they say how old they are.
-    With a number of `steps` the table has the GPU-hours that they take.
-    Lines keep to so many columns; None is where there is room for any line.
-    """
-    lines = [*fitted(_origin_of_results(results, path, now), columns)]
-    if phases:
-        lines += phase_lines(results.runs, columns)
-    else:
-        lines += scaling_lines(results, columns, steps) if results.runs else ["no run was recorded"]
-        lines += fitted(failures(results.runs), columns)
-    return "\n".join(lines)
 
 
 def scaling_lines(results: Results, columns: int | None, steps: int | None = None) -> Iterator[str]:
@@ -221,23 +193,6 @@ def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:
     for key, its in found.items():
         more = f" (and {phrases.counted(len(its) - 1, 'run')} more)" if len(its) > 1 else ""
         yield f"{key.label}, {its[0]}{more}; the median is that of the others"
-
-
-def _origin_of_results(results: Results, path: Path | None, now: datetime | None) -> Iterator[str]:
-    """Which results these are: file, time, machine and software, and an empty line."""
-    environment = results.environment
-    if results.injections:
-        yield phrases.injection_warning(results.injections)
-    if path is not None:
-        yield f"results   {visible(str(path))}"
-    age = "" if now is None else phrases.age_text(results, now)
-    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
-    device = _DEVICES.get(environment.device, environment.device)
-    yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
-    yield f"software  {phrases.software_text(environment)}"
-    if environment.job_id is not None:
-        yield f"job       {environment.scheduler} {environment.job_id}"
-    yield ""
 
 
 def failures(runs: Sequence[Run]) -> Iterator[str]:
