@@ -29,13 +29,10 @@ def flat(row: Mapping[str, object], estimates: Collection[str]) -> dict[str, obj
     return found
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> object:
     """Unknown is empty; numbers have a point and at most twelve significant digits."""
-    if value is None:
-        return ""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.12g}"
-    text = str(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
