@@ -9,7 +9,7 @@ from string import Formatter
 from typing import ClassVar, Literal
 
 from gpuscale.cases import Case
-from gpuscale.errors import CaseError
+from gpuscale.errors import CaseError, nearest
 from gpuscale.log_formats import FORMATS, by_regex
 from gpuscale.printable import escaped, shown
 from gpuscale.records.record import NAME_LIMIT
@@ -87,20 +87,22 @@ def refuse_unusable(case: type[CommandCase]) -> None:
 
 
 def _problems(case: type[CommandCase]) -> Iterator[str]:
+    if not isinstance(case.command, str) or not case.command.strip():
+        yield f"command is {case.command!r}; it takes a text, such as 'python train.py'"
+        return
     try:
         words = case.words()
     except ValueError as error:
         yield f"the command cannot be split into words ({error}); see its quotes: {case.command}"
         return
-    if not words:
-        yield "there is no command; set `command` on the case"
     yield from _problems_of_words(case, words)
     if case.launch not in LAUNCHES:
         yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
     if case.log_format is not None and case.step_regex is not None:
         yield "--log-format and --step-regex both say how lines are read; leave out one"
     if case.log_format is not None and case.log_format not in FORMATS:
-        yield f"there is no log format '{case.log_format}'; choose from {', '.join(FORMATS)}"
+        remedy = nearest(case.log_format, FORMATS, "choose from")
+        yield f"there is no log format '{case.log_format}'; {remedy}"
     if case.step_regex is not None:
         by_regex(case.step_regex)
     counts = {"batch": case.batch, "global_batch (--samples-per-step)": case.global_batch}
@@ -123,7 +125,7 @@ def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterato
         yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
     if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
         yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
-    if words and "{" not in words[0] and shutil.which(words[0]) is None:
+    if "{" not in words[0] and shutil.which(words[0]) is None:
         problem = "it is no program on PATH, nor a path to one"
         if Path(words[0]).is_file():
             problem = "it may not be executed; make it executable, or name its interpreter first"

@@ -1,6 +1,6 @@
 """Expected failures, as exceptions that carry what, where and the remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -18,6 +18,16 @@ class ExitCode(IntEnum):
 
 CANNOT_WRITE = 74
 """With what a pytest session ends whose results cannot be written (`EX_IOERR` of sysexits.h)."""
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """`did you mean 'compare'?` for a mistyped name, or all that are known where none is near."""
+    # Needed only on the way to an error; a long name would make the search slow.
+    from difflib import get_close_matches
+
+    known = [*known]
+    close = get_close_matches(name[:60], known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"{otherwise} {', '.join(known)}"
 
 
 class GpuscaleError(Exception):

@@ -142,7 +142,7 @@ def test_pytest_ends_with_its_usage_code_before_anything_starts(
 @pytest.mark.parametrize(
     ("cases", "arguments", "message"),
     [
-        (["class Case(Tiny):\n    pass"] * 2, [], "two cases are named case"),
+        (["class Case(Tiny):\n    pass"] * 2, [], "::Case; rename one"),
         (
             ['class Case(Tiny):\n    sizes = {"big": Size(batch=4, sample_shape=(16,))}'],
             ["--size", "huge"],

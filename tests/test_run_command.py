@@ -153,7 +153,11 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         (["--gpus", "1", "--", __file__], "make it executable"),
         (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
         (["--gpus", "1", "--name", " x", "--", "python"], "without spaces around them"),
-        (["--gpus", "1", "--log-format", "x", "--", "python"], "there is no log format 'x'"),
+        (
+            ["--gpus", "1", "--log-format", "x", "--", "python"],
+            "there is no log format 'x'; choose",
+        ),
+        (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?"),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
         (
             ["--gpus", "1", "--batch", "8", "--samples-per-step", "8", "--", "python"],
@@ -178,8 +182,13 @@ def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
         command = "python {global_batch}"
         global_batch = 9
 
+    class Listed(CommandCase):
+        command = ("python", "train.py")  # type: ignore[assignment] # as mistaken
+
     with pytest.raises(CaseError, match="see its quotes"):
         refuse_unusable(Unclear)
+    with pytest.raises(CaseError, match="it takes a text, such as"):
+        refuse_unusable(Listed)
     refuse_unusable(Uneven)
     assert Uneven.batch_per_gpu(3) == 3
     assert Uneven.batch_per_gpu(2, batch=8) == 4

@@ -21,7 +21,7 @@ _PERHAPS_WELL_SOON = re.compile(
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
     """The failed run by which one more of this row, or of its whole case, would fail; else None.
 
-    The case raised an exception, or the lines of a command told no step, and nothing of it gave
+    The case raised an exception, or the lines of a command told too little, and nothing of it gave
     a number: of the case and strategy on any number of GPUs, or of that row. A file or connection
     that fails counts once it did so in two rounds. Memory that is too small and ranks that were
     killed say nothing of further runs.

@@ -128,9 +128,10 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
         if first is not plan.case:
+            both = (f"{file_of_case(each)}::{each.__qualname__}" for each in (first, plan.case))
             raise UsageError(
-                f"two cases are named {plan.case.name()}: {file_of_case(first)} and "
-                f"{file_of_case(plan.case)}; rename one, or choose one of the files"
+                f"two cases are named {plan.case.name()}: {' and '.join(both)}; rename one, or "
+                "choose one of the tests"
             )
     problems = []
     for _, case in sorted(cases.items()):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec.inspect import Metadata, NoneType, UnionType
 
-from gpuscale.errors import DecodeError
+from gpuscale.errors import DecodeError, nearest
 from gpuscale.printable import clean, shown, text_problem
 
 T = TypeVar("T")
@@ -206,13 +206,8 @@ def _refusal(problem: str, value: object, wanted_type: Any) -> str:
 
 
 def _unknown_field(holder: Any, name: str) -> str:
-    # Needed only on the way to an error; a long name would make the search slow.
-    from difflib import get_close_matches
-
-    known = [field.encode_name for field in getattr(holder, "fields", ())]
-    close = get_close_matches(name[:60], known, n=1)
-    remedy = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}"
-    return f"unknown field {_quoted(name)}; {remedy}"
+    known = (field.encode_name for field in getattr(holder, "fields", ()))
+    return f"unknown field {_quoted(name)}; {nearest(name, known, 'known are')}"
 
 
 def _quoted(name: str) -> str:

@@ -234,7 +234,7 @@ _FAILED = {
     "timeout": ("took too long", "took too long"),
     "launch": ("did not start", "did not start"),
     "invalid": ("was invalid", "were invalid"),
-    "unread": ("told no step", "told no step"),
+    "unread": ("told too little", "told too little"),
     "unsteady": ("was unsteady", "were unsteady"),
 }
 _NO_WINDOWS = ("has no windows", "have no windows")

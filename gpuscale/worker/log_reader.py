@@ -86,7 +86,7 @@ class LogReader:
             problem = (
                 f"lines of the command fit several formats; give --log-format with one of {names}"
             )
-            raise self.failed(problem)
+            raise self.failed(problem, "unread")
         if not fitting:
             del self._lines[:-_KEPT_LINES]
             return False
@@ -138,6 +138,7 @@ class LogReader:
             raise self.failed(
                 "the command does not tell how many samples a step has; give --batch N (on each "
                 "GPU) or --samples-per-step N (over all)",
+                "unread",
             )
         if self._samples % gpus:
             problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
