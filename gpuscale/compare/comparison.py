@@ -125,15 +125,14 @@ def assess(
 ) -> Assessment:
     """The judgement on every row that was asked for."""
     before, after = side_of_baseline(baseline), side_of_results(results)
-    published = [figure.key for figure in baseline.published]
-    keys = tuple(dict.fromkeys((*before.by_row, *published, *after.by_row)))
+    figures = {figure.key: figure for figure in baseline.published}
+    keys = tuple(dict.fromkeys((*before.by_row, *figures, *after.by_row)))
     rows = match(baseline, before, after, choice.rows_of(keys))
     mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
     if mismatch:
         rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
     measured = [row for row in rows if row.obstacle is None and row.before is not None]
     by_measurement = iter(judge_measured(measured, baseline.tolerances, before, after, rates))
-    figures = {figure.key: figure for figure in baseline.published}
     judgements = []
     for row in rows:
         if row.obstacle is not None and row.reason is not None:
@@ -168,9 +167,8 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     if few is None or not entry.verdict.is_pass:
         return judgement
     reason = Statement.of("too_few_of_all_runs", **few, otherwise=entry.reason)
-    told = row.told(Verdict.INCONCLUSIVE, reason)
-    kept = replace(told, change=entry.change, metrics=entry.metrics)
-    return Judgement(row=row, entry=replace(kept, changed_quantity=entry.changed_quantity))
+    told = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason)
+    return Judgement(row=row, entry=replace(told, finding=None, minimum_detectable_loss=None))
 
 
 def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Judgement:

@@ -133,6 +133,7 @@ class Row:
     key: EntryKey
     before: Entry | None = None
     figure: PublishedFigure | None = None
+    """Never beside runs before."""
     published_speedup: float | None = None
     after: Entry | None = None
     obstacle: Verdict | None = None
@@ -142,12 +143,11 @@ class Row:
         """The row with this verdict, and with what either side has of it, judged or not."""
         shown = self.after or self.before
         before = _side_of(self.before)
-        if self.before is None and self.published_speedup is not None:
+        if self.published_speedup is not None:
             known = Estimate(value=self.published_speedup)
             before = RowSide(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
-        figure = self.figure
-        if self.before is None and figure is not None and figure.samples_per_s is not None:
-            before = replace(before, samples_per_s=Estimate(value=figure.samples_per_s))
+        if self.figure is not None and self.figure.samples_per_s is not None:
+            before = replace(before, samples_per_s=Estimate(value=self.figure.samples_per_s))
         return EntryVerdict(
             key=self.key,
             verdict=verdict,

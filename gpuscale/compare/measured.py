@@ -352,18 +352,12 @@ def _minimum_detectable_loss(quantities: Quantities, rule: _Rule) -> float | Non
         margin = quantity.limits.margin
         return detectable_loss(quantity.gain, significance=significance, margin=margin)
 
-    time, speedup = quantities.time, quantities.speedup
+    time, speedup, significance = quantities.time, quantities.speedup, rule.rates.significance
     alone = detectable(time, rule.strictest(TIME_WEIGHT))
     by_speedup = None if speedup is None else detectable(speedup, rule.strictest(OTHER_WEIGHT))
-    significance = rule.rates.significance
-    supports, seen = [detectable(time, significance)], detectable(time, _EVEN_ODDS)
-    supports += [
-        None
-        if (loss := detectable(each, significance)) is None or seen is None
-        else max(loss, seen)
-        for each in quantities.beside
-    ]
-    known = [support for support in supports if support is not None]
-    if alone is None or by_speedup is None or not known:
+    supported, seen = detectable(time, significance), detectable(time, _EVEN_ODDS)
+    if alone is None or by_speedup is None or supported is None or seen is None:
         return alone
-    return min(alone, max(by_speedup, min(known)))
+    beside = [detectable(each, significance) for each in quantities.beside]
+    support = min([supported, *(max(loss, seen) for loss in beside if loss is not None)])
+    return min(alone, max(by_speedup, support))

@@ -26,16 +26,14 @@ def _origin(
     """The origin of entries; `moment`, when they were written, tells the zone of their times."""
     counts = [count for entry in entries if (count := entry.point.valid_runs)]
     began: dict[str, float] = {}
-    names: dict[str, None] = {}
     hosts: dict[str, None] = {}
     for entry in entries:
         for name, runs in entry.runs.items():
-            names.setdefault(name)
             hosts.update(dict.fromkeys(rank.host for run in runs for rank in run.ranks))
             starts = [run.started_at_s for run in runs if run.started_at_s is not None]
             began[name] = min([began.get(name, float("inf")), *starts])
     # Where no run is valid, the side is known by its files alone.
-    ordered = sorted(names, key=began.__getitem__) or [*environments]
+    ordered = sorted(began, key=began.__getitem__) or [*environments]
     known = [its for name in ordered if (its := environments.get(name)) is not None]
     zone = None if moment is None else datetime.fromisoformat(moment).tzinfo
     times = [

@@ -101,12 +101,11 @@ def moderated_samples(
     if hold_allocations:
         # One run a night. Enough nights tell what runs differ by where they have several rows;
         # too few tell it of runs and nights together, and the declared deviation counts as well.
-        together = [log_sample([run for (run,) in values.values()]) for values in sides]
-        of_baseline = zip(sides, together[: len(baseline)], strict=False)
-        beside = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
-        few = [len(values) < MINIMUM_ALLOCATIONS for values in sides]
-        samples = [t if f else own for t, f, own in zip(together, few, samples, strict=True)]
-        told = [t if f else other for t, f, other in zip(together, few, beside, strict=True)]
+        of_baseline = zip(baseline.values(), samples, strict=False)
+        told = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        for i, values in enumerate(sides):
+            if len(values) < MINIMUM_ALLOCATIONS:
+                samples[i] = told[i] = log_sample([run for (run,) in values.values()])
     priors = priors_of(told)
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
@@ -116,16 +115,16 @@ def moderated_samples(
                 priors[at] = not_above(priors[at], samples[i], samples[other])
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
-    moderated = (
+    moderated = [
         RunSample(
             values=values,
             moderated=Moderated(sample=own, prior=prior),
             holds_allocations=hold_allocations,
         )
         for values, own, prior in zip(sides, samples, priors, strict=True)
-    )
-    # The first zip ends before it takes from `moderated`, as the shorter one stands first.
-    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, moderated, strict=True))
+    ]
+    ours = moderated[len(baseline) :]
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, ours, strict=True))
 
 
 def _runs_beside_others(

@@ -145,22 +145,16 @@ class _Session:
         self._plan, self._choice = plan, choice
         self._valid: Counter[PointKey] = Counter()
         self._attempts: Counter[PointKey] = Counter()
-        # For each run the analysis that has it first, counted from 1.
-        self._positions = [
-            [
-                self._position(key, run)
-                for key, run in zip(point_keys(result.runs), result.runs, strict=True)
-            ]
-            for result in results
-        ]
+        # Of each result its runs, each with the analysis that has it first, counted from 1.
+        self._placed: list[list[tuple[Run, int]]] = []
+        for result in results:
+            self._placed.append([])
+            for key, run in zip(point_keys(result.runs), result.runs, strict=True):
+                self._placed[-1].append((run, self._valid[key] + 1))
+                self._attempts[key] += 1
+                if run.is_valid:
+                    self._valid[key] += 1
         self._references = References(self._valid)
-
-    def _position(self, key: PointKey, run: Run) -> int:
-        position = self._valid[key] + 1
-        self._attempts[key] += 1
-        if run.is_valid:
-            self._valid[key] += 1
-        return position
 
     def assess(self, after: int, until: float) -> Assessment:
         """The judgement by the runs of each item after one analysis and up to another.
@@ -169,10 +163,10 @@ class _Session:
         those on 1 GPU all lie before the first position, they serve as the reference still.
         """
         part = []
-        for result, positions in zip(self._results, self._positions, strict=True):
+        for result, placed in zip(self._results, self._placed, strict=True):
             runs = tuple(
                 run
-                for run, position in zip(result.runs, positions, strict=True)
+                for run, position in placed
                 if after < position <= until or self._serves_always(run, after)
             )
             part.append(msgspec.structs.replace(result, runs=runs))

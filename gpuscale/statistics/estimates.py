@@ -231,24 +231,17 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     degrees of freedom that nobody measured. The median of a chi-squared variable lies below its
     mean (by 31% at 2 degrees of freedom), so each deviation is made median-unbiased first.
     """
-    known = {
-        i: math.sqrt(variance)
-        for i, sample in enumerate(samples)
-        if (variance := _median_unbiased(sample)) is not None
-    }
-    by_size = sorted(known, key=known.__getitem__)
-    position = {i: rank for rank, i in enumerate(by_size)}
-    deviations = [known[i] for i in by_size]
+    variances = [_median_unbiased(sample) for sample in samples]
+    deviations = sorted(math.sqrt(variance) for variance in variances if variance is not None)
     all_df = math.fsum(sample.df for sample in samples)
-    medians = [
-        _median_without(deviations, position.get(i, len(deviations))) for i in range(len(samples))
-    ]
-    return [
-        None
-        if median is None
-        else Term(variance=median**2, df=min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df)))
-        for sample, median in zip(samples, medians, strict=True)
-    ]
+    priors: list[Term | None] = []
+    for sample, variance in zip(samples, variances, strict=True):
+        others = deviations.copy()
+        if variance is not None:
+            others.remove(math.sqrt(variance))
+        df = min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df))
+        priors.append(Term(variance=statistics.median(others) ** 2, df=df) if others else None)
+    return priors
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
@@ -288,15 +281,6 @@ def _median_unbiased(sample: Sample) -> float | None:
     if sample.variance is None:
         return None
     return sample.variance * sample.df / chi_squared_median(sample.df)
-
-
-def _median_without(ordered: Sequence[float], left_out: int) -> float | None:
-    """The median of ascending numbers without the one at a position, where there is one."""
-    count = len(ordered) - (left_out < len(ordered))
-    if count == 0:
-        return None
-    low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
-    return (low + high) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

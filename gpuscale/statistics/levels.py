@@ -138,10 +138,8 @@ def _step_size(before: Sequence[float]) -> float:
 def _step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
     """The step away from the level that began there, which tonight and last night show."""
     first = max(begin, tonight - 1 - REMEMBERED)
-    level, beyond = (
-        statistics.median(values[first : tonight - 1]),
-        _step_size(values[begin : tonight - 1]),
-    )
+    level = statistics.median(values[first : tonight - 1])
+    beyond = _step_size(values[begin : tonight - 1])
     last = [value - level for value in values[max(begin, tonight - 2) : tonight + 1]]
     agree = abs(last[-1] - last[-2]) <= beyond
     if not (
