@@ -292,7 +292,7 @@ def test_a_baseline_never_replaces_what_is_no_file(tmp_path: Path) -> None:
     loop.symlink_to(loop)
     expected = {
         pipe: "is not a regular file; choose another path",
-        tmp_path: "is a folder; give the name of a file in it",
+        tmp_path: "this is a folder; name a file",
         loop: "its symbolic links lead in a circle",
         tmp_path / "none" / "baseline.json": "its folder does not exist; create the folder first",
     }

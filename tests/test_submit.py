@@ -13,7 +13,7 @@ from ci_checkout import REPOSITORY, write_program
 
 from gpuscale.clusters import SCHEDULERS, scheduler_of_job
 from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
-from gpuscale.clusters.profile import ClusterProfile, Node, find_profile
+from gpuscale.clusters.profile import ClusterProfile, Node, find_profile, with_options
 from gpuscale.errors import SchedulerError, UsageError
 from gpuscale.night.attempt import exit_of_both, job_exit
 
@@ -32,11 +32,12 @@ def profile(name: str) -> ClusterProfile:
 def request(known: ClusterProfile | str, gpus: Sequence[int], **options: str) -> JobRequest:
     known = profile(known) if isinstance(known, str) else known
     given = {"--time": "01:00:00"} | {f"--{name}": value for name, value in options.items()}
+    known = with_options(known, given)
     return JobRequest(
         profile=known,
         named=known.name,
         options={},
-        demand=job_demand(known, tuple(gpus), given),
+        demand=job_demand(known, tuple(gpus)),
         gpus=tuple(gpus),
         judged_gpus=tuple(gpus),
     )
@@ -106,14 +107,14 @@ def test_the_largest_number_of_gpus_decides_the_allocation(
 
 def test_an_allocation_that_a_cluster_cannot_give_is_refused() -> None:
     with pytest.raises(UsageError, match="ask for at most 4"):
-        job_demand(profile("arc4"), (1, 8), {})
+        job_demand(profile("arc4"), (1, 8))
     known = profile("juwels-booster")
     boxed = replace(known, job=replace(known.job, container="apptainer exec here.sif"))
     with pytest.raises(UsageError, match="a job in a container stays within one; ask for at"):
-        job_demand(boxed, (1, 8), {})
+        job_demand(boxed, (1, 8))
     with pytest.raises(UsageError, match="add --gpus-per-node N"):
-        job_demand(profile("generic-slurm"), (1, 2), {})
-    demand = job_demand(profile("generic-slurm"), (1, 2), {"--gpus-per-node": "8"})
+        job_demand(profile("generic-slurm"), (1, 2))
+    demand = job_demand(with_options(profile("generic-slurm"), {"--gpus-per-node": 8}), (1, 2))
     assert demand.gpus_per_node == 8
 
 
@@ -207,12 +208,12 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     ("options", "message"),
     [
         (["--gpus", "1,x"], "is not a list of numbers"),
-        (["--gpus", "1", "--runs", "0"], "--runs: 0 is not at least 1"),
-        (["--gpus", "1", "--time", "1h"], "is not HH:MM:SS"),
-        (["--gpus", "1", "--time", "00:00:00"], "is not HH:MM:SS"),
-        (["--gpus", "1", "--account", "a b"], "goes into a shell script"),
-        (["--gpus", "1", "--modules", "gcc $(x)"], "goes into a shell script"),
-        (["--gpus", "1", "--cases", "a;b"], "goes into a shell script"),
+        (["--gpus", "1", "--runs", "0"], "--runs: expected a whole number from 1, found 0"),
+        (["--gpus", "1", "--time", "1h"], "--time: expected a time such as 01:00:00"),
+        (["--gpus", "1", "--time", "00:00:00"], "--time: expected a time"),
+        (["--gpus", "1", "--account", "a b"], "it goes into a shell script"),
+        (["--gpus", "1", "--modules", "gcc $(x)"], "it goes into a shell script"),
+        (["--gpus", "1", "--cases", "a;b"], "it goes into a shell script"),
         (["--gpus", "8"], "so nothing would be judged"),
     ],
 )

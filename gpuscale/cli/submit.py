@@ -6,7 +6,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,13 +15,12 @@ from gpuscale.cli.inputs import gpu_counts
 from gpuscale.clusters import SCHEDULERS
 from gpuscale.clusters.job_script import JobRequest, job_demand, job_script, numbers_text
 from gpuscale.clusters.profile import (
-    SHELL_WORD_SIGNS,
     ClusterProfile,
     find_profile,
-    is_shell_word,
     recognised_profile,
+    with_options,
 )
-from gpuscale.clusters.scheduler import TIME_LIMIT, UNKNOWN, JobState, Scheduler
+from gpuscale.clusters.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
 from gpuscale.night import next_job, nights_folder
 from gpuscale.night.attempt import exit_of_both, job_exit
@@ -30,7 +29,10 @@ from gpuscale.store import read_any, write_report
 from gpuscale.strategies import COMMAND
 from gpuscale.units import counted, format_seconds
 
-_WHOLE_NUMBERS = ("--runs", "--gpus-per-node")
+_KINDS: Mapping[str, Callable[[str], object]] = {
+    **dict.fromkeys(("--runs", "--gpus-per-node"), int),
+    **dict.fromkeys(("--cases", "--modules"), str.split),
+}
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
 """Starting the ranks, loading kernels, joining, warming up, the checks: a guess, on the high side
@@ -69,9 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--modules", "'M M …'", "modules to load (default: the profile's)"),
         ("--gpus-per-node", "N", "for profiles that do not know it, such as generic-slurm"),
     ):
-        kind = int if option in _WHOLE_NUMBERS else str
         # Kept under their own names, by which the head of the script has them again.
-        add(option, metavar=metavar, type=kind, help=text, dest=option)
+        add(option, metavar=metavar, type=_KINDS.get(option, str), help=text, dest=option)
     add("--print", action="store_true", help="print the script and submit nothing")
     add("--wait", action="store_true", help="follow the job and end with its exit code")
     add("--yes", action="store_true", help="do not ask before submitting")
@@ -108,11 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
     """The job that is asked for: the profile, and what the command line says otherwise."""
     given = {
-        option: str(value)
+        option: value
         for option, value in vars(arguments).items()
-        if option.startswith("--") and value is not None
+        if option.startswith("--") and value not in (None, [])
     }
-    _check_options(given)
+    profile = with_options(profile, given)
     asked = gpu_counts(given["--gpus"]) if "--gpus" in given else {*profile.measure.gpus}
     if not asked:
         problem = "does not say on how many GPUs to measure; add, for example, --gpus 1,2,4"
@@ -121,24 +122,14 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
     return JobRequest(
         profile=profile,
         named=arguments.profile or profile.name,
-        options=given,
-        demand=job_demand(profile, gpus, given),
+        options={
+            option: " ".join(value) if isinstance(value, list) else str(value)
+            for option, value in given.items()
+        },
+        demand=job_demand(profile, gpus),
         gpus=gpus,
-        judged_gpus=gpus if given.keys() & {"--baseline", "--cases"} else _judged(profile, gpus),
+        judged_gpus=_judged(profile, gpus),
     )
-
-
-def _check_options(given: Mapping[str, str]) -> None:
-    for option, value in given.items():
-        if option in _WHOLE_NUMBERS and int(value) < 1:
-            raise UsageError(f"{option}: {value} is not at least 1")
-        if option == "--time" and not re.match(TIME_LIMIT, value):
-            raise UsageError(f"--time: '{value}' is not HH:MM:SS, such as 01:30:00")
-        words = value.split() if option in ("--modules", "--cases") else [value]
-        for word in words if option not in ("--gpus", "--time") else ():
-            if not is_shell_word(word):
-                may = f"may have letters, digits and {SHELL_WORD_SIGNS} only"
-                raise UsageError(f"{option}: '{word}' goes into a shell script, so it {may}")
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,7 +148,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 def _baseline(request: JobRequest) -> str | None:
     """The file that the job will judge against, also where a variable of the site names it."""
     named = None if "--baseline" in request.options else os.environ.get("GPUSCALE_BASELINE")
-    return named or request.baseline
+    return named or request.profile.judge.baseline
 
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
@@ -171,7 +162,7 @@ def _job_environment(request: JobRequest) -> Mapping[str, str]:
 def _announcement(request: JobRequest) -> Iterator[str]:
     """The job's work and, roughly, its cost: all nodes are held from the first item to the last."""
     demand, measured = request.demand, request.profile.measure
-    runs = int(request.options.get("--runs", measured.runs))
+    runs = measured.runs
     # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
     most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
     if most is not None and "--runs" not in request.options:
@@ -206,7 +197,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 def _count_cases(request: JobRequest) -> int:
     """The number of cases, taking each file for one."""
     count = 0
-    for named in request.cases:
+    for named in request.profile.measure.cases:
         path = Path(named.partition("::")[0])
         if not path.exists():
             asked = "--cases" in request.options

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.profile import ClusterProfile, Judged
+from gpuscale.clusters.profile import ClusterProfile
 from gpuscale.clusters.scheduler import Demand, Scheduler
 from gpuscale.errors import UsageError
 from gpuscale.printable import visible
@@ -24,29 +24,15 @@ class JobRequest:
     """A job on a cluster: what it asks the scheduler for, measures and compares with."""
 
     profile: ClusterProfile
+    """With the options that were given."""
     named: str
     """The profile as whoever asks for the job names it: a name or a path."""
     options: Mapping[str, str]
-    """The options that were given, such as `--runs`, and their values."""
+    """Those options, such as `--runs`, and their values."""
     demand: Demand
     gpus: tuple[int, ...]
     judged_gpus: tuple[int, ...]
     """Those that are judged where there is a baseline."""
-
-    @property
-    def cases(self) -> tuple[str, ...]:
-        """The files and folders to measure."""
-        return tuple(self.options.get("--cases", "").split()) or self.profile.measure.cases
-
-    @property
-    def judged(self) -> Judged:
-        """What the profile judges, which is nothing of other cases than its own."""
-        return Judged() if "--cases" in self.options else self.profile.judge
-
-    @property
-    def baseline(self) -> str | None:
-        """The file to judge against; None for none."""
-        return self.options.get("--baseline", self.judged.baseline)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -59,15 +45,13 @@ class JobRequest:
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
 
-def job_demand(
-    profile: ClusterProfile, gpus: tuple[int, ...], options: Mapping[str, str]
-) -> Demand:
+def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
     """The smallest job in which the largest of the numbers of GPUs can be measured.
 
     Within a node one task gets all its cores and starts the ranks itself; across nodes there is
-    a task for each GPU. Options such as `--partition` take the place of the profile's values.
+    a task for each GPU.
     """
-    per_node = int(options.get("--gpus-per-node") or 0) or profile.node.gpus
+    per_node = profile.node.gpus
     if per_node is None:
         problem = "does not know how many GPUs a node has; add --gpus-per-node N"
         raise UsageError(f"the profile {profile.name} {problem}")
@@ -90,9 +74,9 @@ def job_demand(
         tasks_per_node=tasks,
         cores_per_task=None if cores is None else max(1, cores * on_each // tasks // per_node),
         gpu_option=profile.job.gpu_option,
-        partition=options.get("--partition", profile.job.partition),
-        account=options.get("--account", profile.job.account),
-        time_limit=options.get("--time", profile.job.time_limit),
+        partition=profile.job.partition,
+        account=profile.job.account,
+        time_limit=profile.job.time_limit,
     )
 
 
@@ -105,13 +89,12 @@ def job_script(request: JobRequest) -> str:
     """The script, complete; the same request gives the same text."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     job, program, gpus = profile.job, scheduler.submit_command[0], numbers_text(request.gpus)
+    baseline = profile.judge.baseline
     only = f"submit this file with {program}"
 
     def setting(option: str, variable: str, default: object) -> str:
         given = request.options.get(option)
-        return (
-            f"${{{variable}{default}}}" if given is None else shlex.quote(" ".join(given.split()))
-        )
+        return f"${{{variable}{default}}}" if given is None else shlex.quote(given)
 
     options = {"--gpus": gpus, **request.options}
     words = [request.named, *(word for option in options.items() for word in option), "--print"]
@@ -121,7 +104,7 @@ def job_script(request: JobRequest) -> str:
     variable = "GPUSCALE_MODULES-" if remedy is None else "GPUSCALE_MODULES?"
     modules = setting("--modules", variable, loaded if remedy is None else remedy)
     runs = setting("--runs", "GPUSCALE_RUNS:-", profile.measure.runs)
-    judged = "" if request.baseline is None else numbers_text(request.judged_gpus)
+    judged = "" if baseline is None else numbers_text(request.judged_gpus)
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
     if profile.judge.on_verdict is not None:
@@ -140,7 +123,7 @@ def job_script(request: JobRequest) -> str:
         remedy = "in the container; choose an image that has it"
     measured = profile.measure
     measure = [
-        *request.cases,
+        *profile.measure.cases,
         f"--strategy {','.join(measured.strategies)}",
         f"--gpus {gpus}",
         *([f"--launcher {request.launcher}"] if demand.nodes > 1 else []),
@@ -151,9 +134,9 @@ def job_script(request: JobRequest) -> str:
         '--runs "$runs"',
         '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
     ]
-    cases = ['"$baseline"', *(f"--case {case}" for case in request.judged.cases)]
+    cases = ['"$baseline"', *(f"--case {case}" for case in profile.judge.cases)]
     compare = _wrapped("compare", [*cases, '--gpus "$judged_gpus"'])
-    if request.baseline is None:
+    if baseline is None:
         cases.append('${judged_gpus:+--gpus "$judged_gpus"}')
         compare = f"    ${{baseline:+compare {' '.join(cases)}}}"
     return f"""\
@@ -177,7 +160,7 @@ trap 'exit 2' EXIT
 # Settings: what was asked for, else what the environment of the job says.
 modules={modules}
 runs={runs}  # fresh starts of each number of GPUs
-baseline={setting("--baseline", "GPUSCALE_BASELINE:-", request.baseline or "")}
+baseline={setting("--baseline", "GPUSCALE_BASELINE:-", baseline or "")}
 judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
 
 cd "${{{scheduler.folder_variable}:?{only}}}" || exit

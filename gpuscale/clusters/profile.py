@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, field
 
 from gpuscale.clusters import SCHEDULERS
@@ -23,12 +24,11 @@ from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Sec
 from gpuscale.store.files import read_with
 from gpuscale.strategies import COMMAND
 
-SHELL_WORD_SIGNS = "@%_+=:,./~-"
-"""Signs that a word of a shell script may have besides letters and digits."""
+_SHELL_SIGNS = "@%_+=:,./~-"
 _TABLE = re.compile(r"\s*\[+\s*([^\]#]+?)\s*\]+\s*(#.*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
-_SHELL_WORD = rf"^[A-Za-z0-9{re.escape(SHELL_WORD_SIGNS)}]+\Z"
-_WORD = f"a word of letters, digits and {SHELL_WORD_SIGNS} (it goes into a shell script)"
+_SHELL_WORD = rf"^[A-Za-z0-9{re.escape(_SHELL_SIGNS)}]+\Z"
+_WORD = f"a word of letters, digits and {_SHELL_SIGNS} (it goes into a shell script)"
 ShellWord = Annotated[str, Meta(pattern=_SHELL_WORD, description=_WORD)]
 Variable = Annotated[
     str,
@@ -37,9 +37,17 @@ Variable = Annotated[
 TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 01:00:00")]
 
 
-def is_shell_word(text: str) -> bool:
-    """True where a shell takes the text as it is."""
-    return re.match(_SHELL_WORD, text) is not None
+OPTIONS = {
+    "--cases": ("measure", "cases"),
+    "--runs": ("measure", "runs"),
+    "--baseline": ("judge", "baseline"),
+    "--partition": ("job", "partition"),
+    "--account": ("job", "account"),
+    "--time": ("job", "time_limit"),
+    "--modules": ("job", "modules"),
+    "--gpus-per-node": ("node", "gpus"),
+}
+"""The options of `gpuscale submit` that take the place of a field of the profile."""
 
 
 def _refuse(place: str, wanted: str, value: str) -> None:
@@ -116,7 +124,8 @@ class JobSettings(Record, frozen=True, kw_only=True):
             words = shlex.split(self.container or "")
         except ValueError:
             return None
-        return words[0] if words and is_shell_word(words[0]) and "=" not in words[0] else None
+        is_program = words and re.match(_SHELL_WORD, words[0]) and "=" not in words[0]
+        return words[0] if is_program else None
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -171,6 +180,26 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
                 f"job: missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
                 'its own way, such as gpu_option = "-l coproc_v100={gpus}"'
             )
+
+
+def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
+    """The profile with the values of `OPTIONS` that are given; a UsageError for one that is wrong.
+
+    It judges nothing of other cases than its own, and by another baseline all numbers of GPUs.
+    """
+    tables: dict[str, Any] = msgspec.to_builtins(profile)
+    judge = tables.setdefault("judge", {})
+    foreign = ["baseline", "cases", "gpus"] if "--cases" in given else ["gpus"]
+    for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
+        judge.pop(name, None)
+    for option, (table, name) in OPTIONS.items():
+        if option in given:
+            tables.setdefault(table, {})[name] = given[option]
+    try:
+        return converted(ClusterProfile, tables)
+    except DecodeError as error:
+        wrong = [o for o, place in OPTIONS.items() if error.place.startswith(".".join(place))]
+        raise UsageError(f"{wrong[0]}: {error.problem}") from None
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:

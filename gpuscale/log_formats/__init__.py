@@ -65,23 +65,21 @@ def by_regex(pattern: str) -> LogFormat:
         UsageError: the pattern is no regular expression, or its groups are not as they must be;
             or, when it reads a line, what it takes from it is no number.
     """
+
+    def refused(problem: object) -> UsageError:
+        return UsageError(f"--step-regex {pattern!r}: {problem}")
+
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"--step-regex {pattern!r}: {error}") from error
+        raise refused(error) from error
     groups = set(compiled.groupindex)
     is_bare = not groups and compiled.groups == 1
     if "step" not in groups and not is_bare:
-        raise UsageError(
-            f"--step-regex {pattern!r}: has no group named step; "
-            f"for example --step-regex '{STEP_REGEX_EXAMPLE}'"
-        )
-    unknown = groups.difference(STEP_REGEX_GROUPS)
-    if unknown:
-        raise UsageError(
-            f"--step-regex {pattern!r}: there is no group {min(unknown)}; "
-            f"choose from {', '.join(STEP_REGEX_GROUPS)}"
-        )
+        raise refused(f"has no group named step; for example --step-regex '{STEP_REGEX_EXAMPLE}'")
+    if unknown := groups.difference(STEP_REGEX_GROUPS):
+        known = ", ".join(STEP_REGEX_GROUPS)
+        raise refused(f"there is no group {min(unknown)}; choose from {known}")
 
     def read(line: str) -> Mark | None:
         found = compiled.search(line)
@@ -91,9 +89,7 @@ def by_regex(pattern: str) -> LogFormat:
         try:
             return mark_of(told)
         except ValueError:
-            raise UsageError(
-                f"--step-regex {pattern!r}: takes {told} from the line {line!r}, "
-                "and step, epoch and samples must be whole numbers"
-            ) from None
+            problem = f"takes {told} from the line {line!r}"
+            raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
 
     return LogFormat(name="step-regex", project="your own", example="", read=read)

@@ -145,11 +145,8 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     except DecodeError as error:
         raise file_error(path, f"cannot record this baseline: {error}") from None
     with file_errors(path):
-        mode = _mode(path)
-        if stat.S_ISDIR(mode):
-            raise file_error(path, "is a folder; give the name of a file in it")
         # Replacing a device such as /dev/null by a file would break the machine.
-        if not stat.S_ISREG(mode):
+        if _is_device(path):
             raise file_error(path, "is not a regular file; choose another path")
         replace_file(path, text.encode())
 
@@ -162,20 +159,20 @@ def write_report(path: Path, text: str) -> None:
 def write_content(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all; a device or pipe (bash's `>(…)`) stays what it is."""
     with file_errors(path):
-        mode = _mode(path)
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-            replace_file(path, content)
-        else:
+        if _is_device(path):
             with path.open("wb") as stream:
                 stream.write(content)
+        else:
+            replace_file(path, content)
 
 
-def _mode(path: Path) -> int:
-    """The kind of file that is there; a regular one where there is none yet."""
+def _is_device(path: Path) -> bool:
+    """True of a device, pipe or socket, which is there and no regular file."""
     try:
-        return path.stat().st_mode
+        mode = path.stat().st_mode
     except FileNotFoundError:
-        return stat.S_IFREG
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def replace_file(path: Path, content: bytes) -> None:
