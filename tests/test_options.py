@@ -57,6 +57,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"download": True}, "add --data-root DIR"),
         ({"data_root": "/no/such/folder"}, "--data-root: /no/such/folder is not a folder"),
         ({"results": str(PAGE)}, "exists already"),
+        ({"results": "/no/night.json"}, "which a folder's results are found; name it night.jsonl"),
         ({"results": "a.jsonl", "resume": "b.jsonl"}, "leave out one"),
         ({"inject": ["data=5"]}, "for example data=5ms"),
     ],

@@ -107,6 +107,9 @@ def _new_file(option: str, text: str) -> Path:
         raise UsageError(
             f"{option}: {text} exists already; name a new file (results are never overwritten)"
         )
+    if path.suffix != ".jsonl":
+        problem = "does not end with .jsonl, by which a folder's results are found"
+        raise UsageError(f"{option}: {text} {problem}; name it {path.stem}.jsonl")
     return path
 
 
@@ -333,7 +336,7 @@ class MeasureOptions:
     )
     results: Path | None = option(
         "--results FILE",
-        "a new results file",
+        "a new results file, `.jsonl`",
         read=_new_file,
         otherwise="a new one in `.gpuscale/results`",
         heading="what becomes of it",
