@@ -69,7 +69,7 @@ def phases(subject: Subject) -> Section | None:
     texts = phase_cells(steps)
     table = Table(
         caption="The time of each phase, and in small type its share of the step",
-        headers=["GPUs" if header == "gpus" else header for header in texts],
+        headers=[*texts],
         rows=[[*map(_with_share_below, row)] for row in zip(*texts.values(), strict=True)],
     )
     notes = _few([*phase_notes(steps, "the judged step time, in the rows above,")])

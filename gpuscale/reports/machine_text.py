@@ -89,7 +89,7 @@ def overhead_text(report: OverheadReport) -> str:
         ]
         for result in report.results
     ]
-    headers = ["gpus", "runs × pairs", "step, bare", "measured / bare", "limit", "verdict"]
+    headers = ["GPUs", "runs × pairs", "step, bare", "measured / bare", "limit", "verdict"]
     lines = [
         f"overhead of measuring {_options(report.configuration)} on "
         f"{report.environment.hardware_label}",
@@ -98,7 +98,7 @@ def overhead_text(report: OverheadReport) -> str:
         "",
         "measured: windows as gpuscale makes them, with phases, barriers, progress and telemetry; "
         "bare: a plain loop",
-        "intervals: 95%, over runs",
+        "intervals: 95 %, over runs",
     ]
     lines += [f"{gpus_text(its.gpus)}: {its.reason}" for its in report.results if its.reason]
     return "\n".join([*lines, f"took {format_seconds(report.wall_s)}"])
@@ -129,7 +129,7 @@ def trials_text(report: TrialsReport) -> str:
         *(f"not tried: {reason}" for reason in report.not_tried),
         "",
         overhead_text(report.overhead),
-        f"trials took {format_seconds(report.wall_s)}; intervals: 95%",
+        f"trials took {format_seconds(report.wall_s)}; intervals: 95 %",
     ]
     return "\n".join(lines)
 

@@ -142,7 +142,7 @@ def _family(
         for labels, each in found
         if each is not None
     ]
-    for part, end in (("value", ""), ("low", ", low end of 95%"), ("high", ", high end of 95%")):
+    for part, end in (("value", ""), ("low", ", low end of 95 %"), ("high", ", high end of 95 %")):
         full = "_".join(filter(None, (name, part.removeprefix("value"), unit)))
         numbers = [(labels, getattr(each, part)) for labels, each in estimates]
         known = [(labels, number) for labels, number in numbers if number is not None]

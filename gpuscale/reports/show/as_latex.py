@@ -96,7 +96,7 @@ def _caption(shown: Shown) -> str:
     hours = "" if shown.steps is None else f" GPU-hours are those of {shown.steps:,} steps."
     projected = " Projected rows were not measured; theirs are bands." if shown.projections else ""
     return (
-        f"{warning}Scaling on {where}. Batch is over all GPUs; intervals are 95% over runs."
+        f"{warning}Scaling on {where}. Batch is over all GPUs; intervals are 95 % over runs."
         f"{projected}{hours}"
     )
 

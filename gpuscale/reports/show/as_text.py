@@ -14,7 +14,7 @@ from gpuscale.reports.show.step_time import phase_lines
 from gpuscale.units import format_percent
 
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
-_PROJECTED = ("case", "gpus", "batch/gpu", "step time", "samples/s", "speedup", "efficiency")
+_PROJECTED = ("case", "GPUs", "batch/GPU", "step time", "samples/s", "speedup", "efficiency")
 _FIRST = ("step time", "speedup", "efficiency")
 
 

@@ -96,7 +96,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 
 
 def _published_table(baseline: Baseline, columns: int | None, steps: int | None) -> str:
-    headers = ["case", "gpus", "nodes", "batch/gpu", "runs", "published", "of", *PAIR_HEADERS]
+    headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     rows = [*published_rows(baseline, steps).values()]
     further = [{"case": row.configuration.label, **_published_cells(row)} for row in rows]
@@ -109,13 +109,13 @@ def _measured_blocks(
 ) -> Iterator[list[str]]:
     runs = "runs (allocations)"
     made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]
-    headers = ["case", "gpus", "batch/gpu", runs, "step time", *PAIR_HEADERS]
+    headers = ["case", "GPUs", "batch/GPU", runs, "step time", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     rows = [measured_row(entry.point, steps) for entry in entries]
     cells = cells_under(headers, rows, made)
     yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(row.configuration for row in rows)
-    yield [f"{configurations}; intervals: 95%, over runs"]
+    yield [f"{configurations}; intervals: 95 %, over runs"]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:
@@ -195,10 +195,10 @@ def _values(
     if isinstance(entry, Entry):
         row = measured_row(entry.point)
         further = {"measured": _runs_text(entry.point.valid_runs, len(entry.runs))}
-        names = ("step time", *PAIR_HEADERS, "measured", "batch/gpu")
+        names = ("step time", *PAIR_HEADERS, "measured", "batch/GPU")
     else:
         row = published[entry.key]
         further = {"figure": "{published} ({of})".format(**_published_cells(row))}
-        names = ("figure", *PAIR_HEADERS, "runs", "batch/gpu")
+        names = ("figure", *PAIR_HEADERS, "runs", "batch/GPU")
     cells = row_cells(row) | further
     return {name: cells[name] for name in names if row.gpus > 1 or name not in PAIR_HEADERS}

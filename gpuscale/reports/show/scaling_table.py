@@ -27,7 +27,7 @@ from gpuscale.units import format_bytes, format_percent, format_seconds, signifi
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""
-_SHARED = {"scaling": "{} scaling", "batch/gpu": "batch {} on each GPU"}
+_SHARED = {"scaling": "{} scaling", "batch/GPU": "batch {} on each GPU"}
 """Columns that words below the table stand for, where all rows have the same."""
 _SAME_STEP_TIME = math.log(1.25)
 """A step time that a command reports itself is off by less, unless its lines are misread."""
@@ -63,7 +63,7 @@ def scaling_table(
 
     Of the runs that the points are made of, unsteady ones are told from failed ones.
     """
-    headers = ["case", "gpus", "scaling", "batch/gpu", "runs", "step time", "samples/s"]
+    headers = ["case", "GPUs", "scaling", "batch/GPU", "runs", "step time", "samples/s"]
     if any(point.configuration.batch is not None for point in points):
         headers.append("epoch")
     headers += PAIR_HEADERS
@@ -108,11 +108,11 @@ def cells_under(
 def row_cells(row: ScalingRow) -> dict[str, str]:
     """The numbers of a row as tables show them, by the headers of their columns."""
     return {
-        "gpus": str(row.gpus),
+        "GPUs": str(row.gpus),
         "nodes": phrases.known_text(row.nodes, str),
         "runs": phrases.known_text(row.runs, str),
         "scaling": row.configuration.scaling or UNKNOWN,
-        "batch/gpu": str(row.batch_per_gpu or UNKNOWN),
+        "batch/GPU": str(row.batch_per_gpu or UNKNOWN),
         "step time": phrases.with_spread(row.step_time_s, format_seconds),
         "samples/s": phrases.with_spread(row.samples_per_s, significant),
         "epoch": phrases.known_text(row.epoch_s, format_seconds),
@@ -129,7 +129,7 @@ def row_cells(row: ScalingRow) -> dict[str, str]:
 def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     """The lines below the table: how it was measured, and what cannot be right."""
     most = max((point.valid_runs for point in points), default=0)
-    intervals = ("", "a single run gives no interval", "intervals: 95%, over runs")[min(most, 2)]
+    intervals = ("", "a single run gives no interval", "intervals: 95 %, over runs")[min(most, 2)]
     configurations = phrases.configurations_text(point.configuration for point in points)
     alike = {name: text for name, text in _shared_cells(points).items() if text != UNKNOWN}
     shared = [_SHARED[name].format(text) for name, text in alike.items()]

@@ -157,7 +157,7 @@ def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
         ]
         for skew in skews
     ]
-    headers = ["case", "gpus", "run", "slowest rank", "own pace", "behind the median rank"]
+    headers = ["case", "GPUs", "run", "slowest rank", "own pace", "behind the median rank"]
     yield table(headers, rows, columns, keys=3, left=("case", "slowest rank"))
 
 
@@ -166,7 +166,7 @@ def phase_cells(steps: Mapping[PointKey, TypicalStep]) -> dict[str, list[str]]:
     names = phrases.set_apart([point.configuration for point in steps])
     texts = {
         "case": [names[point.configuration] for point in steps],
-        "gpus": [str(point.gpus) for point in steps],
+        "GPUs": [str(point.gpus) for point in steps],
         "step": [format_seconds(step.time_s) for step in steps.values()],
     }
     for name in next(iter(steps.values())).phases_s:
@@ -226,5 +226,5 @@ def phase_notes(
         if step.missing_windows:
             yield (
                 f"{label}: the phases of {step.missing_windows} of {step.windows} windows miss "
-                f"the window's time by more than {SUM_TOLERANCE:.0%}"
+                f"the window's time by more than {100 * SUM_TOLERANCE:g} %"
             )
