@@ -64,7 +64,7 @@ def test_a_narrow_terminal_gets_what_matters_first_and_the_rest_below() -> None:
     text = shown_text(TWO, columns=80)
     assert max(map(len, text.splitlines())) <= 80
     tables = [part for part in text.split("\n\n") if "----" in part]
-    assert tables[0].splitlines()[0].split() == ["case", "gpus", "step", "time", *HEADLINES]
+    assert tables[0].splitlines()[0].split() == ["case", "GPUs", "step", "time", *HEADLINES]
     for name in ("runs", "samples/s", "memory"):
         assert name in tables[1]
     # Every table has every row.
