@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,32 @@ def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_re
     refused = check("--only", "doctor,that")
     assert refused.returncode == 2
     assert "no check that; there are doctor, shipped_cases" in refused.stderr
+
+
+def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
+    def measuring() -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if "--results" in words and any(str(tmp_path) in word for word in words):
+                found.append(path.parent.name)
+        return found
+
+    def wait_until(is_there: bool) -> None:
+        deadline_s = time.monotonic() + 60
+        while bool(measuring()) is not is_there:
+            assert time.monotonic() < deadline_s, "60 s passed"
+            time.sleep(0.1)
+
+    script = str(REPOSITORY / "ci" / "gpu_check.py")
+    options = ("--device", "cpu", "--only", "shipped_cases", "--out", str(tmp_path))
+    check = subprocess.Popen([sys.executable, script, *options], cwd=tmp_path)
+    try:
+        wait_until(True)
+    finally:
+        check.kill()
+        check.wait()
+    wait_until(False)
