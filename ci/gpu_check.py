@@ -32,7 +32,11 @@ from gpuscale.store import read_results  # noqa: E402
 from gpuscale.telemetry import nvml  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
+KEEPS_GPU_BUSY = "resnet50"
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
+SMALLEST_UTILIZATION = 0.5
+# Of the energy that a GPU counted over its power in the windows: instants differ from means.
+LARGEST_POWER_ERROR = 0.25
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02
 LEFT_ON_DEVICE_MIB = 64
@@ -153,15 +157,12 @@ class Checks:
     def doctor(self) -> Iterator[Finding]:
         """The GPUs, and whether NVML and nvidia-smi say the same of them."""
         code, output = self.command("-m", "gpuscale", "doctor", "--format", "json")
-        if code == 2:
-            yield Finding(name="doctor", passed=False, said=_last_line(output))
-            return
-        machine = json.loads(output)
+        machine = _document(output)
         names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
         said = f"{names}; driver {machine['driver_version']}; {len(machine['problems'])} problems"
-        yield Finding(
-            name="doctor", passed=code == 0, said=" | ".join([said, *machine["problems"]])
-        )
+        # A machine without a driver has no problem, but is none to make these checks on.
+        passed = code == 0 and bool(machine["gpus"] or not self.on_gpu)
+        yield Finding(name="doctor", passed=passed, said=" | ".join([said, *machine["problems"]]))
         for gpu in machine["gpus"]:
             yield _beside_nvidia_smi(gpu)
 
@@ -177,6 +178,8 @@ class Checks:
             passed = None if error is None else error <= LARGEST_PHASE_ERROR
             missed = "no phases" if error is None else f"phases miss {error:.1%} of a window"
             yield Finding(name=case, passed=passed, said=f"{_pace(runs[0])}; {missed}")
+            if self.on_gpu and case == KEEPS_GPU_BUSY:
+                yield telemetry_beside(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """The path of several ranks: digests, unsynchronised windows, a slow rank that is found."""
@@ -271,9 +274,14 @@ class Checks:
         selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
         case = ("resnet50", "Resnet50") if self.on_gpu else ("mnist_cnn", "MnistCnn")
         chosen = ("--device", self._device, "--case", f"{_case_file(case[0])}::{case[1]}")
-        code, output = self.command(*selftest, *chosen)
-        lines = [line for line in output.splitlines() if "×" in line or "[" in line]
-        said = " | ".join(lines[:2]) or _last_line(output)
+        code, output = self.command(*selftest, *chosen, "--format", "json")
+        result = _document(output)["results"][0]
+        ratio = result["ratio"]
+        ends = "" if ratio["low"] is None else f" [{ratio['low']:.4f}, {ratio['high']:.4f}]"
+        said = (
+            f"measured / bare {ratio['value']:.4f}{ends}, limit {result['limit']:.3f}: "
+            f"{result['verdict']} {result['reason']}"
+        )
         yield Finding(name="overhead", passed={0: True, 3: None}.get(code, False), said=said)
 
     def _used_mib(self) -> int:
@@ -288,6 +296,16 @@ class Checks:
 
 def _case_file(case: str) -> Path:
     return REPOSITORY / "bench_cases" / f"test_{case}.py"
+
+
+def _document(output: str) -> dict[str, Any]:
+    """The JSON document of a command, after what it told on the way."""
+    begin = output.find("{")
+    if begin < 0:
+        raise GpuscaleError(_last_line(output))
+    document: dict[str, Any]
+    document, _ = json.JSONDecoder().raw_decode(output, begin)
+    return document
 
 
 def _last_line(output: str) -> str:
@@ -333,6 +351,33 @@ def _phase_error(run: Run) -> float | None:
     ]
     # A pause of the host between two steps whose phases are marked is in no phase.
     return statistics.median(errors) if errors else None
+
+
+def telemetry_beside(run: Run) -> Finding:
+    """Whether NVML's counters of a run fit each other, torch's memory and a busy GPU."""
+    name, problems = f"telemetry of {run.configuration.case}", []
+    if not run.gpu_summaries:
+        return Finding(name=name, passed=False, said=run.telemetry_absent or "none")
+    (seen,), (rank,) = run.gpu_summaries, run.ranks
+    needed = ("utilization_mean", "power_mean_w", "energy_j", "memory_used_peak_bytes")
+    if lacks := [counter for counter in needed if counter not in seen.values]:
+        said = f"no {', '.join(lacks)}: {'; '.join(seen.absent)}"
+        return Finding(name=name, passed=False, said=said)
+    utilization, power_w, energy_j, used_bytes = (seen.values[counter] for counter in needed)
+    mean_w = energy_j / sum(window.time_s for window in run.windows)
+    if rank.device_uuids != (seen.uuid,):
+        problems.append(f"of GPU {seen.uuid}, and the rank was on {rank.device_uuids}")
+    if utilization < SMALLEST_UTILIZATION:
+        problems.append("the GPU was idle")
+    if abs(mean_w / power_w - 1) > LARGEST_POWER_ERROR:
+        problems.append("energy and power differ")
+    if used_bytes < (rank.peak_memory_bytes or 0):
+        problems.append("torch had more memory than was in use")
+    said = (
+        f"{utilization:.0%} busy, {power_w:.0f} W, {mean_w:.0f} W by energy, "
+        f"{int(used_bytes) >> 20} MiB in use, {(rank.peak_memory_bytes or 0) >> 20} MiB by torch"
+    )
+    return Finding(name=name, passed=not problems, said="; ".join([said, *problems]))
 
 
 def _nvidia_smi(field: str, gpu: str) -> str:

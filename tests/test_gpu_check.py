@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from builders import run, with_values
+from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file
+from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file, telemetry_beside
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
@@ -95,6 +97,36 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     monkeypatch.setenv("FAKE_NVML_FLEET", "0")
     findings = list(Checks("cuda", tmp_path).doctor())
     assert [finding.passed for finding in findings] == [True, is_same]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({}, None),
+        # Units that are off by a thousand, another device's counters, and none.
+        ({"energy_j": 300_000.0}, "energy and power differ"),
+        ({"memory_used_peak_bytes": 2.0**20}, "torch had more memory than was in use"),
+        ({"utilization_mean": 0.009}, "the GPU was idle"),
+        ({"power_mean_w": None}, "no power_mean_w: "),
+    ],
+)
+def test_counters_that_do_not_fit_the_run_are_told(
+    wrong: dict[str, float | None], problem: str | None
+) -> None:
+    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
+    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
+    right = {"energy_j": 300.0, "power_mean_w": 310.0, "memory_used_peak_bytes": 2.0**31}
+    measured = replace(
+        measured,
+        gpu_summaries=(with_values(summary, **{**right, **wrong}),),
+        ranks=(replace(rank, device_uuids=(summary.uuid,)),),
+    )
+    finding = telemetry_beside(measured)
+    assert finding.passed is (problem is None), finding.said
+    assert (problem or "98% busy, 310 W, 300 W by energy, 2048 MiB in use") in finding.said
+    elsewhere = replace(measured, ranks=(replace(rank, device_uuids=("another",)),))
+    assert not telemetry_beside(elsewhere).passed
+    assert not telemetry_beside(replace(measured, gpu_summaries=())).passed
 
 
 def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_refused(
