@@ -9,6 +9,7 @@ do; gpuscale itself need not be installed.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,18 +24,24 @@ sys.path.insert(0, str(REPOSITORY))
 import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
-from gpuscale.errors import GpuscaleError  # noqa: E402 - found beside this file, uninstalled too
-from gpuscale.host import finding_gpuscale  # noqa: E402 - as above
+from gpuscale import host  # noqa: E402 - found beside this file, uninstalled too
+from gpuscale.errors import GpuscaleError  # noqa: E402 - as above
+from gpuscale.host import finding_gpuscale  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 from gpuscale.telemetry import nvml  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
+KEEPS_GPU_BUSY = "resnet50"
 SMALLEST_SHARE_OF_BARE_LOOP = 0.98
+SMALLEST_UTILIZATION = 0.5
+# Of the energy that a GPU counted over its power in the windows: instants differ from means.
+LARGEST_POWER_ERROR = 0.25
 LARGEST_PHASE_ERROR = 0.03
 LARGEST_SPREAD = 0.02
 LEFT_ON_DEVICE_MIB = 64
 COMMAND_LIMIT_S = 420
+RUN_LIMIT_S = "200"
 # Of runs whose numbers nobody looks at.
 SHORT = ("--run-seconds", "6")
 _FIRST_WITH_TF32 = 8
@@ -95,9 +102,11 @@ class Checks:
         self, *arguments: str, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """Exit code and output of Python with these arguments; 124 where it took too long."""
+        # It ends with this process, whose lease on the GPU may be over.
+        tied = (host.__file__, str(os.getpid()), sys.executable)
         try:
             answer = subprocess.run(
-                [sys.executable, *arguments],
+                [sys.executable, *tied, *arguments],
                 cwd=self._folder,
                 env={**finding_gpuscale(), "NO_COLOR": "1", **(variables or {})},
                 stdout=subprocess.PIPE,
@@ -130,7 +139,7 @@ class Checks:
         results = self._folder / f"results-{self._files}.jsonl"
         file = case if case.endswith(".py") else str(_case_file(case))
         plugin = ("-m", "pytest", "-p", "gpuscale.plugin", "-p", "no:cacheprovider", "-q", file)
-        chosen = ("--device", self._device, "--results", str(results))
+        chosen = ("--device", self._device, "--results", str(results), "--timeout", RUN_LIMIT_S)
         code, output = self.command(*plugin, *chosen, *options, variables=variables)
         try:
             return code, output, tuple(read_results(results).runs)
@@ -148,15 +157,12 @@ class Checks:
     def doctor(self) -> Iterator[Finding]:
         """The GPUs, and whether NVML and nvidia-smi say the same of them."""
         code, output = self.command("-m", "gpuscale", "doctor", "--format", "json")
-        if code == 2:
-            yield Finding(name="doctor", passed=False, said=_last_line(output))
-            return
-        machine = json.loads(output)
+        machine = _document(output)
         names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no GPU"
         said = f"{names}; driver {machine['driver_version']}; {len(machine['problems'])} problems"
-        yield Finding(
-            name="doctor", passed=code == 0, said=" | ".join([said, *machine["problems"]])
-        )
+        # A machine without a driver has no problem, but is none to make these checks on.
+        passed = code == 0 and bool(machine["gpus"] or not self.on_gpu)
+        yield Finding(name="doctor", passed=passed, said=" | ".join([said, *machine["problems"]]))
         for gpu in machine["gpus"]:
             yield _beside_nvidia_smi(gpu)
 
@@ -166,25 +172,26 @@ class Checks:
             options = ("--gpus", "1", "--runs", "1", "--strategy", "ddp")
             code, output, runs = self.measure(case, *options)
             if code or not runs or not runs[0].is_valid:
-                yield Finding(name=case, passed=False, said=_last_line(output))
+                yield Finding(name=case, passed=False, said=_told(runs, output))
                 continue
             error = _phase_error(runs[0])
             passed = None if error is None else error <= LARGEST_PHASE_ERROR
             missed = "no phases" if error is None else f"phases miss {error:.1%} of a window"
             yield Finding(name=case, passed=passed, said=f"{_pace(runs[0])}; {missed}")
+            if self.on_gpu and case == KEEPS_GPU_BUSY:
+                yield telemetry_beside(runs[0])
 
     def two_ranks_on_one_gpu(self) -> Iterator[Finding]:
         """The path of several ranks: digests, unsynchronised windows, a slow rank that is found."""
         options = ("--gpus", "2", "--runs", "1", "--strategy", "ddp", "--oversubscribe", *SHORT)
         name = "two ranks on one GPU" if self.on_gpu else "two ranks"
-        code, output, runs = self.measure("mnist_cnn", *options)
-        good = code == 0 and bool(runs) and runs[0].is_valid
-        yield Finding(name=name, passed=good, said=_pace(runs[0]) if good else _last_line(output))
+        _, output, runs = self.measure("mnist_cnn", *options)
+        yield Finding(name=name, passed=_works(runs), said=_told(runs, output))
         healthy = _pace_ratio(runs)
         _, output, runs = self.measure("mnist_cnn", *options, "--inject", "slow-rank=1:1.2")
         slow = _pace_ratio(runs)
         if healthy is None or slow is None:
-            said, found = _last_line(output), False
+            said, found = _told(runs, output), False
         else:
             # On a shared GPU the slowness of one holds up the other too.
             said, found = f"rank 1 ×{slow:.2f}, healthy ×{healthy:.2f}", slow / healthy > 1.05
@@ -206,7 +213,7 @@ class Checks:
             )
             paces = [pace for run in runs if (pace := _samples_per_s(run))]
             if len(paces) < runs_asked:
-                yield Finding(name=f"bare loop, {words}", passed=False, said=_last_line(output))
+                yield Finding(name=f"bare loop, {words}", passed=False, said=_told(runs, output))
                 continue
             mean = statistics.fmean(paces)
             said = f"{mean:.1f} images/s, {mean / bare:.3f} of {bare:.1f}"
@@ -220,8 +227,7 @@ class Checks:
     def loader(self) -> Iterator[Finding]:
         """Images that loader processes make, as fast as the host can."""
         _, output, runs = self.measure("resnet50", "--gpus", "1", "--runs", "1", "--data", "loader")
-        said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
-        yield Finding(name="resnet50 over a loader", passed=None, said=said)
+        yield Finding(name="resnet50 over a loader", passed=None, said=_told(runs, output))
 
     def ranks_over_nccl(self) -> Iterator[Finding]:
         """An experiment: NCCL may refuse two ranks on one GPU, or hang."""
@@ -230,20 +236,18 @@ class Checks:
         _, output, runs = self.measure(
             "mnist_cnn", *options, "--timeout", "90", variables=variables
         )
-        said = _pace(runs[0]) if runs and runs[0].is_valid else _last_line(output)
-        yield Finding(name="two ranks on one GPU, over NCCL", passed=None, said=said)
+        yield Finding(name="two ranks on one GPU, over NCCL", passed=None, said=_told(runs, output))
 
     def precisions(self) -> Iterator[Finding]:
         """Every way of computing that can be asked for."""
         for options in (("--precision", "tf32"), ("--precision", "fp16"), ("--compile",)):
-            code, output, runs = self.measure(
+            _, output, runs = self.measure(
                 "mnist_cnn", "--gpus", "1", "--runs", "1", "--strategy", "ddp", *SHORT, *options
             )
-            good = code == 0 and bool(runs) and runs[0].is_valid
-            said = _pace(runs[0]) if good else _last_line(output)
+            good = _works(runs)
             if "tf32" in options and not self.has_tf32:
                 good = any(run.failure and "has no TF32" in run.failure.message for run in runs)
-            yield Finding(name=" ".join(options), passed=good, said=said)
+            yield Finding(name=" ".join(options), passed=good, said=_told(runs, output))
 
     def failures(self) -> Iterator[Finding]:
         """A crash, a hang and too large a step: told, ended, and nothing left on the device."""
@@ -270,9 +274,14 @@ class Checks:
         selftest = ("-m", "gpuscale", "selftest", "--overhead", "--gpus", "1", "--runs", "3")
         case = ("resnet50", "Resnet50") if self.on_gpu else ("mnist_cnn", "MnistCnn")
         chosen = ("--device", self._device, "--case", f"{_case_file(case[0])}::{case[1]}")
-        code, output = self.command(*selftest, *chosen)
-        lines = [line for line in output.splitlines() if "×" in line or "[" in line]
-        said = " | ".join(lines[:2]) or _last_line(output)
+        code, output = self.command(*selftest, *chosen, "--format", "json")
+        result = _document(output)["results"][0]
+        ratio = result["ratio"]
+        ends = "" if ratio["low"] is None else f" [{ratio['low']:.4f}, {ratio['high']:.4f}]"
+        said = (
+            f"measured / bare {ratio['value']:.4f}{ends}, limit {result['limit']:.3f}: "
+            f"{result['verdict']} {result['reason']}"
+        )
         yield Finding(name="overhead", passed={0: True, 3: None}.get(code, False), said=said)
 
     def _used_mib(self) -> int:
@@ -289,6 +298,16 @@ def _case_file(case: str) -> Path:
     return REPOSITORY / "bench_cases" / f"test_{case}.py"
 
 
+def _document(output: str) -> dict[str, Any]:
+    """The JSON document of a command, after what it told on the way."""
+    begin = output.find("{")
+    if begin < 0:
+        raise GpuscaleError(_last_line(output))
+    document: dict[str, Any]
+    document, _ = json.JSONDecoder().raw_decode(output, begin)
+    return document
+
+
 def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     told = [line for line in lines if "Error" in line or "ERROR" in line]
@@ -297,6 +316,18 @@ def _last_line(output: str) -> str:
 
 def _samples_per_s(run: Run) -> float | None:
     return run.gpus * (run.batch_per_gpu or 0) / run.step_time_s if run.is_valid else None
+
+
+def _works(runs: Sequence[Run]) -> bool:
+    """Whether the first run trained; one whose windows are of several paces did."""
+    failure = runs[0].failure if runs else None
+    return bool(runs) and (failure is None or failure.kind == "unsteady")
+
+
+def _told(runs: Sequence[Run], output: str) -> str:
+    """The pace of the first run, or why one of them has none."""
+    failed = [run.failure.message[:300] for run in runs if run.failure is not None]
+    return failed[0] if failed else _pace(runs[0]) if runs else _last_line(output)
 
 
 def _pace(run: Run) -> str:
@@ -320,6 +351,33 @@ def _phase_error(run: Run) -> float | None:
     ]
     # A pause of the host between two steps whose phases are marked is in no phase.
     return statistics.median(errors) if errors else None
+
+
+def telemetry_beside(run: Run) -> Finding:
+    """Whether NVML's counters of a run fit each other, torch's memory and a busy GPU."""
+    name, problems = f"telemetry of {run.configuration.case}", []
+    if not run.gpu_summaries:
+        return Finding(name=name, passed=False, said=run.telemetry_absent or "none")
+    (seen,), (rank,) = run.gpu_summaries, run.ranks
+    needed = ("utilization_mean", "power_mean_w", "energy_j", "memory_used_peak_bytes")
+    if lacks := [counter for counter in needed if counter not in seen.values]:
+        said = f"no {', '.join(lacks)}: {'; '.join(seen.absent)}"
+        return Finding(name=name, passed=False, said=said)
+    utilization, power_w, energy_j, used_bytes = (seen.values[counter] for counter in needed)
+    mean_w = energy_j / sum(window.time_s for window in run.windows)
+    if rank.device_uuids != (seen.uuid,):
+        problems.append(f"of GPU {seen.uuid}, and the rank was on {rank.device_uuids}")
+    if utilization < SMALLEST_UTILIZATION:
+        problems.append("the GPU was idle")
+    if abs(mean_w / power_w - 1) > LARGEST_POWER_ERROR:
+        problems.append("energy and power differ")
+    if used_bytes < (rank.peak_memory_bytes or 0):
+        problems.append("torch had more memory than was in use")
+    said = (
+        f"{utilization:.0%} busy, {power_w:.0f} W, {mean_w:.0f} W by energy, "
+        f"{int(used_bytes) >> 20} MiB in use, {(rank.peak_memory_bytes or 0) >> 20} MiB by torch"
+    )
+    return Finding(name=name, passed=not problems, said="; ".join([said, *problems]))
 
 
 def _nvidia_smi(field: str, gpu: str) -> str:

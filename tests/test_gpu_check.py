@@ -4,14 +4,17 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from builders import run, with_values
+from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file
+from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file, telemetry_beside
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
@@ -96,6 +99,36 @@ def test_nvidia_smi_that_says_otherwise_is_told(
     assert [finding.passed for finding in findings] == [True, is_same]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({}, None),
+        # Units that are off by a thousand, another device's counters, and none.
+        ({"energy_j": 300_000.0}, "energy and power differ"),
+        ({"memory_used_peak_bytes": 2.0**20}, "torch had more memory than was in use"),
+        ({"utilization_mean": 0.009}, "the GPU was idle"),
+        ({"power_mean_w": None}, "no power_mean_w: "),
+    ],
+)
+def test_counters_that_do_not_fit_the_run_are_told(
+    wrong: dict[str, float | None], problem: str | None
+) -> None:
+    measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
+    (summary,), (rank,) = measured.gpu_summaries, measured.ranks
+    right = {"energy_j": 300.0, "power_mean_w": 310.0, "memory_used_peak_bytes": 2.0**31}
+    measured = replace(
+        measured,
+        gpu_summaries=(with_values(summary, **{**right, **wrong}),),
+        ranks=(replace(rank, device_uuids=(summary.uuid,)),),
+    )
+    finding = telemetry_beside(measured)
+    assert finding.passed is (problem is None), finding.said
+    assert (problem or "98% busy, 310 W, 300 W by energy, 2048 MiB in use") in finding.said
+    elsewhere = replace(measured, ranks=(replace(rank, device_uuids=("another",)),))
+    assert not telemetry_beside(elsewhere).passed
+    assert not telemetry_beside(replace(measured, gpu_summaries=())).passed
+
+
 def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_refused(
     tmp_path: Path,
 ) -> None:
@@ -122,3 +155,32 @@ def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_re
     refused = check("--only", "doctor,that")
     assert refused.returncode == 2
     assert "no check that; there are doctor, shipped_cases" in refused.stderr
+
+
+def test_what_a_check_has_started_ends_with_it(tmp_path: Path) -> None:
+    def measuring() -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if "--results" in words and any(str(tmp_path) in word for word in words):
+                found.append(path.parent.name)
+        return found
+
+    def wait_until(is_there: bool) -> None:
+        deadline_s = time.monotonic() + 60
+        while bool(measuring()) is not is_there:
+            assert time.monotonic() < deadline_s, "60 s passed"
+            time.sleep(0.1)
+
+    script = str(REPOSITORY / "ci" / "gpu_check.py")
+    options = ("--device", "cpu", "--only", "shipped_cases", "--out", str(tmp_path))
+    check = subprocess.Popen([sys.executable, script, *options], cwd=tmp_path)
+    try:
+        wait_until(True)
+    finally:
+        check.kill()
+        check.wait()
+    wait_until(False)
