@@ -83,7 +83,7 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
         if present := _gpus_of_driver():
             raise GpuscaleError(
                 f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
-                "mend that, or measure CPU ranks with --device cpu"
+                "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
             )
         return ()
     # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
