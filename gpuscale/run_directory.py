@@ -93,6 +93,8 @@ class RunDirectory:
     """The readings of NVML's sampler on a host."""
     environment = _record("environment-{}.json", Environment)
     """A node's description of itself, by the launcher's name for it."""
+    refusal = _path("environment-{}.refusal")
+    """In place of it what must be mended on the node, in a line."""
     host = _path("rank-{}.host")
     """The name of the host that the rank was started on."""
     output = _path("rank-{}.log")

@@ -243,6 +243,22 @@ def test_no_process_outlives_a_pytest_that_is_ended(tmp_path: Path, number: sign
     assert wait_until(lambda: processes_of(tmp_path) == []), processes_of(tmp_path)
 
 
+def test_no_loader_process_outlives_a_rank_that_crashed(tmp_path: Path) -> None:
+    write_case(tmp_path, "Case = Tiny")
+    loading = ("--data", "loader", "--data-workers", "2")
+    with (tmp_path / "log").open("w") as log:
+        # Into a file: what outlived the session would hold a pipe open.
+        process = subprocess.Popen(
+            pytest_command(*ONE_RUN, *loading, "--inject", "crash=1@20"),
+            cwd=tmp_path,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    assert process.wait(timeout=TIMEOUT_S) == 1
+    assert "rank 1 was killed by SIGSEGV" in (tmp_path / "log").read_text()
+    assert wait_until(lambda: processes_of(tmp_path) == [], 20.0), processes_of(tmp_path)
+
+
 def has_fork_server(folder: Path) -> bool:
     """Whether the fork server of a pytest in `folder` runs; pytest's plugins start others."""
     return any(

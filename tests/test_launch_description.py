@@ -133,6 +133,15 @@ def test_on_one_node_devices_follow_each_other_and_pairs_share_none() -> None:
     assert set(blocks[4]) == {(0, 1, 2, 3)}
 
 
+def test_a_node_whose_gpus_cannot_be_used_is_named_with_what_to_mend(tmp_path: Path) -> None:
+    directory = RunDirectory(path=tmp_path)
+    directory.environment("n1").write(node("n1"))
+    directory.refusal("n2").write_text("CUDA does not start")
+    with pytest.raises(MachineError, match=r"^n2: CUDA does not start$") as caught:
+        job_environment(("n1", "n2"), directory, "auto", exit_code=1, timed_out=False)
+    assert [*caught.value.hosts] == ["n2"]
+
+
 @pytest.mark.parametrize(
     ("described", "timed_out", "told"),
     [

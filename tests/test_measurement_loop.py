@@ -42,6 +42,8 @@ class MadeClock:
         self.now_s += self.pending_s
         self.pending_s = 0.0
 
+    events_per_step = 7
+
     def begin_window(self, *, marked_every: int) -> None:
         self._opened_s = self.now_s
         self.marked_every.append(marked_every)

@@ -94,7 +94,25 @@ def test_a_window_without_steps_has_no_phases(time: MadeTime, device: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("step_time_s", "steps"), [(1.0, 1), (0.004, 1), (0.0039, 2), (0.001, 4), (0.0001, 40)]
+    ("step_time_s", "events", "steps"),
+    [
+        *((1.0, 7, 1), (0.004, 7, 1), (0.0039, 7, 2), (0.001, 7, 4), (0.0001, 7, 40)),
+        # Steps of several micro-batches have more of them.
+        *((0.04, 70, 1), (0.039, 70, 2)),
+    ],
 )
-def test_marks_cost_at_most_half_a_percent_of_a_step(step_time_s: float, steps: int) -> None:
-    assert steps_per_mark(step_time_s) == steps
+def test_marks_cost_at_most_half_a_percent_of_a_step(
+    step_time_s: float, events: int, steps: int
+) -> None:
+    assert steps_per_mark(step_time_s, events) == steps
+
+
+def test_the_events_of_a_step_are_those_of_the_steps_that_are_marked(time: MadeTime) -> None:
+    clock = phase_clock(torch.device("cuda"))
+    assert clock.events_per_step == 1
+    clock.begin(3)
+    for _ in range(7):
+        clock.begin_step()
+        for phase in (*SPENT_S, Phase.OPTIMIZER):
+            clock.mark(phase)
+    assert clock.events_per_step == 7

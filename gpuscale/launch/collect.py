@@ -180,6 +180,9 @@ def job_environment(
             f"{nodes} did not answer in time; see whether the scheduler still reaches them",
             hosts=missing,
         )
+    for host in missing:
+        if said := text_of(directory.refusal(host)):
+            raise MachineError(f"{host}: {said}", hosts=[host])
     tail = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
     if found:
         raise MachineError(

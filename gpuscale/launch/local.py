@@ -50,7 +50,8 @@ class LocalLauncher(Launcher):
     def environment(self) -> Environment:
         """The machine as the ranks see it; found out at the first use."""
         with scratch_folder("gpuscale-machine-") as folder:
-            file = RunDirectory(path=folder).environment("here")
+            directory = RunDirectory(path=folder)
+            file = directory.environment("here")
             # A process that may touch CUDA, as this one may not.
             asked = ("describe", str(file.path), self._device)
             process = _fork_server().Process(target=do_in_rank, args=asked)
@@ -65,8 +66,9 @@ class LocalLauncher(Launcher):
                 )
             if not file.path.exists():
                 raise MachineError(
-                    f"the process that looks at the GPUs ended with exit code {process.exitcode}; "
-                    "see its message above, or measure with --device cpu"
+                    text_of(directory.refusal("here"))
+                    or f"the process that looks at the GPUs ended with exit code {process.exitcode}"
+                    "; see its message above, or measure with --device cpu"
                 )
             found = file.read()
         if self._device == "cuda" and not found.gpus:

@@ -177,10 +177,13 @@ class NvmlDevice:
 
     def compute_processes(self) -> int:
         """Processes that compute on the device now."""
+        call = "nvmlDeviceGetComputeRunningProcesses"
+
+        def listed(version: str) -> Any:
+            return _named(call + version)(self._handle)
+
         # By version: on a driver before R510 the plain call raises what is no NVMLError.
-        newest = pynvml.nvmlDeviceGetComputeRunningProcesses_v3
-        older = pynvml.nvmlDeviceGetComputeRunningProcesses_v2
-        return len(_Forms(partial(newest, self._handle), partial(older, self._handle))())
+        return len(_Forms(partial(listed, "_v3"), partial(listed, "_v2"))())
 
     def read(self) -> Reading:
         """The fast-changing part of the state; a question without an answer has its reason."""

@@ -158,6 +158,9 @@ class LoadedBatches:
             persistent_workers=workers > 0,
             prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
             worker_init_fn=_end_with_rank,
+            # A rank that came out of a fork server would start one more, whose child a worker is:
+            # neither would see the rank end, and each worker would first import torch.
+            multiprocessing_context="fork" if workers else None,
             drop_last=True,
         )
         if len(self._loader) == 0:

@@ -224,7 +224,7 @@ def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
     training, _ = _prepare(request, files.directory)
     strategy = training.strategy
     step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
-    marked_every = loop.steps_per_mark(step_time_s)
+    marked_every = loop.steps_per_mark(step_time_s, training.events_per_step)
     steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
     sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
     pairs = []

@@ -12,8 +12,8 @@ from gpuscale.records.request import Measurement, RankWindow
 _FEWEST_WINDOWS = 10
 _PACE_WINDOWS = 5
 _STEPS_OF_A_PACE = 3
-_MARKS_OF_A_STEP_S = 20e-6
-"""Of the host, for the seven CUDA events between the phases of a step."""
+_EVENT_S = 20e-6 / 7
+"""Of the host, for a CUDA event; a step of one batch has seven between its phases."""
 _SHARE_FOR_MARKS = 0.005
 _SYNCED_PER_UNSYNCED = 3
 _ROUNDING = 1e-9
@@ -40,6 +40,11 @@ class Stepper(Protocol):
 
     def phases(self) -> Phases:
         """The phases since `begin_window`, in seconds."""
+        ...
+
+    @property
+    def events_per_step(self) -> int:
+        """The events that mark the phases of a step."""
         ...
 
     def remember(self) -> None:
@@ -83,7 +88,7 @@ def measure(
     warmup_s = time.perf_counter() - started
     steps, windows = window_plan(step_time_s, timing, pausing=pausing, loaders=loaders)
     # Of the batches of a burst the first is late: all steps are marked then.
-    marked_every = 1 if loaders else steps_per_mark(step_time_s)
+    marked_every = 1 if loaders else steps_per_mark(step_time_s, training.events_per_step)
     measured = []
     for number in range(windows):
         report("window", number, windows)
@@ -121,9 +126,9 @@ def own_pace_s(training: Stepper, peers: Peers) -> float:
     return statistics.median(window.own_s for window in alone) / _STEPS_OF_A_PACE
 
 
-def steps_per_mark(step_time_s: float) -> int:
+def steps_per_mark(step_time_s: float, events: int) -> int:
     """Of how many steps one has its phases marked, so that marks cost at most 0.5% of the time."""
-    return max(1, math.ceil(_MARKS_OF_A_STEP_S / (_SHARE_FOR_MARKS * step_time_s) - _ROUNDING))
+    return max(1, math.ceil(events * _EVENT_S / (_SHARE_FOR_MARKS * step_time_s) - _ROUNDING))
 
 
 def window_plan(

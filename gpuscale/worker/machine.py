@@ -7,7 +7,6 @@ import contextlib
 import os
 import platform
 import socket
-import sys
 import timeit
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from gpuscale.errors import GpuscaleError
 from gpuscale.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
 from gpuscale.records import Environment, GpuDevice, NodeProbe
 from gpuscale.records.request import NodeProbeRequest, SendTime
-from gpuscale.run_directory import RecordFile, RunDirectory
+from gpuscale.run_directory import RecordFile, RunDirectory, write_atomically
 from gpuscale.worker.strategies import cuda_device
 
 _GPU_MATRIX = 4096
@@ -41,7 +40,10 @@ serve older ones, end with 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
 
 
 def describe_to(path: str, device: str) -> None:
-    """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`."""
+    """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`.
+
+    Where its GPUs cannot be used, why goes into the folder's `refusal` beside it.
+    """
     die_with_parent()
     end_at_interrupt()
     try:
@@ -50,7 +52,7 @@ def describe_to(path: str, device: str) -> None:
         cudnn_version = _cudnn_version() if on_gpu else None
     except GpuscaleError as error:
         # Without a traceback: the machine is to be mended, and not this code.
-        sys.stderr.write(f"{error}\n")
+        write_atomically(Path(path).with_suffix(".refusal"), str(error))
         raise SystemExit(1) from None
     has_nccl = on_gpu and dist.is_nccl_available()
     set_here = sorted(os.environ.items())
@@ -81,7 +83,7 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
         if present := _gpus_of_driver():
             raise GpuscaleError(
                 f"torch {torch.__version__} cannot use the {present} GPUs here: {_why_no_cuda()}; "
-                "mend that, or measure CPU ranks with --device cpu"
+                "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
             )
         return ()
     # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
@@ -154,12 +156,10 @@ def _gpus_of_driver() -> int:
         for number in range(pynvml.nvmlDeviceGetCount()):
             try:
                 pynvml.nvmlDeviceGetHandleByIndex(number)
-            except pynvml.NVMLError_NoPermission:
-                # NVML counts those that a scheduler has given to other jobs as well.
-                continue
-            except pynvml.NVMLError:
-                # Ours, and lost: that is no reason to measure the CPU.
-                pass
+            except pynvml.NVMLError as error:
+                # NVML counts those of other jobs, too. A lost one of ours is one all the same.
+                if isinstance(error, pynvml.NVMLError_NoPermission):
+                    continue
             found += 1
     return found
 

@@ -29,7 +29,7 @@ class PhaseClock:
         """Start a window; its first step is marked, and every such step after it."""
         self._marked_every = marked_every
         self._steps = 0
-        self._marked_steps = 0
+        self._marked_steps = self._marks = 0
         self._is_marking = False
         self._begin_marks()
 
@@ -45,7 +45,13 @@ class PhaseClock:
     def mark(self, phase: Phase) -> None:
         """The time since the last mark was spent in this phase."""
         if self._is_marking:
+            self._marks += 1
             self._mark(phase)
+
+    @property
+    def events_per_step(self) -> int:
+        """The marks of each marked step since `begin`, and the one that it begins with."""
+        return 1 + round(self._marks / max(1, self._marked_steps))
 
     def phases(self) -> Phases:
         """The phases since `begin`, in seconds, as if all steps were like those marked."""

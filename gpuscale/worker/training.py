@@ -205,6 +205,11 @@ class Training:
         """The phases of the window, in seconds; to be asked after `synchronize`."""
         return self.clock.phases()
 
+    @property
+    def events_per_step(self) -> int:
+        """The events that mark the phases of a step."""
+        return self.clock.events_per_step
+
     def realign(self) -> None:
         """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
         self.strategy.realign(self.model, self.optimizer)
