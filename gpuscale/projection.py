@@ -13,6 +13,7 @@ the interval of the largest number that was measured. Nothing here is ever judge
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
@@ -82,11 +83,11 @@ class NotProjected(NamedTuple):
 
 def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | NotProjected]:
     """Each configuration on those of the numbers of GPUs that it was not measured on."""
-    communication = {
-        (each.configuration, each.key.gpus): each.parts["communication"] / each.efficiency
-        for each in efficiency_budgets(runs)
-        if "communication" in each.parts
-    }
+    exposed: dict[Configuration, dict[int, float]] = defaultdict(dict)
+    for each in efficiency_budgets(runs):
+        if "communication" in each.parts:
+            over_ideal = each.parts["communication"] / each.efficiency
+            exposed[each.configuration][each.key.gpus] = over_ideal
     curves: dict[Configuration, list[ScalingPoint]] = {}
     for point in scaling_points(runs):
         curves.setdefault(point.configuration, [])
@@ -97,7 +98,7 @@ def projections(runs: Sequence[Run], gpus: Sequence[int]) -> list[Projection | N
         try:
             if configuration.ranks_per_gpu is not None:
                 raise _RefusedError("its ranks share a GPU; measure with a GPU for each")
-            found.append(_projection(_curve(points, communication), gpus))
+            found.append(_projection(_curve(points, exposed[configuration]), gpus))
         except _RefusedError as refused:
             found.append(NotProjected(configuration, str(refused)))
     return found
@@ -127,9 +128,7 @@ class _Curve:
         return replace(self, logs=dict([*self.logs.items()][:count]))
 
 
-def _curve(
-    points: Sequence[ScalingPoint], communication: Mapping[tuple[Configuration, int], float]
-) -> _Curve:
+def _curve(points: Sequence[ScalingPoint], exposed: Mapping[int, float]) -> _Curve:
     gpus = [point.key.gpus for point in points]
     if len(set(gpus)) < len(gpus):
         raise _RefusedError(
@@ -151,18 +150,9 @@ def _curve(
         )
     # A step time that is known gives the efficiency, since T(1) is known too.
     logs = {p.key.gpus: -math.log(p.efficiency.value) for p in points if p.efficiency is not None}
-    exposed = {
-        point.key.gpus: communication.get((point.configuration, point.key.gpus)) for point in points
-    }
-    told = all(value is not None for n, value in exposed.items() if n > 1)
-    return _Curve(
-        points=points,
-        scaling=scaling,
-        logs=logs,
-        communication={
-            n: (exposed[n] or 0.0) if told else math.expm1(log) for n, log in logs.items()
-        },
-    )
+    told = all(n in exposed for n in gpus if n > 1)
+    communication = {n: exposed.get(n, 0.0) if told else math.expm1(logs[n]) for n in logs}
+    return _Curve(points=points, scaling=scaling, logs=logs, communication=communication)
 
 
 def _projection(curve: _Curve, gpus: Sequence[int]) -> Projection:
@@ -200,10 +190,10 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ProjectedPo
     batch = round(one.batch_per_gpu * curve.share(gpus))
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
     efficiency = over_ideal.inverse(1)
-    across = last.nodes is not None and last.nodes > 1
+    nodes = last.nodes or 1
     return ProjectedPoint(
         gpus=gpus,
-        nodes=math.ceil(gpus * last.nodes / last.key.gpus) if across and last.nodes else None,
+        nodes=math.ceil(gpus * nodes / last.key.gpus) if nodes > 1 else None,
         batch_per_gpu=batch,
         step_time_s=step_time_s,
         samples_per_s=step_time_s.inverse(gpus * batch),
