@@ -113,10 +113,8 @@ def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) 
     assert point.step_time_s is not None, "a point with an efficiency has a step time"
     efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
     # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
-    now, on_one = point.batch_per_gpu, reference[0].batch_per_gpu
-    assert now is not None, "valid runs know their batch"
-    assert on_one is not None, "valid runs know their batch"
-    ideal = now / on_one
+    on_one = PointKey.of(reference[0]).global_batch
+    ideal = point.point_key.global_batch / (point.key.gpus * on_one)
     parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
     parts = {
         name: seconds / step_time_s
