@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from gpuscale.compare.decision import (
@@ -45,7 +45,7 @@ class MetricChange:
             verdict = Verdict.IMPROVED
         else:
             verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
-        rise = quantity.gain if self.spec.more_is_better else _turned(quantity.gain)
+        rise = quantity.gain if self.spec.more_is_better else -quantity.gain
         return MetricVerdict(
             metric=self.spec,
             verdict=verdict,
@@ -103,15 +103,11 @@ def _quantity(
     loss_of = relative_fall if spec.more_is_better else relative_rise
     return Quantity(
         name=spec.name,
-        gain=_turned(fall) if spec.more_is_better else fall,
+        gain=-fall if spec.more_is_better else fall,
         limits=limits,
         rates=rates,
         loss_of=loss_in_points if spec.in_points else loss_of,
     )
-
-
-def _turned(gain: Difference) -> Difference:
-    return replace(gain, value=-gain.value)
 
 
 def _in_points(value: Difference) -> Estimate:

@@ -111,7 +111,10 @@ class Difference:
 
     def p_above_zero(self) -> float | None:
         """The one-sided p for "the truth is above 0"."""
-        return replace(self, value=-self.value).p_below_zero()
+        return (-self).p_below_zero()
+
+    def __neg__(self) -> "Difference":
+        return replace(self, value=-self.value)
 
     def exponential(self) -> Estimate:
         """The estimate of what the value is the logarithm of: a time, a throughput or a ratio."""
