@@ -95,16 +95,12 @@ class _Pairing:
         def change(
             name: QuantityName,
             limits: Limits,
-            then: Sequence[RunSample],
-            now: Sequence[RunSample],
+            then: tuple[RunSample, ...],
+            now: tuple[RunSample, ...],
             apart: float = 0.0,
         ) -> Quantity:
-            gain = gain_of(
-                SideSample(tuple(then)),
-                SideSample(tuple(now)),
-                deviation=limits.allocation_deviation,
-                deviation_apart=apart,
-            )
+            sides, deviation = (SideSample(then), SideSample(now)), limits.allocation_deviation
+            gain = gain_of(*sides, deviation=deviation, deviation_apart=apart)
             weight = OTHER_WEIGHT if name is QuantityName.EFFICIENCY else TIME_WEIGHT
             return Quantity(name=name, gain=gain, limits=limits, rates=rates, weight=weight)
 
