@@ -154,27 +154,24 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
 
     Where other parts are gains, the shares are still of all that was lost.
     """
-    lost = 0.0 if budget is None else 1 - budget.efficiency
-    if budget is not None and lost > 0:
+    if budget is not None and budget.efficiency < 1:
+        lost = 1 - budget.efficiency
         in_all = sum(part for part in (*budget.parts.values(), budget.rest) if part > 0)
         demands = STRATEGIES.get(budget.configuration.strategy)
-        parts = (
-            (CauseKind.COMMUNICATION, budget.parts.get("communication")),
-            (CauseKind.DATA, budget.parts.get("data")),
-            (CauseKind.SLOW_RANK, budget.parts.get("skew")),
-        )
-        causes = [
-            Cause(
+        parts = {
+            CauseKind.COMMUNICATION: budget.parts.get("communication", 0.0),
+            CauseKind.DATA: budget.parts.get("data", 0.0),
+            CauseKind.SLOW_RANK: budget.parts.get("skew", 0.0),
+        }
+        named = {kind: part for kind, part in parts.items() if part >= NAMED_SHARE * in_all}
+        for kind, part in sorted(named.items(), key=lambda each: -each[1]):
+            yield Cause(
                 kind=kind,
                 code="lost_to_ideal",
                 share=part / in_all,
                 includes=demands.paused if demands and kind is CauseKind.COMMUNICATION else None,
                 evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
             )
-            for kind, part in parts
-            if part is not None and part >= NAMED_SHARE * in_all
-        ]
-        yield from sorted(causes, key=lambda cause: -(cause.share or 0.0))
     yield _open("published_figures", Remedy("record_own"))
 
 
