@@ -233,8 +233,7 @@ def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
     of variance must find the devices different with p < 0.01.
     """
     valid = valid_by_point(runs)
-    spreads = {key: _step_times_s(key, valid) for key in valid if key.gpus == 1}
-    return {key: step_times_s for key, step_times_s in spreads.items() if step_times_s}
+    return {key: its for key in valid if key.gpus == 1 and (its := _step_times_s(key, valid))}
 
 
 def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:

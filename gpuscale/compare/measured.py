@@ -212,10 +212,8 @@ def _why_without_speedup(before: PointKey | None, now: PointKey | None) -> State
         return Statement.of("baseline_not_on_1_gpu")
     if now is None:
         return Statement.of("results_not_on_1_gpu")
-    batches = {"before": before.batch_per_gpu, "now": now.batch_per_gpu}
-    if before.batch_per_gpu != now.batch_per_gpu:
-        return Statement.of("other_batch_on_1_gpu", **batches)
-    return None
+    then, today = before.batch_per_gpu, now.batch_per_gpu
+    return None if then == today else Statement.of("other_batch_on_1_gpu", before=then, now=today)
 
 
 def _adjusted(tests: Sequence[Quantity]) -> Iterator[Quantity]:
