@@ -108,14 +108,9 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
 def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
     yield _drift(logs)
     in_turn = range(len(logs))
-    orders: tuple[tuple[_Kind, Sequence[int], int], ...] = (
-        ("level", in_turn, 5),
-        ("two levels", sorted(in_turn, key=logs.__getitem__), 4),
-    )
-    for kind, order, parts in orders:
-        shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
-        if levels := _levels(logs, kind, order, shortest):
-            yield levels
+    by_size = sorted(in_turn, key=logs.__getitem__)
+    yield from _levels(logs, "level", in_turn, parts=5)
+    yield from _levels(logs, "two levels", by_size, parts=4)
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
@@ -129,25 +124,25 @@ def _drift(logs: Sequence[float]) -> _Shape:
 
 
 def _levels(
-    logs: Sequence[float], kind: _Kind, order: Sequence[int], shortest: int
-) -> _Shape | None:
+    logs: Sequence[float], kind: _Kind, order: Sequence[int], *, parts: int
+) -> Iterator[_Shape]:
     """The two levels that leave the least over, when the windows in this order are cut once.
 
-    None where fewer windows than the shortest level has really lie on one of them: then the
-    others are outliers that share its side of the cut with windows of the other level.
+    Nothing where fewer windows than the shortest level has, one of so many parts, really lie on
+    one of them: then the others are outliers that share its side of the cut with windows of the
+    other level.
     """
+    shortest = max(2 if len(logs) < 8 else 3, math.ceil(len(logs) / parts))
     cuts = [(order[:cut], order[cut:]) for cut in range(shortest, len(logs) - shortest + 1)]
-    before, after = min(cuts, key=lambda parts: sum(_level(logs, part)[1] for part in parts))
+    before, after = min(cuts, key=lambda both: sum(_level(logs, part)[1] for part in both))
     (first, left_before), (second, left_after) = _level(logs, before), _level(logs, after)
     at_home = [
         sum(abs(logs[i] - own) < abs(logs[i] - other) for i in part)
         for part, own, other in ((before, first, second), (after, second, first))
     ]
-    if min(at_home) < shortest:
-        return None
-    return _Shape(
-        kind=kind, change=second - first, left_over=left_before + left_after, second=tuple(after)
-    )
+    if min(at_home) >= shortest:
+        left_over = left_before + left_after
+        yield _Shape(kind=kind, change=second - first, left_over=left_over, second=tuple(after))
 
 
 def _level(logs: Sequence[float], windows: Sequence[int]) -> tuple[float, float]:
