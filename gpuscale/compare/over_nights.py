@@ -103,16 +103,11 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         if entry.verdict.is_loss:
             # Beside nights on the lost level already, it is tonight's own.
             return replace(entry, since=since) if lost.is_new else entry
-        facts: dict[str, object] = {
-            "change": -lost.throughput.value,
-            "since": onset,
-            "otherwise": entry.reason,
-        }
-        if lost.kind == "drift":
-            reason = Statement.of("drifted", **facts)
-        else:
-            changed = environment_at(history.nights, lost.onset)
-            reason = Statement.of("level_lost", **facts, changed=changed)
+        change = -lost.throughput.value
+        facts: dict[str, object] = {"change": change, "since": onset, "otherwise": entry.reason}
+        if since is not None:
+            facts["changed"] = environment_at(history.nights, lost.onset)
+        reason = Statement.of("drifted" if since is None else "level_lost", **facts)
         on_1 = entry.key.gpus == 1
         return replace(
             entry,
