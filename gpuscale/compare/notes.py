@@ -131,10 +131,9 @@ def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
 
 def _runs_of_sides(rows: Sequence[Row]) -> tuple[list[Run], list[Run]]:
     """The valid runs of all rows, before and now."""
-    befores, afters = [row.before for row in rows], [row.after for row in rows]
     before, after = (
         [run for each in entries if each for its in each.runs.values() for run in its]
-        for entries in (befores, afters)
+        for entries in ([row.before for row in rows], [row.after for row in rows])
     )
     return before, after
 
