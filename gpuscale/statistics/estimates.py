@@ -252,8 +252,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 
     Not where that is of fewer runs: many quiet runs are not doubted for a few noisy ones. The
     median supposes that all rows are equally noisy; where one is not, a lucky draw of few runs
-    would be believed. Simulated, 5% deviation of T(4) beside 0.2% of T(1), 3 identical runs
-    against 6, was then called slower in up to 3.5% of all cases.
+    would be believed (docs/judging.md has the rates, of `not_above` too).
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:
@@ -264,9 +263,8 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 def not_above(prior: Term | None, *of_row: Sample) -> Term | None:
     """The prior, lowered to the bound that the row's own samples put on their variance.
 
-    A row that knows itself well enough is not moderated by neighbours that are far noisier:
-    simulated, a loss of 5% on all of 8 rows, 6 runs against 3 of 0.3% deviation, was found in
-    13% of them where half of the rows deviated by 5%. Values that are all alike may be rounded.
+    A row that knows itself well enough is not moderated by neighbours that are far noisier.
+    Values that are all alike may be rounded.
     """
     df = math.fsum(sample.df for sample in of_row)
     squares = math.fsum((sample.variance or 0.0) * sample.df for sample in of_row)
