@@ -95,7 +95,13 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
     logs = [math.log(time_s) for time_s in step_times_s]
     if max(logs) - min(logs) < math.log1p(_SMALLEST_CHANGE):
         return None
-    clear = {shape.kind: shape for shape in _shapes(logs) if shape.is_clear(count)}
+    by_size = sorted(range(count), key=logs.__getitem__)
+    shapes = (
+        _drift(logs),
+        *_levels(logs, "level", range(count), parts=5),
+        *_levels(logs, "two levels", by_size, parts=4),
+    )
+    clear = {shape.kind: shape for shape in shapes if shape.is_clear(count)}
     if "level" in clear:
         # Two levels in succession are two levels in some order, too, and fit outliers better.
         clear.pop("two levels", None)
@@ -103,14 +109,6 @@ def _shape(step_times_s: Sequence[float]) -> tuple[str, bool] | None:
         return None
     found = min(clear.values(), key=lambda shape: (shape.leaves_median(logs), shape.left_over))
     return _described(found, count), found.leaves_median(logs)
-
-
-def _shapes(logs: Sequence[float]) -> Iterator[_Shape]:
-    yield _drift(logs)
-    in_turn = range(len(logs))
-    by_size = sorted(in_turn, key=logs.__getitem__)
-    yield from _levels(logs, "level", in_turn, parts=5)
-    yield from _levels(logs, "two levels", by_size, parts=4)
 
 
 def _drift(logs: Sequence[float]) -> _Shape:
