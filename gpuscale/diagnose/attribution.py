@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from gpuscale.records import Phases, Run
 from gpuscale.statistics.distributions import t_quantile
+from gpuscale.statistics.estimates import Moderated, Term, grouped_log_sample
 
 NAMED_SHARE = 0.1
 """A part with less of what is lost is not named."""
@@ -155,12 +156,11 @@ def changes_of(
     if not before or not after:
         return {}
     times = [[step.time_s for step in steps] for steps in (before, after)]
-    step_df = len(before) + len(after) - 2
     # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
     # step, which no part of it exceeds by much.
-    prior = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
-    if step_df:
-        prior = _squares(*times) / step_df
+    told = grouped_log_sample(times).variance
+    unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    prior = Term(variance=unknown if told is None else told, df=_PRIOR_DF)
     old, new = ([step.parts for step in steps] for steps in (before, after))
     found = {}
     for part in old[0]:
@@ -168,16 +168,16 @@ def changes_of(
         if not olds or not news:
             continue
         before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
-        df = _PRIOR_DF + len(olds) + len(news) - 2
-        variance = (_PRIOR_DF * prior + _squares(olds, news)) / df
-        of_means = variance * (1 / len(olds) + 1 / len(news))
+        runs = Moderated(sample=grouped_log_sample((olds, news)), prior=prior)
+        of_means = (runs.own_part + runs.prior_part) * (1 / len(olds) + 1 / len(news))
         of_allocations = (allocation_deviation * before_s) ** 2
         found[part] = Change(
             part=part,
             before_s=before_s,
             after_s=after_s,
             lost_s=after_s - before_s,
-            noise_s=t_quantile(_NAMED_CONFIDENCE, df) * math.sqrt(of_means + of_allocations),
+            noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
+            * math.sqrt(of_means + of_allocations),
         )
     changes = _without_hidden_communication(found)
     lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
@@ -185,14 +185,6 @@ def changes_of(
         part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
         for part, change in changes.items()
     }
-
-
-def _squares(*samples: Sequence[float]) -> float:
-    """The squared deviations of values from the mean of their sample, all together."""
-    means = [statistics.fmean(values) for values in samples]
-    return math.fsum(
-        (value - mean) ** 2 for values, mean in zip(samples, means, strict=True) for value in values
-    )
 
 
 def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
