@@ -176,11 +176,9 @@ def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Ju
     row, entry = judgement.row, judgement.entry
     if row.after is None or not entry.verdict.is_pass:
         return judgement
-    nights = beside_the_others(row.after)
-    name = max(nights, key=nights.__getitem__, default=None)
-    if name is None:
-        return judgement
-    loss = 1 - exponential(-nights[name])
+    nights = beside_the_others(row.after).items()
+    name, apart = max(nights, key=lambda night: night[1], default=("", 0.0))
+    loss = 1 - exponential(-apart)
     if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
         return judgement
     reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)
