@@ -317,7 +317,7 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
         code = "unknown_end_moved"
     elif change.high >= 0:
         code = "loss_not_excluded"
-    elif quantity.loss <= quantity.limits.margin or quantity.p_worse is None:
+    elif quantity.excess_loss <= 0:
         code = "within_margin"
     else:
         code = "not_beyond_chance"
