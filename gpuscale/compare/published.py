@@ -35,11 +35,10 @@ class _Ratio:
 
     def measured(self, further_runs: int = 0) -> Difference:
         """The ratio, or what it would be after further runs that leave it where it is."""
-        grown = (
-            replace(sample, count=sample.count + further_runs, df=sample.df + further_runs)
+        terms = [
+            replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
             for sample in self.samples
-        )
-        terms = [sample.term() for sample in grown]
+        ]
         if self.nights is None or self.nights.variance is None:
             return difference(self.value, terms)
         # One night more, beside the mean of the published; a single run tonight is as much.

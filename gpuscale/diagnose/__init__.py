@@ -45,8 +45,8 @@ def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     if isinstance(finding, MetricSpec):
         # No time explains more memory or energy; more exposed communication is told by its own.
         parts = [Part.COMMUNICATION] if finding.in_points else []
-    changes = [row.point.changes[part] for part in parts if part in row.point.changes]
-    standing_out = [change for change in changes if change.stands_out]
+    changes = row.point.changes
+    standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
     for change in sorted(standing_out, key=lambda change: -change.lost_s):
         yield structs.replace(
             OF_PARTS[change.part](row, change),
