@@ -157,7 +157,7 @@ def changes_of(
         return {}
     times = [[step.time_s for step in steps] for steps in (before, after)]
     # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
-    # step, which no part of it exceeds by much.
+    # step, which no part of it exceeds by much. These are of seconds, not logarithms: parts add up.
     told = grouped_log_sample(times).variance
     unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
     prior = Term(variance=unknown if told is None else told, df=_PRIOR_DF)
