@@ -6,6 +6,7 @@ independent samples, runs are. A difference of logarithms is a relative change.
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -239,12 +240,21 @@ def priors_of(samples: Sequence[Sample]) -> list[Term | None]:
     all_df = math.fsum(sample.df for sample in samples)
     priors: list[Term | None] = []
     for sample, variance in zip(samples, variances, strict=True):
-        others = deviations.copy()
-        if variance is not None:
-            others.remove(math.sqrt(variance))
+        median = _median_without(deviations, None if variance is None else math.sqrt(variance))
         df = min(_PRIOR_DF, _MEDIAN_EFFICIENCY * (all_df - sample.df))
-        priors.append(Term(variance=statistics.median(others) ** 2, df=df) if others else None)
+        priors.append(None if median is None else Term(variance=median**2, df=df))
     return priors
+
+
+def _median_without(ordered: Sequence[float], one: float | None) -> float | None:
+    """The median of ascending numbers but for one of them, which may be None."""
+    # Each of thousands of entries asks this of all others: nothing is copied or sorted.
+    left_out = len(ordered) if one is None else bisect_left(ordered, one)
+    count = len(ordered) - (one is not None)
+    if count == 0:
+        return None
+    low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
 
 
 def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | None:
