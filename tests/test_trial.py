@@ -32,7 +32,7 @@ def made(model: nn.Module, shape: tuple[int, ...], classes: int = 10) -> Trainin
         sample_shape, batch = shape, 6
 
         def model(self) -> nn.Module:
-            return deepcopy(model).to(torch.get_default_device())
+            return deepcopy(model).to(torch.empty(0).device)
 
         def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return nn.functional.cross_entropy(output, target)
