@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.statistics.levels import departure, level_changes, stands_out
+from gpuscale.statistics.levels import departure, level_changes, outlying, stands_out
 
 STEP = math.log(1.03)
 SERIES = 400
@@ -95,7 +95,7 @@ def test_a_single_night_stands_out_and_is_no_change() -> None:
     assert last == pytest.approx(0.2)
     assert stands_out(series, 0.2)
     assert not stands_out(series, 0.01)
-    assert departure(series[:3], 0.2) is None
+    assert departure([], 0.2) is None
 
 
 def test_a_recovery_is_a_change_too() -> None:
@@ -112,7 +112,13 @@ def test_the_first_nights_tell_nothing(count: int) -> None:
 
 
 def test_a_night_stands_out_from_the_fifth_on_and_a_level_changes_from_the_sixth_on() -> None:
-    assert departure([0.0] * 3, 0.5) is None
-    assert departure([0.0] * 4, 0.5) is not None
+    assert not stands_out([0.0] * 3, 0.5)
+    assert stands_out([0.0] * 4, 0.5)
     assert not level_changes([0.0] * 3 + [0.5] * 2)
     assert level_changes([0.0] * 4 + [0.5] * 2)
+
+
+def test_nights_that_lie_far_are_outlying_unless_they_are_more_than_a_quarter() -> None:
+    assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.0]) == (2,)
+    assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.5]) == ()
+    assert outlying([math.log(rate) for rate in (251, 261, 309, 582, 576, 586)]) == ()

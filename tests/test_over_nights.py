@@ -26,6 +26,7 @@ from gpuscale.history import History, history_of
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
 from gpuscale.records.cause import Cause, Remedy
 from gpuscale.reports.comparison import as_text
+from gpuscale.reports.history_text import STANDING, notes, standings, verdict
 from gpuscale.store import read_results
 
 BEGAN_AT_S = 1.79e9
@@ -130,6 +131,43 @@ def test_a_night_reads_the_same_in_the_history_and_in_the_comparison(tmp_path: P
     dots: Any = next(line for line in axes.lines if line.get_label() == "night")
     now = compared["current"]["samples_per_s"]["value"]
     assert dots.get_ydata()[-1] == pytest.approx(now) == 128 / row.last_step_time_s
+
+
+@pytest.mark.parametrize(
+    ("samples_per_s", "standing", "word"),
+    [
+        ([251, 261, 582, 576], "too few nights", None),
+        ([251, 261, 309, 582, 576], "+74.8 %", "UNCLEAR"),
+        ([251, 261, 309, 582, 576, 586], "+59.1 %", "UNCLEAR"),
+        # The last night shows the step; from then on it is compared with those after it.
+        ([251, 261, 309, 582, 576, 586, 568], "−2.3 %", "STEADY"),
+        ([251, 261, 582, 576, 586, 568], "−2.3 %", "STEADY"),
+        ([251, 261, 582, 576, 586, 568, 580], "+0.4 %", "STEADY"),
+        ([250, 251, 252, 250, 300, 301, 400], "+33.1 %", "UNCLEAR"),
+    ],
+)
+def test_few_nights_say_no_more_than_they_tell(
+    samples_per_s: list[int], standing: str, word: str | None
+) -> None:
+    nights = [
+        replace(
+            results(run(1, 128 / rate), where=environment(job_id=str(night))),
+            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
+        )
+        for night, rate in enumerate(samples_per_s)
+    ]
+    history = history_of(nights)
+    assert [row[STANDING] for row in standings(history)] == [standing]
+    said = verdict(history)
+    assert (said and said[0]) == word
+    assert not any("stood out" in note for note in notes(history))
+    (picture,) = filter(None, [FIGURES["history"](Measurements(history=history))])
+    (axes,) = picture.figure.axes
+    drawn: list[Any] = [line for line in axes.lines if line.get_label() == "level"]
+    levels = [line.get_ydata()[0] for line in drawn]
+    assert len(levels) == len(history.rows[0].changes) + (word == "STEADY")
+    # No level lies where no night does.
+    assert all(min(abs(level / rate - 1) for rate in samples_per_s) < 0.03 for level in levels)
 
 
 def test_what_a_history_cannot_be_compared_with_is_said_in_one_line(tmp_path: Path) -> None:

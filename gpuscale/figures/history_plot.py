@@ -104,7 +104,9 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
         index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
         for index in row.nights
     }
-    bounds = [0, *(row.nights.index(change.onset) for change in row.changes), len(row.nights)]
+    bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
+    if not _is_of_too_few(row):
+        bounds.append(len(row.nights))
     for begin, end in itertools.pairwise(bounds):
         level = row.nights[begin:end]
         rate = statistics.median(rates[index] for index in level)
@@ -171,8 +173,13 @@ def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[
     axes.set_ylim(low, high)
 
 
+def _is_of_too_few(row: RowHistory) -> bool:
+    """True of a row whose last nights tell no level: a line might lie where no night does."""
+    return row.is_unclear or row.nights_missing > 0
+
+
 def _sentence(row: RowHistory, history: History) -> str:
-    if row.nights_missing:
+    if _is_of_too_few(row) and not row.changes:
         return f"{counted(len(row.nights), 'night')}, too few to tell a change of level"
     if not row.changes:
         return f"no change of level over {counted(len(row.nights), 'night')}"

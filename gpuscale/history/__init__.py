@@ -17,6 +17,7 @@ from gpuscale.statistics.levels import (
     Kind,
     LevelChange,
     departure,
+    is_far,
     level_changes,
     outlying,
     stands_out,
@@ -43,8 +44,6 @@ class RowChange:
     point: PointKey
     onset: int
     """Index of the first night on the new level; of a drift, of the night that showed it."""
-    seen: int
-    """Of the night that showed it."""
     kind: Kind
     throughput: Estimate
     """The change from level to level: −0.03 is 3% less."""
@@ -92,6 +91,8 @@ class RowHistory:
     """The last night's throughput against the `nights_before` it; None of too few nights."""
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
+    is_unclear: bool
+    """It lies far from the `nights_before` it, which are too few to tell whether it stands out."""
     lost: LostLevel | None
     """None where the last change was to the better, and where the last night lies as near to the
     level before it."""
@@ -215,20 +216,27 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
     values = [nights[i].log_step_times[point] for i in indices]
     found = level_changes(values)
     levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
-    far = [begin + i for begin, end in levels for i in outlying(values[begin:end])]
+    far = [
+        begin + i
+        for begin, end in levels
+        if end - begin > FEWEST_NIGHTS
+        for i in outlying(values[begin:end])
+    ]
     begin = found[-1].onset if found else 0
     changes = tuple(
         RowChange(
             point=point,
             onset=indices[change.onset],
-            seen=indices[change.seen],
             kind=change.kind,
             throughput=_throughput_change(values, found, number, number),
         )
         for number, change in enumerate(found)
     )
     before = nights_before(indices[-1], indices, changes)
-    last = departure([nights[i].log_step_times[point] for i in before], values[-1])
+    last = None
+    if len(values) > FEWEST_NIGHTS:
+        last = departure([nights[i].log_step_times[point] for i in before], values[-1])
+    alone = last is not None and stands_out(values[begin:-1], last)
     is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
     return RowHistory(
         point=point,
@@ -238,7 +246,14 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         outlying=tuple(indices[i] for i in far),
         last_step_time_s=exponential(values[-1]),
         departure=None if last is None else exponential(-last) - 1,
-        stands_out=last is not None and stands_out(values[begin:-1], last),
+        stands_out=alone,
+        is_unclear=(
+            last is not None
+            and len(values) - begin <= REMEMBERED
+            and is_far(values, last)
+            # Of a slow drift, which is told, tonight is always far from the nights before.
+            and not (alone or is_lost)
+        ),
         lost=_lost_level(values, found, changes, nights) if is_lost else None,
     )
 
@@ -248,10 +263,10 @@ def nights_before(
 ) -> tuple[int, ...]:
     """Of a row's nights those that one is compared with.
 
-    They are those of the 15 before it that began after the last step which they show. A drift
-    begins no level: its nights are all that there is.
+    They are those of the 15 before it since the last step. A drift begins no level: its nights are
+    all that there is.
     """
-    steps = (each.onset for each in changes if each.kind == "step" and each.seen < night)
+    steps = (each.onset for each in changes if each.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
     return tuple(each for each in nights if begun <= each < night)
 

@@ -86,7 +86,7 @@ def nights_text(history: History) -> str:
 
 
 def verdict(history: History) -> tuple[str, str] | None:
-    """`SLOWER`, `UNUSUAL`, `MISSING` or `STEADY`, and which rows are; None of too few nights."""
+    """The word that stands first, and which rows are so; None before any can stand out."""
     rows, names, last = history.rows, _row_names(history), len(history.nights) - 1
     if all(row.nights_missing for row in rows):
         return None
@@ -100,17 +100,20 @@ def verdict(history: History) -> tuple[str, str] | None:
         f"{name} {phrases.percent_text(change)}{f' {when}' if len(whens) > 1 else ''}"
         for change, name, when in lost
     ]
-    unusual = [
-        f"{names[row.point]} {phrases.percent_text(row.departure)}"
+    departed = {
+        row: f"{names[row.point]} {phrases.percent_text(row.departure)}"
         for row in rows
-        if row.departure is not None and row.stands_out and row.nights[-1] == last
-    ]
+        if row.departure is not None and row.nights[-1] == last
+    }
+    unusual = [text for row, text in departed.items() if row.stands_out]
+    unclear = [text for row, text in departed.items() if row.is_unclear]
     # After 15 nights without it nobody expects a row any more.
     missing = [names[row.point] for row in rows if last - REMEMBERED <= row.nights[-1] < last]
     found = (
         ("SLOWER", slower, f" {whens.pop()}, throughput" if len(whens) == 1 else ", throughput"),
         ("UNUSUAL", unusual, " unusual on the last night, throughput"),
         ("MISSING", missing, " without a valid run on the last night"),
+        ("UNCLEAR", unclear, " with too few nights to tell, throughput"),
     )
     count = phrases.counted(len(rows), "row")
     told = {
@@ -171,6 +174,8 @@ def standings(history: History) -> list[dict[str, str]]:
 
 def _no_change_text(history: History) -> str:
     """What is said of nights without an event: no row changed, or nobody could tell yet."""
+    if any(row.is_unclear for row in history.rows):
+        return "too few nights to tell whether a level changed"
     if not all(row.nights_missing for row in history.rows):
         return "no change of level"
     most = max(history.rows, key=lambda row: len(row.nights))

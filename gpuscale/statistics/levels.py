@@ -10,7 +10,7 @@ drift does in steps too small for the first. How far is beyond was set by simula
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +37,7 @@ _DEVIATION_OF_DIFFERENCES = 0.6745 * math.sqrt(2)
 _ENOUGH_TO_EXCLUDE = 6
 """Allocations of which one that lies far from the others is told from their spread."""
 _MOST_EXCLUDED = 0.25
-"""The part of them that may be: of more, they are another level and no outlying nights."""
+"""The part of nights or allocations that may lie far: more are another level."""
 _OUTLYING_FAR = 7.0
 """Deviations, by the median absolute one, beyond which an allocation is not one of them."""
 _OUTLYING_NEAREST = 0.02
@@ -93,8 +93,8 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
 
 
 def departure(before: Sequence[float], night: float) -> float | None:
-    """How far a night lies from those that it is compared with; None where these are too few."""
-    if len(before) < FEWEST_NIGHTS:
+    """How far a night lies from those that it is compared with; None where there are none."""
+    if not before:
         return None
     values = {str(number): value for number, value in enumerate(before)}
     far = outlying_allocations(values)
@@ -106,11 +106,23 @@ def stands_out(level: Sequence[float], departure: float) -> bool:
     return len(level) >= FEWEST_NIGHTS and abs(departure) > _step_size(level)
 
 
+def is_far(values: Sequence[float], departure: float) -> bool:
+    """True of a departure larger than what the last of these nights usually differ by.
+
+    Where they are few it need not stand out: they tell neither that it is outlying nor that not.
+    """
+    return abs(departure) > _nearest_outlying(values[-REMEMBERED - 1 :])
+
+
 def outlying(values: Sequence[float]) -> tuple[int, ...]:
     """The nights of one level that lie far from the others, by index."""
-    level = statistics.median(values)
-    far = max(_SMALLEST_STEP, _OUTLYING_DEVIATIONS * night_deviation(values))
-    return tuple(i for i, value in enumerate(values) if abs(value - level) > far)
+    level, far = statistics.median(values), _nearest_outlying(values)
+    found = tuple(i for i, value in enumerate(values) if abs(value - level) > far)
+    return found if _are_few(found, values) else ()
+
+
+def _nearest_outlying(values: Sequence[float]) -> float:
+    return max(_SMALLEST_STEP, _OUTLYING_DEVIATIONS * night_deviation(values))
 
 
 def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
@@ -126,7 +138,11 @@ def outlying_allocations(values: Mapping[str, float]) -> dict[str, float]:
     usual = _DEVIATION_OF_MEDIAN * statistics.median(map(abs, apart.values()))
     far = max(_OUTLYING_NEAREST, _OUTLYING_FAR * usual)
     found = {name: value for name, value in apart.items() if abs(value) > far}
-    return found if len(found) <= _MOST_EXCLUDED * len(values) else {}
+    return found if _are_few(found, values) else {}
+
+
+def _are_few(outlying: Sized, values: Sized) -> bool:
+    return len(outlying) <= _MOST_EXCLUDED * len(values)
 
 
 def _step_size(before: Sequence[float]) -> float:
