@@ -141,12 +141,18 @@ def _leave_out(problem: OSError) -> None:
 
 
 def newest_input(folder: Path) -> Path:
-    """The newest results, named on standard error: they were not the user's own choice."""
+    """The newest results, named on standard error: they were not the user's own choice.
+
+    Where they have no valid run, that is said too.
+    """
     now = datetime.now(UTC)
     path = newest_results(folder, now)
     results = read_results(path)
-    measured = f"{results.created_at}{age_text(results, now)}"
-    sys.stderr.write(f"gpuscale: the newest results: {visible(str(path))}, measured {measured}\n")
+    newest = f"{visible(str(path))}, measured {results.created_at}{age_text(results, now)}"
+    said = f"the newest results: {newest}"
+    if not any(run.is_valid for run in results.runs):
+        said = f"the newest results, {newest}, have no valid run; name those that are meant"
+    sys.stderr.write(f"gpuscale: {said}\n")
     return path
 
 
