@@ -239,6 +239,13 @@ def test_a_gain_is_printed_as_a_gain() -> None:
     )
 
 
+@pytest.mark.parametrize(("gain_s", "is_named"), [(0.010, True), (0.001, False)])
+def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) -> None:
+    one = phased_run([COMPUTING], communication_s=0.010)
+    lines = [*budget_lines([one, on([COMPUTING] * 2, 0.010 - gain_s)])]
+    assert any("most likely noise: make more runs" in line for line in lines) == is_named
+
+
 def on_device(uuid: str, factor: float, index: int) -> Run:
     return phased_run([COMPUTING.scaled(factor)], index=index, devices=[uuid])
 

@@ -125,6 +125,16 @@ def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     assert gpuscale("compare", ARC4, newest).stderr == ""
 
 
+def test_the_newest_results_say_that_they_have_no_valid_run(tmp_path: Path) -> None:
+    newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
+    newest.parent.mkdir(parents=True)
+    for runs in ((), (run(1, None),)):
+        newest.write_text(results_text(results(*runs)))
+        (line,) = gpuscale("compare", ARC4, cwd=tmp_path).stderr.splitlines()
+        assert line.startswith(f"gpuscale: the newest results, .gpuscale/results/{newest.name}, ")
+        assert line.endswith(", have no valid run; name those that are meant")
+
+
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     command = f"{sys.executable} -m gpuscale show {RESULTS} | true"
     answer = subprocess.run(

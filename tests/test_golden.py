@@ -513,6 +513,7 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
         given(*record, "short.jsonl", "-o", "e.json"),
         given(*record, "injected.jsonl", "-o", "f.json"),
         given("baseline", "show", "a.json"),
+        given("baseline", "show", "d.json"),
     ]
     check("baseline_record.txt", "\n".join(shown))
 

@@ -162,6 +162,19 @@ def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first
 
 
 @pytest.mark.parametrize(
+    ("verdict", "words"),
+    [(Verdict.INCOMPARABLE, "name another baseline"), (Verdict.MISSING, "name the results")],
+)
+def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, words: str) -> None:
+    load = HostLoad(load_average=9.0, cores=2)
+    busy = [
+        Statement.of(code, busy=2, runs=3, load=load) for code in ("busy_host", "busy_host_before")
+    ]
+    lines = dict(view(comparison(entry(verdict), entry(verdict, gpus=1), notes=busy)).headline)
+    assert lines["next"].startswith(words)
+
+
+@pytest.mark.parametrize(
     ("reason", "words"),
     [
         (Statement.of("single_run"), "three runs"),

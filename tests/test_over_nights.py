@@ -311,6 +311,18 @@ def test_runs_that_began_at_once_or_nobody_knows_when_are_not_taken_for_one(tmp_
     assert [len(its.runs) for its in read_all_results([nights[0], nights[0]])] == [2, 0]
 
 
+def test_a_file_that_lies_in_a_folder_beside_it_is_read_once_and_no_run_of_it_is_a_repeated_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights = write_nights(tmp_path, 3, lambda night: 1.0)
+    for paths in ([nights[2], tmp_path], [tmp_path, nights[2]], [tmp_path, tmp_path]):
+        assert sorted(len(its.runs) for its in read_nights(paths)) == [2, 2, 2]
+    assert capsys.readouterr().err == ""
+    (tmp_path / "copy.jsonl").write_bytes(nights[2].read_bytes())
+    read_nights([nights[2], tmp_path])
+    assert capsys.readouterr().err == "gpuscale: left out: 2 repeated runs; each counts once\n"
+
+
 def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
     nights = write_nights(tmp_path, 6, lambda night: 1.0)
 

@@ -1,7 +1,7 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
-from builders import gpu_summary, measured, results, run, shown_text, window, with_values
+from builders import baseline, gpu_summary, measured, results, run, shown_text, window, with_values
 from changing import replace
 
 from gpuscale.records import Failure, Run
@@ -95,6 +95,9 @@ def test_a_wide_interval_is_explained_where_there_is_one() -> None:
     (note,) = [line for line in table_notes(wide) if "×[" in line]
     assert "a wide interval, as factors of the value" in note
     assert not [line for line in table_notes(scaling_points(TWO.runs)) if "×[" in line]
+    for time_s, is_wide in ((0.15, True), (0.1001, False)):
+        text = shown_text(baseline({1: (0.1, time_s)}))
+        assert ("a wide interval, as factors of the value" in text) == is_wide
 
 
 def test_slow_windows_that_the_median_bears_are_noted() -> None:

@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -105,13 +105,16 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
 
 
-def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """The results files, and True for those that were named themselves."""
-    for path in paths:
-        if is_folder(path):
-            yield from ((file, False) for file in sorted(_below(path)))
-        else:
-            yield path, True
+def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
+    """The results files, each once, and True for those that were named themselves."""
+    folders = [path for path in paths if is_folder(path)]
+    found = [(path, True) for path in paths if path not in folders]
+    found += [(file, False) for folder in folders for file in sorted(_below(folder))]
+    # A night's report names its results and the folder that they lie in.
+    once: dict[str, tuple[Path, bool]] = {}
+    for each in found:
+        once.setdefault(os.path.realpath(each[0]), each)
+    return once.values()
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -141,12 +144,18 @@ def _leave_out(problem: OSError) -> None:
 
 
 def newest_input(folder: Path) -> Path:
-    """The newest results, named on standard error: they were not the user's own choice."""
+    """The newest results, named on standard error: they were not the user's own choice.
+
+    Where they have no valid run, that is said too.
+    """
     now = datetime.now(UTC)
     path = newest_results(folder, now)
     results = read_results(path)
-    measured = f"{results.created_at}{age_text(results, now)}"
-    sys.stderr.write(f"gpuscale: the newest results: {visible(str(path))}, measured {measured}\n")
+    newest = f"{visible(str(path))}, measured {results.created_at}{age_text(results, now)}"
+    said = f"the newest results: {newest}"
+    if not any(run.is_valid for run in results.runs):
+        said = f"the newest results, {newest}, have no valid run; name those that are meant"
+    sys.stderr.write(f"gpuscale: {said}\n")
     return path
 
 

@@ -73,12 +73,17 @@ def _likeness(row: Row) -> object:
 
 
 def _kind(statement: Statement) -> object:
-    """The statement without its numbers, and without the quantity that they are of."""
+    """The statement without its numbers; of their quantity only whether it is the efficiency.
+
+    On one GPU there is none, so what is said of E would leave out the throughput there.
+    """
     facts = []
     for name, value in statement.facts.items():
         if isinstance(value, Statement):
             facts.append((name, _kind(value)))
-        elif name != "quantity" and not isinstance(value, int | float | None):
+        elif name == "quantity":
+            facts.append((name, value == QuantityName.EFFICIENCY))
+        elif not isinstance(value, int | float | None):
             facts.append((name, repr(value)))
     code = "bounded_loss" if statement.code == "no_loss" else statement.code
     return code, tuple(facts)

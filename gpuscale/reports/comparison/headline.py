@@ -52,10 +52,13 @@ _REMEDIES = {
     "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
     "baseline_runs_differ": "add runs to the baseline with 'gpuscale baseline update'",
     "nights_differ": "add runs of more nights to the baseline with 'gpuscale baseline update'",
-    "not_measured": "measure what is missing: pytest … --resume FILE",
+    "not_measured": (
+        "name the results that have what is missing, or measure it: pytest … --resume FILE"
+    ),
     "no_entry": "record what the baseline lacks with 'gpuscale baseline record'",
     "no_entry_alike": "measure as the baseline was, or record one of what is measured now",
     "other_measurement": "measure as the baseline was, or record one of what is measured now",
+    "other_machine": "name another baseline, one of this machine",
 }
 """What to do about a row that is no pass, by the code of its reason or of its remedy."""
 
@@ -252,7 +255,8 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     step = next_step(shared[0].entry.causes[0]) if shared else ""
     weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
     cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
-    if weight < 2 and cautions:
+    # Where nothing was judged, no verdict is doubtful.
+    if weight < 2 and cautions and any(row.entry.verdict.is_judged for row in rows):
         return cautions[0]
     if weight == 0:
         undone = "measure again with the likeliest of the changes undone" if is_changed else ""

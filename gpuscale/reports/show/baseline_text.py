@@ -22,7 +22,12 @@ from gpuscale.reports import phrases
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row, published_rows
-from gpuscale.reports.show.scaling_table import PAIR_HEADERS, cells_under, row_cells
+from gpuscale.reports.show.scaling_table import (
+    PAIR_HEADERS,
+    cells_under,
+    row_cells,
+    wide_interval_note,
+)
 from gpuscale.scaling import geometric_mean
 from gpuscale.statistics.estimates import log_sample
 from gpuscale.units import format_seconds, significant
@@ -115,7 +120,10 @@ def _measured_blocks(
     cells = cells_under(headers, rows, made)
     yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(row.configuration for row in rows)
-    yield [f"{configurations}; intervals: 95 %, over runs"]
+    yield [
+        f"{configurations}; intervals: 95 %, over runs",
+        *wide_interval_note(entry.point for entry in entries),
+    ]
 
 
 def step_time_text(runs: Sequence[Run]) -> str:

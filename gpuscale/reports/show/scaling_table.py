@@ -134,13 +134,7 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     alike = {name: text for name, text in _shared_cells(points).items() if text != UNKNOWN}
     shared = [_SHARED[name].format(text) for name, text in alike.items()]
     yield "; ".join(filter(None, (configurations, *shared, intervals)))
-    times_s = (point.step_time_s for point in points)
-    spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
-    if wide := next((spread for spread in spreads if "×" in spread), None):
-        yield (
-            f"{wide}: a wide interval, as factors of the value; measure more runs, "
-            "or on a quieter machine"
-        )
+    yield from wide_interval_note(points)
     if note := unchecked_training_note(point.configuration for point in points):
         yield statement_text(note)
     for strategy in dict.fromkeys(p.configuration.strategy for p in points if p.key.gpus > 1):
@@ -150,6 +144,17 @@ def table_notes(points: Sequence[ScalingPoint]) -> Iterator[str]:
     for point in points:
         if note := unit_error_note(point.key, point.efficiency):
             yield statement_text(note)
+
+
+def wide_interval_note(points: Iterable[ScalingPoint]) -> Iterator[str]:
+    """What `×[0.59, 1.7]` beside a step time means; nothing where no interval is so wide."""
+    times_s = (point.step_time_s for point in points)
+    spreads = (phrases.spread_text(time_s).strip() for time_s in times_s if time_s is not None)
+    if wide := next((spread for spread in spreads if "×" in spread), None):
+        yield (
+            f"{wide}: a wide interval, as factors of the value; measure more runs, "
+            "or on a quieter machine"
+        )
 
 
 def _ratio_lines(runs: Sequence[Run]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from gpuscale.units import format_percent, format_seconds
 
 NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
+NAMED_GAIN = 2
+"""Hundredths of the efficiency from which a gain in communication is named."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step from which a wait for batches is named."""
 
@@ -85,8 +87,10 @@ def budget_legend(
 
 
 def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
-    """The budget, what else it tells of micro-batches, and the ranks that the others wait for."""
+    """The budget, what it tells of noise and micro-batches, and the ranks that others wait for."""
     yield budget_text(budget)
+    if budget.hundredths.get("communication", 0) <= -NAMED_GAIN:
+        yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency + lost)
         yield (
