@@ -89,9 +89,9 @@ def test_a_loss_goes_before_a_doubt_and_a_doubt_before_a_pass() -> None:
 
 def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> None:
     rows = [replace(slower(gpus), causes=(NOISE,)) for gpus in (1, 2, 4)]
-    assert "first" not in dict(view(comparison(*rows)).headline)
+    assert "cause" not in dict(view(comparison(*rows)).headline)
     rows[2] = replace(rows[2], causes=(ALL_REDUCE, NOISE))
-    assert "+14 ms" in dict(view(comparison(*rows)).headline)["first"]
+    assert "+14 ms" in dict(view(comparison(*rows)).headline)["cause"]
 
 
 def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most_of_its_rows() -> (
@@ -112,7 +112,7 @@ def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most
         )
         for gpus, part in ((2, 0.18), (4, 0.31))
     ]
-    first = dict(view(comparison(*rows)).headline)["first"]
+    first = dict(view(comparison(*rows)).headline)["cause"]
     assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
 
 
@@ -202,9 +202,9 @@ def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() 
         replace(slower(1), causes=(computing,)),
         replace(slower(2), causes=(ALL_REDUCE,)),
     ]
-    assert "communication +14 ms" in dict(view(comparison(*rows)).headline)["first"]
+    assert "communication +14 ms" in dict(view(comparison(*rows)).headline)["cause"]
     heavier = replace(rows[0], causes=(replace(computing, lost_s=0.1),))
-    assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["first"]
+    assert "computing +100 ms" in dict(view(comparison(heavier, rows[1])).headline)["cause"]
 
 
 def test_devices_that_show_the_same_are_one_fact_and_others_their_own() -> None:

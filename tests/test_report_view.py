@@ -83,7 +83,7 @@ def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> N
     shown = view(comparison(*lost))
     assert [len(found.rows) for found in shown.explanations] == [2, 1]
     assert shown.explanations[0].causes[0].line == whole_line(slower)
-    assert dict(shown.headline)["first"].startswith("exposed communication +14 ms to +16 ms")
+    assert dict(shown.headline)["cause"].startswith("exposed communication +14 ms to +16 ms")
 
 
 def test_what_to_do_next_is_said_once_and_other_rows_name_the_row_that_says_it() -> None:

@@ -75,7 +75,7 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
     lines = (
         _verdict_line(rows),
         ("beware", "; ".join(_cautions(comparison))),
-        ("first", _first_cause(rows)),
+        ("cause", _first_cause(rows)),
         ("changed", changed),
         ("baseline", _side(name, before, comparison.baseline_machine)),
         ("now", _side(listed(now.files), now, comparison.current_machine)),
