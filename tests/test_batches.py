@@ -10,11 +10,12 @@ from statements import known
 
 from gpuscale.cases import TrainingCase
 from gpuscale.compare import compare
+from gpuscale.errors import UsageError
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import refuse_other_configurations
 from gpuscale.plugin.stopping import BaselineJudge
 from gpuscale.recording import baseline_from_results
-from gpuscale.records import Run, Verdict
+from gpuscale.records import Failure, Run, RunRequest, Verdict
 from gpuscale.run_defaults import default_request
 from gpuscale.scaling import scaling_points
 from gpuscale.store import read_results, write_baseline
@@ -26,6 +27,10 @@ def at_batch(batch: int, gpus: int, step_time_s: float, index: int = 1) -> Run:
     configuration = replace(CNN, batch=batch)
     made = run(gpus, step_time_s, configuration=configuration, batch_per_gpu=batch, index=index)
     return replace(made, samples_per_epoch=51_200)
+
+
+def at(batch: int | None) -> RunRequest:
+    return request(configuration=replace(CNN, batch=batch), batch_per_gpu=batch or 128)
 
 
 def curve(step_times_s: dict[int, tuple[float, float]], runs: int = 6) -> list[Run]:
@@ -85,8 +90,17 @@ def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_p
 
 
 def test_a_curve_may_be_gone_on_with_in_its_file() -> None:
-    asked = request(configuration=replace(CNN, batch=256), batch_per_gpu=256)
-    refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [asked])
+    refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [at(64), at(256)])
+
+
+@pytest.mark.parametrize("batch", [256, None])
+def test_none_of_the_batches_of_a_file_is_another_measurement(batch: int | None) -> None:
+    asked = "that of the case" if batch is None else str(batch)
+    with pytest.raises(UsageError, match=f"mnist_cnn/ddp .*batch: 32, 64 → {asked}"):
+        refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [at(batch)])
+    # Failures of a batch that was too large are no rows.
+    failed = [replace(run, failure=Failure(kind="raised", message="")) for run in curve(BEFORE)]
+    refuse_other_configurations(Path("night.jsonl"), failed, [at(batch)])
 
 
 def test_the_batch_of_the_size_asked_for_by_its_number_is_no_other_one() -> None:

@@ -103,6 +103,14 @@ def test_for_a_mistyped_name_the_nearest_one_is_given(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_name_that_no_other_is_near_to_is_answered_with_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "x.json", "--case", "y"])
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --case y\n")
+
+
 def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)

@@ -175,6 +175,21 @@ def test_exposed_communication_of_about_nothing_is_judged_as_a_part_of_the_step(
     assert found.change.value == pytest.approx(0.0011, abs=1e-4)
 
 
+def test_both_values_are_those_of_the_change_where_a_night_of_the_baseline_is_left_out() -> None:
+    of_nights = (0.004, 0.00405, 0.00395, 0.004, 0.0041, 0.022)
+    nights = [_runs(replace(USUAL, communication_s=each), THEN[:3]) for each in of_nights]
+    before = made_baseline({2: [made for night in nights for made in night]})
+    runs = (replace(run, allocation=f"night {at // 3}") for at, run in enumerate(before.runs))
+    now = made_results({2: _runs(replace(USUAL, communication_s=0.005), NOW)})
+    (row,) = compare(replace(before, runs=tuple(runs)), [now]).entries
+    found = _metric(row, COMMUNICATION)
+    # The mean of all nights is 7 ms, from which it would have fallen.
+    assert found.baseline.value == pytest.approx(0.004, rel=0.02)
+    rise_s = found.current.value - found.baseline.value
+    assert found.change.value == pytest.approx(rise_s / 0.1, rel=0.01)
+    assert known(found.baseline.low) < found.baseline.value < known(found.baseline.high)
+
+
 def test_an_uncertain_metric_leaves_the_row_alone_and_says_how_uncertain() -> None:
     noisy = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.7, 1.2, 1.0, 1.3, 0.8, 1.0)]
     now = [replace(USUAL, energy_per_sample_j=0.3 * f) for f in (0.9, 1.4, 0.8)]

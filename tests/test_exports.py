@@ -88,7 +88,7 @@ def test_every_night_of_every_row_is_in_a_table_without_gaps(
     ]
     for night in nights:
         write_night(folder / f"{night.job}.jsonl", night)
-    assert main(["export", "otava", "nights.csv", "."]) == 0
+    assert main(["export", "otava", f"../{folder.name}/nights.csv", "."]) == 0
     configuration = capsys.readouterr().out
     files = [json.loads(text) for text in re.findall(r"file: (.*)", configuration)]
     assert files == [str(folder / "nights.csv"), str(folder / "nights-2.csv")]

@@ -181,6 +181,17 @@ def test_a_straggler_stands_out_in_every_window() -> None:
     assert "rank 2 on node1 was busy longest, +20.0 %" in picture.description
 
 
+def test_the_windows_are_those_of_the_run_whose_table_a_page_has_below_them() -> None:
+    fast = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    slow = phases(data_s=0.02, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
+    uneven = phased_run([fast, slow], communication_s=0.0, index=2)
+    slowest = phased_run([slow, slow], communication_s=0.05, index=3)
+    runs = [replace(run, windows=run.windows * 5) for run in (uneven, slowest)]
+    runs = [replace(run, unsynced_windows=run.windows) for run in runs]
+    axes, _ = drawn("windows", Measurements(runs=runs)).figure.axes
+    assert axes.get_title("left").endswith("run 3")
+
+
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nights")

@@ -92,6 +92,20 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
     assert not comes_in_bursts(stretch(*[line // 2 * 0.01 for line in range(500)]), -1.0)
 
 
+def test_one_burst_of_skipped_steps_is_no_buffering() -> None:
+    skipped = [line * 1e-5 for line in range(50)]
+    assert not comes_in_bursts(stretch(*skipped, *[1 + line * 0.1 for line in range(40)]), -1.0)
+
+
+def test_lines_that_are_read_late_all_at_once_leave_each_window_its_share_of_the_time() -> None:
+    # For 1.7 s, which three windows fit into, whoever reads them got no core.
+    moments = [3.0 if 1.3 <= at_s <= 3.0 else at_s for at_s in (step * 0.1 for step in range(200))]
+    windows = windows_of(stretch(*moments), TIMING)
+    assert windows is not None
+    assert windows.steps == 5
+    assert [end - begin for begin, end in windows.spans] == pytest.approx([0.5] * 37)
+
+
 def test_a_line_arrives_with_its_last_character() -> None:
     pipe = _Pipe("rank 0")
     assert list(pipe.lines_of(b"10%|# ", 1.0)) == []

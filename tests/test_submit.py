@@ -66,7 +66,7 @@ def gpuscale(
 def test_the_scripts_in_ci_are_what_submit_prints(script: str, tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     printed = gpuscale(REPOSITORY, "submit", CI_SCRIPTS[script], "--print", environment=environment)
-    assert printed.returncode == 0, printed.stderr
+    assert (printed.returncode, printed.stderr) == (0, "")
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 
 
@@ -525,6 +525,10 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
         answer = gpuscale(site, "submit", "arc4", "--yes", *options, environment=environment)
         assert (answer.returncode, problem in answer.stderr) == (2, True), answer.stderr
         assert answer.stderr.count("\n") == 1
+        # Printed, a script may be for a folder elsewhere.
+        printed = gpuscale(site, "submit", "arc4", "--print", *options, environment=environment)
+        assert (printed.returncode, printed.stdout[:2]) == (0, "#!"), printed.stderr
+        assert printed.stderr == answer.stderr.replace("gpuscale:", "gpuscale: beware:", 1)
     (site / "bench_cases").rename(site / "my_cases")
     answer = gpuscale(site, "submit", "arc4", "--yes", environment=environment)
     assert "which the profile arc4 names, is not here" in answer.stderr

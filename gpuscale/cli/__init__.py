@@ -88,6 +88,9 @@ _MISTYPED = re.compile(
     r"|unrecognized arguments:.*? --(?P<option>[\w-]+)"
 )
 
+_NEAR = 0.65
+"""The likeness of `cvs` and `csv` is above it, that of `case` and `phases` is not."""
+
 
 class _Parser(argparse.ArgumentParser):
     """A command's parser, which takes in its arguments from the module when it is needed."""
@@ -113,7 +116,8 @@ class _Parser(argparse.ArgumentParser):
 
             name, listed = found["name"] or found["option"], found["known"] or self.format_help()
             dashes = "--" if found["option"] else ""
-            for near in get_close_matches(name, re.findall(rf"{dashes}([\w-]+)", listed), n=1):
+            known = re.findall(rf"{dashes}([\w-]+)", listed)
+            for near in get_close_matches(name, known, n=1, cutoff=_NEAR):
                 message = f"{message.removesuffix(listed).strip()}; did you mean '{dashes}{near}'?"
         super().error(message)
 

@@ -21,7 +21,7 @@ from gpuscale.clusters.profile import (
     with_options,
 )
 from gpuscale.clusters.scheduler import UNKNOWN, JobState, Scheduler
-from gpuscale.errors import ExitCode, FileError, SchedulerError, UsageError
+from gpuscale.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
 from gpuscale.night import next_job, nights_folder
 from gpuscale.night.attempt import exit_of_both, job_exit
 from gpuscale.run_defaults import TIMING_PLANS
@@ -86,11 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
         profile = find_profile(arguments.profile, os.environ)
     request = _request(profile, arguments)
     script = job_script(request)
+    problems = _problems_of_paths(request)
     if arguments.print:
+        # The script may be for a folder elsewhere.
+        sys.stderr.writelines(f"gpuscale: beware: {problem}\n" for problem in problems)
         sys.stdout.write(script)
         return ExitCode.OK
-    if baseline := _baseline(request):
-        read_any(Path(baseline))
+    for problem in problems:
+        raise problem
     _say("\n".join(_announcement(request)))
     if not arguments.yes and not _go_on():
         _say("nothing was submitted")
@@ -145,6 +148,25 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
     return judged
 
 
+def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
+    """What is wrong, seen from here, with the baseline and the cases that the job names."""
+    if baseline := _baseline(request):
+        try:
+            read_any(Path(baseline))
+        except GpuscaleError as error:
+            yield error
+    asked = "--cases" in request.options
+    whose = "--cases" if asked else f"the profile {request.profile.name}"
+    for named in request.profile.measure.cases:
+        if not _path_of(named).exists():
+            remedy = "submit from the folder that has it, or name others with --cases"
+            yield UsageError(f"{named}, which {whose} names, is not here; {remedy}")
+
+
+def _path_of(case: str) -> Path:
+    return Path(case.partition("::")[0])
+
+
 def _baseline(request: JobRequest) -> str | None:
     """The file that the job will judge against, also where a variable of the site names it."""
     named = None if "--baseline" in request.options else os.environ.get("GPUSCALE_BASELINE")
@@ -196,16 +218,8 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 
 def _count_cases(request: JobRequest) -> int:
     """The number of cases, taking each file for one."""
-    count = 0
-    for named in request.profile.measure.cases:
-        path = Path(named.partition("::")[0])
-        if not path.exists():
-            asked = "--cases" in request.options
-            whose = "--cases" if asked else f"the profile {request.profile.name}"
-            remedy = "submit from the folder that has it, or name others with --cases"
-            raise UsageError(f"{named}, which {whose} names, is not here; {remedy}")
-        count += len(list(path.rglob("test_*.py"))) if path.is_dir() else 1
-    return count
+    paths = [_path_of(named) for named in request.profile.measure.cases]
+    return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
 
 def _go_on() -> bool:

@@ -13,7 +13,13 @@ from gpuscale.compare.decision import (
     relative_rise,
 )
 from gpuscale.compare.matching import Entry, Row, Side
-from gpuscale.compare.spread import RunSample, SideSample, gain_of, moderated_samples
+from gpuscale.compare.spread import (
+    RunSample,
+    SideSample,
+    estimates_allocations,
+    gain_of,
+    moderated_samples,
+)
 from gpuscale.records import (
     METRICS_BY_NAME,
     Estimate,
@@ -23,7 +29,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.statistics.estimates import Difference, difference, exponential, log_sample
+from gpuscale.statistics.estimates import Difference, Sample, difference, exponential, log_sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +88,27 @@ def metric_changes(
             key = None if row.before is None else row.before.point.point_key
             if key in samples[1]:
                 pair = samples[0][key], samples[1][key]
-                old, new = (_value(spec, sample, steps_s[key]) for sample in pair)
+                old, new = (
+                    _value(spec, sample, steps_s[key])
+                    for sample in _judged_samples(*(SideSample((sample,)) for sample in pair))
+                )
                 quantity = _quantity(spec, *pair, tolerances.limits(row.key, spec.name), rates)
                 changes.append(MetricChange(spec=spec, before=old, after=new, quantity=quantity))
     return found
 
 
-def _value(spec: MetricSpec, sample: RunSample, step_s: float) -> Estimate:
-    """The metric on one side, in its unit, with the interval that its own runs give."""
-    own = log_sample([value for values in sample.values.values() for value in values])
-    mean = difference(own.mean, [own.term()])
+def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Sample]:
+    """What the change is from and to: of several nights, the baseline's usual ones."""
+    then, now = (
+        log_sample([value for values in side.ends[0].values.values() for value in values])
+        for side in (before, after)
+    )
+    return (before.usual_means if estimates_allocations(before, after) else then), now
+
+
+def _value(spec: MetricSpec, sample: Sample, step_s: float) -> Estimate:
+    """The metric on one side, in its unit, with the interval that its own values give."""
+    mean = difference(sample.mean, [sample.term()])
     return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
 
 

@@ -181,6 +181,11 @@ class SideSample:
         return tuple(name for name in values if name not in outlying)
 
     @property
+    def usual_means(self) -> Sample:
+        """The mean of each of those: what a gain is over where they tell their own spread."""
+        return log_sample([self.in_allocation(name) for name in self.usual_allocations])
+
+    @property
     def allocation_share(self) -> float:
         """The part of the variance between allocations that is left in the value."""
         return max(end.allocation_share for end in self.ends)
@@ -211,8 +216,11 @@ def _difference(logs: Sequence[float]) -> float:
     return logs[0] - math.fsum(logs[1:])
 
 
-def _estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
-    """True where the baseline's own spread between allocations is used, not the declared one."""
+def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
+    """True where the baseline's own spread between allocations is used, not the declared one.
+
+    A gain is then one over the mean of its usual allocations, and else over that of all its runs.
+    """
     enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
     return enough and bool(current.common_allocations)
 
@@ -229,13 +237,12 @@ def largest_spread(
     of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
     code, side, most = "runs_differ", current, of_current
     shares = baseline.allocation_share + current.allocation_share
-    is_estimated = _estimates_allocations(baseline, current)
+    is_estimated = estimates_allocations(baseline, current)
     # Means of allocations hold the spread of the baseline's runs already.
     if of_baseline > of_current and not is_estimated:
         code, side, most = "baseline_runs_differ", baseline, of_baseline
     if is_estimated:
-        means = log_sample([baseline.in_allocation(name) for name in baseline.usual_allocations])
-        between = (means.variance or 0.0) * shares
+        between = (baseline.usual_means.variance or 0.0) * shares
     else:
         grown = current.with_further_runs(further_runs)
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
@@ -256,7 +263,7 @@ def gain_of(
     of the value, `deviation_apart` of each end of a ratio whose samples come from different
     allocations.
     """
-    if _estimates_allocations(baseline, current):
+    if estimates_allocations(baseline, current):
         return _gain_over_allocations(baseline, current, deviation)
     declared = math.fsum(
         side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
@@ -272,7 +279,7 @@ def _gain_over_allocations(
 ) -> Difference:
     names = baseline.usual_allocations
     share = current.allocation_share
-    means = log_sample([baseline.in_allocation(name) for name in names])
+    means = baseline.usual_means
     of_runs = math.fsum(
         (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
     )

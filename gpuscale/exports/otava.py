@@ -67,7 +67,7 @@ def _test(name: str, path: Path, columns: Iterable[str]) -> Iterator[str]:
     """A test of Otava's configuration, whose strings are quoted as JSON: YAML reads that."""
     yield f"  {json.dumps(name)}:"
     yield "    type: csv"
-    yield f"    file: {json.dumps(str(path.absolute()))}"
+    yield f"    file: {json.dumps(str(path.resolve()))}"
     yield "    time_column: time"
     yield f"    attributes: [{', '.join(_ATTRIBUTES)}]"
     yield "    metrics:"

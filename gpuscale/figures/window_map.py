@@ -29,8 +29,13 @@ _COLORS = "YlOrBr"
 
 
 def windows_picture(measurements: Measurements) -> Picture | None:
-    """Of each row its most uneven run: how far each rank was behind the run's median."""
-    chosen = sorted(_most_uneven(measurements.runs), key=_unevenness, reverse=True)
+    """Of each row its slowest run: how far each rank was behind the run's median."""
+    several = (
+        run
+        for run in slowest_runs(measurements.runs).values()
+        if len(run.ranks) > 1 and len(_windows(run)) > 1
+    )
+    chosen = sorted(several, key=_unevenness, reverse=True)
     if not chosen:
         return None
     shown = chosen[:MOST_RUNS]
@@ -39,7 +44,7 @@ def windows_picture(measurements: Measurements) -> Picture | None:
     ranks = max(len(run.ranks) for run in shown)
     height_in = 1.0 + len(shown) * (0.8 + min(1.8, 0.16 * ranks))
     notes = [
-        "of each row the most uneven run: the time that each rank was busy in each window",
+        "of each row the slowest run: the time that each rank was busy in each window",
         *notes_of_left_out(len(chosen) - len(shown), "row"),
     ]
     with drawn(measurements, COLUMN_IN, height_in, notes) as figure:
@@ -69,15 +74,16 @@ def _windows(run: Run) -> tuple[Window, ...]:
     return run.unsynced_windows or run.windows
 
 
-def _most_uneven(runs: Iterable[Run]) -> Iterable[Run]:
-    """Of each row on several ranks the valid run whose busy times differ most."""
+def slowest_runs(runs: Iterable[Run]) -> dict[PointKey, Run]:
+    """Of each row the valid run with the longest steps, among those that tell of each window."""
     found: dict[PointKey, Run] = {}
     for run in runs:
-        tells = len(run.ranks) > 1 and all(window.busy_s for window in _windows(run))
-        if run.is_valid and len(_windows(run)) > 1 and tells:
+        windows = (*run.windows, *run.unsynced_windows)
+        tells = run.windows and run.ranks and all(window.busy_s for window in windows)
+        if run.is_valid and run.steps_per_window and tells:
             point = PointKey.of(run)
-            found[point] = max(found.get(point, run), run, key=_unevenness)
-    return found.values()
+            found[point] = max(found.get(point, run), run, key=lambda each: each.step_time_s)
+    return found
 
 
 def _behind(run: Run) -> list[list[float]]:

@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Callable, Sequence
 
+from gpuscale.figures.window_map import slowest_runs
 from gpuscale.page.content import Cell, Section, Subject, Table, Tone
 from gpuscale.page.pictures import pictures
 from gpuscale.records import EntryKey, GpuSummary, RankReport, Run
 from gpuscale.reports import phrases
-from gpuscale.scaling import PointKey
 from gpuscale.units import format_seconds, significant, whole_percent
 
 _MOST_LINES = 32
@@ -51,17 +51,11 @@ def windows(subject: Subject) -> Section | None:
 
 
 def _slowest_runs(subject: Subject) -> list[Run]:
-    """The slowest valid run of each row that has windows, rows that got worse first."""
-    slowest: dict[PointKey, Run] = {}
-    for run in subject.runs:
-        tells = run.windows and run.ranks and all(window.busy_s for window in run.windows)
-        if run.is_valid and run.steps_per_window and tells:
-            key = PointKey.of(run)
-            slowest[key] = max(slowest.get(key, run), run, key=lambda each: each.step_time_s)
+    """The slowest run of each row, which the picture shows too; rows that got worse first."""
     order: dict[EntryKey, int] = {}
     for place, row in enumerate(subject.view.ranked if subject.view else ()):
         order.setdefault(row.entry.key, place)
-    return sorted(slowest.values(), key=lambda run: order.get(run.key, 0))
+    return sorted(slowest_runs(subject.runs).values(), key=lambda run: order.get(run.key, 0))
 
 
 def _table(run: Run, name: str) -> Table:

@@ -115,14 +115,14 @@ def refuse_other_environment(
 
 
 def refuse_other_configurations(
-    path: Path, runs: Sequence[Run], requests: Iterable[RunRequest]
+    path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]
 ) -> None:
     """Refuses what is asked for where it is not trained as the same case in the file was."""
     for request, run in product(requests, runs):
         then, now = run.configuration, request.configuration
         if then.label != now.label:
             continue
-        # A curve over batches may be gone on with.
+        # A curve over batches may be gone on with, as long as one of them is in the file.
         found = _changes(*differences(replace(then, batch=now.batch), now))
         if run.gpus == request.gpus and then.batch == now.batch and run.batch_per_gpu:
             found += _changes(
@@ -134,6 +134,27 @@ def refuse_other_configurations(
                 f"--resume: {path} has {run.key.label} measured in another way "
                 f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
             )
+    _refuse_other_batches(path, [run for run in runs if run.is_valid], requests)
+
+
+def _refuse_other_batches(path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]) -> None:
+    for label in dict.fromkeys(each.configuration.label for each in requests):
+        then_at, now_at = (
+            dict.fromkeys(
+                each.configuration.batch for each in its if each.configuration.label == label
+            )
+            for its in (runs, requests)
+        )
+        if then_at and then_at.keys().isdisjoint(now_at):
+            raise UsageError(
+                f"--resume: {path} has {label} measured with none of the batches asked for "
+                f"(batch: {_batches(then_at)} → {_batches(now_at)}); add one of those to "
+                f"--batch, or {_REMEDY}"
+            )
+
+
+def _batches(batches: Iterable[int | None]) -> str:
+    return ", ".join("that of the case" if each is None else str(each) for each in batches)
 
 
 def _changes(*values: tuple[str, object, object]) -> list[str]:

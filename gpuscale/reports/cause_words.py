@@ -161,7 +161,15 @@ def _stragglers(cause: Cause, added: str, _: str) -> tuple[str, str]:
 def _computing(cause: Cause, added: str, took: str) -> tuple[str, str]:
     clocks = "clocks: " if cause.kind is CauseKind.CLOCKS else ""
     inside = f", with {cause.includes} inside it," if cause.includes else ""
-    return f"{clocks}computing {added}", f"computing{inside} takes {took}"
+    statement = f"computing{inside} takes {took}"
+    lost_s = cause.lost_s or 0.0
+    hidden_s = (cause.after_s or 0.0) - (cause.before_s or 0.0) - lost_s
+    if hidden_s > _SAID_HIDDEN * lost_s:
+        statement += (
+            f"; {_duration(hidden_s)} of the difference do not count, since communication got "
+            "shorter by as much"
+        )
+    return f"{clocks}computing {added}", statement
 
 
 def _device_fault(cause: Cause, *_: str) -> tuple[str, str]:
@@ -277,6 +285,8 @@ NEXT_STEPS: Mapping[str, str] = {
     ),
 }
 _NAMED_DEVICES = 3
+_SAID_HIDDEN = 0.05
+"""Of what computing lost: less is not seen in two digits."""
 _SAID_BY_ONE = {"busy_host", "device_fault", "environment_changed"}
 """Causes whose headline says what there is to see, if it is a single thing."""
 _BUDGET_PARTS: Mapping[str, str] = {

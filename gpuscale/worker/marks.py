@@ -126,8 +126,13 @@ def _spans(stretch: Sequence[Point], steps: int) -> Iterator[tuple[float, float]
     """Begin and end of each group of so many steps.
 
     Lines that come every so many steps end them; between others, such as those of a progress bar
-    that is drawn now and then, moments are interpolated.
+    that is drawn now and then, moments are interpolated, and so they are between lines that were
+    read at once, such as those that came while this process had to wait for a core.
     """
+    stretch = [
+        *(point for point, after in pairwise(stretch) if point.at_s < after.at_s),
+        stretch[-1],
+    ]
     begin_s, until = stretch[0].at_s, stretch[0].step + steps
     for earlier, later in pairwise(stretch):
         while later.step >= until:
@@ -149,7 +154,8 @@ def comes_in_bursts(stretches: Sequence[Sequence[Point]], started_s: float) -> b
             bursts[-1].append(moment)
         else:
             bursts.append([moment])
-    if len(moments) < 2 * max(2, len(bursts)):
+    # One burst among single lines, such as of steps that were skipped, says nothing of the others.
+    if len(moments) < 4 or statistics.median(map(len, bursts)) < 2:
         return False
     busy_s = sum(burst[-1] - burst[0] for burst in bursts)
     if len(bursts) < 3:
