@@ -61,19 +61,11 @@ def test_a_cudnn_that_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "visible", "fleet", "is_refused"),
-    [
-        ((), "0", "0,1", True),
-        (("--device", "cuda"), "0", "0,1", True),
-        (("--device", "cpu"), "0", "0,1", False),
-        ((), "NoDevFiles", "0,1", False),
-        # Those that a scheduler has given to other jobs are not ours to use.
-        ((), "0", "98,98", False),
-        ((), "0", "98,0,99", True),
-    ],
+    ("options", "is_refused"),
+    [((), True), (("--device", "cuda"), True), (("--device", "cpu"), False)],
 )
 def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
-    tmp_path: Path, options: tuple[str, ...], visible: str, fleet: str, is_refused: bool
+    tmp_path: Path, options: tuple[str, ...], is_refused: bool
 ) -> None:
     session = run_pytest(
         tmp_path,
@@ -82,14 +74,31 @@ def test_a_session_refuses_to_measure_the_cpu_beside_gpus_unless_it_is_asked_to(
         *("--gpus", "1", "--runs", "1", "--strategy", "ddp", "--collect-only", *options),
         environment=(
             f"LD_LIBRARY_PATH={compile_driver(tmp_path)}",
-            f"CUDA_VISIBLE_DEVICES={visible}",
-            f"FAKE_NVML_FLEET={fleet}",
+            "CUDA_VISIBLE_DEVICES=0",
+            "FAKE_NVML_FLEET=0,1",
         ),
     )
     assert ("cannot use the 2 GPUs here" in session.output) is is_refused
     assert ("measure CPU ranks with --device cpu" in session.output) is is_refused
     assert session.exit_code == (4 if is_refused else 0), session.output
     assert "Traceback" not in session.output
+
+
+def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(tmp_path: Path) -> None:
+    # 98 is one of another job, 99 a lost one of ours.
+    asked = {("0", "0,1"): 2, ("NoDevFiles", "0,1"): 0, ("0", "98,98"): 0, ("0", "98,0,99"): 2}
+    script = (
+        "import os\n"
+        "from gpuscale.worker.machine import _gpus_of_driver\n"
+        f"for visible, fleet in {[*asked]}:\n"
+        "    os.environ.update(CUDA_VISIBLE_DEVICES=visible, FAKE_NVML_FLEET=fleet)\n"
+        "    print(_gpus_of_driver())\n"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path))}
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert [int(line) for line in answer.stdout.split()] == [*asked.values()]
 
 
 def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path) -> None:
