@@ -42,12 +42,12 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 
 def notes(history: History) -> Iterator[str]:
     """What there is beside the changes: that none was, losses in all, single nights, and gaps."""
-    names, rows = night_names(history.nights), history.rows
+    names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
     if not history.events:
         yield _no_change_text(history)
     for row in rows:
         if row.lost and row.lost.since != row.lost.onset:
-            name, since = _row_names(history)[row.point], names[row.lost.since]
+            name, since = row_names[row.point], names[row.lost.since]
             change = phrases.change_text(row.lost.throughput)
             yield f"slower and slower since {since}: {name}, throughput in all {change}"
     alone = Counter(night for row in rows for night in row.outlying)
