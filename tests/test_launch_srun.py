@@ -181,7 +181,7 @@ def test_a_command_is_measured_across_nodes_with_a_task_a_rank(
 def test_who_hung_and_who_died_is_told_apart_from_those_who_waited_for_them(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "30")
+    asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "14")
     session = run_command(cluster, tmp_path, FAULTY_COMMAND, *asked)
     assert session.returncode == 1, session.stdout
     died, hung = (run.failure for run in read_results(tmp_path / "r.jsonl").runs)
