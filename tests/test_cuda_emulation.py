@@ -1,0 +1,205 @@
+"""The CUDA path, run on devices that are emulated on the CPU (tests/cuda_emulation).
+
+This shows which calls are made in which order on which devices, and in which units their answers
+are read. It shows nothing of time, of NCCL, or of kernels.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_emulation.devices import UUIDS
+from measuring import Session, pytest_command, write_case
+from nvml.library import compile_driver
+
+TESTS = Path(__file__).parent
+BUILT_FOR = "2.14"
+LIMIT_S = 240
+pytestmark = pytest.mark.skipif(
+    not torch.__version__.startswith(f"{BUILT_FOR}."),
+    reason=f"the emulation of CUDA knows torch {BUILT_FOR}, of constraints.txt, from inside",
+)
+
+ALL_STRATEGIES = """
+class Case(Tiny):
+    strategies = ("dp", "ddp", "fsdp", "pipeline", "mp", "lightning")
+
+    def model(self):
+        return torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+        )
+
+    def optimizer(self, model, gpus):
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
+"""
+DATA_AND_REPLICAS = 'class Case(Tiny):\n    strategies = ("dp", "ddp")\n'
+QUICK = ("--runs", "1", "--run-seconds", "0.1")
+
+Run = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The variables of a machine with two emulated GPUs and a driver that knows them."""
+    driver = compile_driver(tmp_path_factory.mktemp("driver"))
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GPUSCALE")}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "cuda_emulation"), str(TESTS)]),
+        "LD_LIBRARY_PATH": str(driver),
+        "EMULATED_CUDA_DEVICES": "2",
+        "FAKE_NVML_FLEET": "0,1",
+    }
+
+
+def run_on(devices: Mapping[str, str], folder: Path, *command: str, **variables: str) -> Session:
+    """What a command leaves that sees the emulated devices."""
+    answer = subprocess.run(
+        command,
+        cwd=folder,
+        env={**devices, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return Session(exit_code=answer.returncode, output=answer.stdout, folder=folder)
+
+
+@pytest.fixture
+def session(devices: Mapping[str, str], tmp_path: Path) -> Run:
+    """Measures a case on the emulated devices."""
+
+    def run(case: str, *options: str, **variables: str) -> Session:
+        file = write_case(tmp_path, case)
+        command = pytest_command(str(file), "-q", *QUICK, *options)
+        return run_on(devices, tmp_path, *command, **variables)
+
+    return run
+
+
+def gpuscale(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gpuscale", *arguments]
+
+
+def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None:
+    made = session(ALL_STRATEGIES, "--gpus", "1,2")
+    assert made.exit_code == 0, made.output
+    runs = {(run.configuration.strategy, run.gpus): run for run in made.results.runs}
+    assert len(runs) == 12
+    assert all(run.is_valid for run in runs.values()), made.output
+    for (strategy, gpus), run in runs.items():
+        of_ranks = [rank.device_uuids for rank in run.ranks]
+        one_process = strategy in ("dp", "mp")
+        expected = [UUIDS[:gpus]] if one_process else [(uuid,) for uuid in UUIDS[:gpus]]
+        assert of_ranks == expected, (strategy, gpus)
+        assert run.configuration.device == "cuda"
+        assert all(rank.peak_memory_bytes for rank in run.ranks)
+        assert all(rank.phases is not None and rank.phases.forward_s > 0 for rank in run.ranks)
+        assert {summary.uuid for summary in run.gpu_summaries} == {*UUIDS[:gpus]}
+    # What a strategy divides among devices no device has as a whole.
+    peaks = {key: max(r.peak_memory_bytes or 0 for r in run.ranks) for key, run in runs.items()}
+    for strategy in ("fsdp", "mp"):
+        assert peaks[strategy, 2] < peaks[strategy, 1], peaks
+    assert made.results.environment.nccl_version == "2.28.3"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
+def test_precisions_and_a_loader_with_pinned_batches_train(session: Run, precision: str) -> None:
+    options = ("--gpus", "1,2", "--precision", precision, "--data", "loader")
+    made = session(DATA_AND_REPLICAS, *options)
+    assert made.exit_code == 0, made.output
+    assert [run.is_valid for run in made.results.runs] == [True] * 4, made.output
+
+
+def test_two_ranks_share_a_device_and_an_injected_delay_is_that_of_one_rank(session: Run) -> None:
+    inject = ("--inject", "slow-rank=1:2.0")
+    made = session(
+        "Case = Tiny", "--gpus", "2", "--oversubscribe", *inject, CUDA_VISIBLE_DEVICES="1"
+    )
+    assert made.exit_code == 0, made.output
+    (run,) = made.results.runs
+    assert run.is_valid
+    assert run.configuration.ranks_per_gpu == 2
+    assert [rank.device_uuids for rank in run.ranks] == [(UUIDS[1],)] * 2
+
+
+def test_a_batch_that_does_not_fit_is_out_of_memory_and_the_next_case_runs(session: Run) -> None:
+    options = ("--gpus", "1", "--batch", "100000,8")
+    made = session("Case = Tiny", *options, EMULATED_CUDA_MEMORY=str(1024**2))
+    assert made.exit_code == 1
+    runs = {run.batch_per_gpu: run for run in made.results.runs}
+    failure = runs[100_000].failure
+    assert failure is not None
+    assert failure.kind == "out_of_memory"
+    assert runs[8].is_valid
+
+
+def test_the_largest_batch_is_found_by_what_the_device_holds(
+    devices: Mapping[str, str], tmp_path: Path
+) -> None:
+    file = write_case(tmp_path, "Case = Tiny")
+    command = gpuscale("batch", f"{file}::Case", "--format", "json")
+    memory_bytes = 64 * 1024
+    found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes))
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.output[found.output.index("{") :])
+    peaks = {each["batch"]: each["peak_memory_bytes"] for each in answer["tries"] if each["fits"]}
+    small, smaller, largest = 256, 128, answer["batch"]
+    of_a_sample = (peaks[small] - peaks[smaller]) / (small - smaller)
+    assert peaks[largest] <= memory_bytes < peaks[largest] + of_a_sample
+
+
+def test_a_lost_device_is_a_failure_of_the_system_on_its_rank(session: Run) -> None:
+    made = session("Case = Tiny", "--gpus", "2", EMULATED_CUDA_LOST="1")
+    assert made.exit_code == 1
+    (run,) = made.results.runs
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.rank) == ("system", 1)
+
+
+@pytest.mark.parametrize("chosen", ["1", f"GPU-{UUIDS[1]}"])
+def test_a_chosen_device_is_the_one_that_is_described(
+    devices: Mapping[str, str], tmp_path: Path, chosen: str
+) -> None:
+    described = (
+        "import json, sys; from gpuscale.launch.local import LocalLauncher\n"
+        "gpus = LocalLauncher(device='auto').environment.gpus\n"
+        "json.dump([(gpu.uuid, gpu.smi_index) for gpu in gpus], sys.stdout)"
+    )
+    command = (sys.executable, "-c", described)
+    answer = run_on(devices, tmp_path, *command, CUDA_VISIBLE_DEVICES=chosen)
+    assert json.loads(answer.output) == [[UUIDS[1], 1]]
+
+
+SCRIPT = """
+import os
+import torch
+from gpuscale import report
+
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+model = torch.nn.Linear(64, 64).to(device)
+with report(samples=256, synchronize=torch.cuda.synchronize) as step_done:
+    for _ in range(300):
+        model(torch.rand(256, 64, device=device)).sum().backward()
+        step_done()
+"""
+
+
+def test_a_command_is_measured_on_the_devices_that_it_is_given(
+    devices: Mapping[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    own = ("--gpus", "1", "--runs", "1", "--run-seconds", "0.1", "--batch", "256")
+    command = gpuscale("run", *own, "--", sys.executable, "train.py")
+    made = run_on(devices, tmp_path, *command)
+    assert made.exit_code == 0, made.output
+    (run,) = made.results.runs
+    assert run.is_valid
+    assert [summary.uuid for summary in run.gpu_summaries] == [UUIDS[0]]
