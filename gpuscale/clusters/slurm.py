@@ -3,7 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler, answer_of
+from gpuscale.clusters.scheduler import (
+    UNKNOWN,
+    Demand,
+    Ending,
+    GpuPartition,
+    JobState,
+    Scheduler,
+    answer_of,
+)
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
 """So many seconds before its end a job is told, to compare what it has: to end ranks on other
@@ -122,6 +130,19 @@ class Slurm(Scheduler):
         if nodes is None:
             return None
         return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
+
+    def gpu_partition(self) -> GpuPartition | None:
+        partitions = re.findall(
+            r"^(?P<name>[^|*]+)\*?\|[^|]*?\bgpu(?P<model>:[^:,(|]+)?:(?P<gpus>\d+)[^|]*"
+            r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
+            answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or "",
+            re.MULTILINE,
+        )
+        if not partitions:
+            return None
+        name, model, gpus, cores, _ = max(partitions, key=lambda partition: int(partition[-1]))
+        option = f"--gres=gpu{model}:{{gpus}}"
+        return GpuPartition(name=name, gpus=int(gpus), cores=int(cores), gpu_option=option)
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         if not nodes:
