@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from ci_checkout import write_program
 from measuring import REPOSITORY
 
 from gpuscale.cli import _COMMANDS
@@ -67,11 +68,14 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def gpuscale(python: Path, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def gpuscale(
+    python: Path, *words: str, cwd: Path, variables: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [python.with_name("gpuscale"), *words],
         cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env={**own, **(variables or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -103,6 +107,22 @@ def test_every_command_of_the_wheel_runs_or_says_in_one_line_what_it_lacks(
         (line,) = answer.stderr.splitlines()
         assert line.startswith(f"gpuscale: {name} needs ")
         assert "install with: pip install " in line
+
+
+def test_a_job_is_never_given_the_environment_that_cannot_measure(
+    light: Path, tmp_path: Path
+) -> None:
+    write_program(tmp_path / "bin/sbatch", '#!/bin/bash\necho "$GPUSCALE_VENV" >venv\necho 7\n')
+    assert gpuscale(light, "init", ".", "--scheduler", "slurm", cwd=tmp_path).returncode == 0
+    beware = "this environment cannot measure, so the job takes the gpuscale that is on its PATH"
+    for venv_of_job in ("", "/elsewhere"):
+        variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        variables |= {"GPUSCALE_VENV": venv_of_job} if venv_of_job else {}
+        words = ("submit", "./mysite.toml", "--yes")
+        answer = gpuscale(light, *words, cwd=tmp_path, variables=variables)
+        assert answer.returncode == 0, answer.stderr
+        assert (beware in answer.stdout) is (not venv_of_job)
+        assert (tmp_path / "venv").read_text() == f"{venv_of_job}\n"
 
 
 def test_what_measuring_lacks_is_named_by_the_names_that_pip_knows(
