@@ -69,8 +69,8 @@ def test_each_scheduler_is_known_by_its_commands_and_what_is_guessed_is_marked(
     assert profile.scheduler == scheduler
     text = (tmp_path / "made" / "mysite.toml").read_text()
     assert "gpus = 4  # a guess: correct it\n" in text
-    # Only Grid Engine has no usual option for GPUs.
-    assert ("gpu={gpus}'  # a guess" in text) is (scheduler == "sge")
+    assert "{gpus}'  # a guess" in text or "{gpus}:j_exclusive=yes\"'  # a guess" in text
+    assert '\n# partition = "gpu"\n' in text
 
 
 def test_a_profile_can_be_written_on_a_laptop_for_another_machine(tmp_path: Path) -> None:

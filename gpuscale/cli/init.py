@@ -20,23 +20,26 @@ _SHIPPED = Path(__file__).parent.parent / "shipped"
 """In a checkout its folders are links to those of the same names at the top."""
 _PROFILE = """\
 # A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
-description = "The {title} cluster of {host}"
-scheduler = "{scheduler}"
+description = "The {scheduler.title} cluster of {host}"
+scheduler = "{scheduler.name}"
 
 [node]
-{node}
+gpus = {gpus}{guessed}
+{unknown}cores = {cores}
 whole = true  # jobs get whole nodes: other jobs on a node would be measured too
 
 [job]
-{job}
+{unknown}partition = "{partition}"
+time_limit = "01:00:00"
+gpu_option = '{gpu_option}'{guessed}
+options = {options}
 # account = "my_budget"
 # modules = ["gcc/13", "python/3.12"]
 
 [measure]
 cases = ["bench_cases/test_mnist_cnn.py", "bench_cases/test_resnet50.py"]
-gpus = [{numbers}]
+gpus = {numbers}
 """
-_GUESSED = "  # a guess: correct it"
 _README = """\
 # Scaling measurements with gpuscale {version}
 
@@ -71,12 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Write all files, or none if one of them is there already."""
     folder = Path(arguments.folder)
     profile = _profile(arguments.scheduler)
-    name, text = profile or ("", "")
-    submit = _SUBMIT.format(profile=name) if profile else ""
+    submit = "".join(_SUBMIT.format(profile=name) for name in profile)
     shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if path.is_file()]
     files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
-    files |= {name: text} if profile else {}
-    files["README.md"] = _README.format(version=__version__, submit=submit)
+    files |= profile | {"README.md": _README.format(version=__version__, submit=submit)}
     for file in files:
         if os.path.lexists(folder / file):
             problem = "exists already and is not overwritten; name a new folder"
@@ -96,35 +97,32 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _profile(asked: str | None) -> tuple[str, str] | None:
-    """Name and text of the profile: the shipped one of this cluster, or a first one of its own."""
+def _profile(asked: str | None) -> dict[str, str]:
+    """The profile by its name: the one that recognises this machine, or a first one."""
     if asked is None:
-        # No profile, or several, recognise this machine.
         with suppress(UsageError):
-            known = recognised_profile(os.environ, socket.getfqdn()).name
-            path = profile_files(os.environ)[known]
-            return path.name, path.read_text("utf-8")
+            known = recognised_profile(os.environ, socket.getfqdn())
+            path = profile_files(os.environ)[known.name]
+            return {path.name: path.read_text("utf-8")}
     scheduler = scheduler_here() if asked is None else SCHEDULERS[asked]
-    return None if scheduler is None else ("mysite.toml", _first_profile(scheduler))
+    return {"mysite.toml": _first_profile(scheduler)} if scheduler else {}
 
 
 def _first_profile(scheduler: Scheduler) -> str:
-    partition = scheduler.gpu_partition() if scheduler == scheduler_here() else None
-    gpus = partition.gpus if partition else 4
-    asked_by = partition.gpu_option if partition else scheduler.default_gpu_option
-    node = [f"gpus = {gpus}{'' if partition else _GUESSED}"]
-    node.append(f"cores = {partition.cores}" if partition else "# cores = 64")
-    job = [f'partition = "{partition.name}"' if partition else '# partition = "gpu"']
-    job.append('time_limit = "01:00:00"')
-    job.append(f"gpu_option = '{asked_by or '-l gpu={gpus}'}'{'' if asked_by else _GUESSED}")
-    if scheduler.name == "slurm":
-        job.append('options = ["--exclusive"]')
-    numbers = [2**power for power in range(gpus.bit_length())]
+    known = scheduler.profile_values() if scheduler == scheduler_here() else {}
+    values = {
+        "gpus": "4",
+        "cores": "64",
+        "partition": "gpu",
+        "gpu_option": scheduler.default_gpu_option or "-l gpu={gpus}",
+        **known,
+    }
     return _PROFILE.format(
-        title=scheduler.title,
+        **values,
+        scheduler=scheduler,
         host=socket.gethostname(),
-        scheduler=scheduler.name,
-        node="\n".join(node),
-        job="\n".join(job),
-        numbers=", ".join(map(str, numbers)),
+        unknown="" if "gpus" in known else "# ",
+        guessed="" if "gpus" in known else "  # a guess: correct it",
+        options=["--exclusive"] if scheduler.name == "slurm" else [],
+        numbers=[2**power for power in range(int(values["gpus"]).bit_length())],
     )

@@ -45,19 +45,6 @@ class Demand:
         return hours * 3600 + minutes * 60 + seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPartition:
-    """A partition whose nodes have GPUs, as its scheduler describes it."""
-
-    name: str
-    gpus: int
-    """GPUs of a node."""
-    cores: int
-    """Cores of a node, as the scheduler counts them."""
-    gpu_option: str
-    """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
-
-
 class Ending(Enum):
     """Why a job has ended, as far as its scheduler tells."""
 
@@ -153,9 +140,9 @@ class Scheduler(ABC):
         """The nodes of this job by the scheduler's names; None where a file or variable tells."""
         return None
 
-    def gpu_partition(self) -> GpuPartition | None:
-        """The partition with the most nodes that have GPUs; None if the scheduler cannot say."""
-        return None
+    def profile_values(self) -> dict[str, str]:
+        """What a profile's fields `gpus`, `cores`, `partition` should be; empty if unknown."""
+        return {}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those nodes of this job that the scheduler itself has lost, as far as it tells."""

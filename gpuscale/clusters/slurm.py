@@ -3,15 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuscale.clusters.scheduler import (
-    UNKNOWN,
-    Demand,
-    Ending,
-    GpuPartition,
-    JobState,
-    Scheduler,
-    answer_of,
-)
+from gpuscale.clusters.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler, answer_of
 
 _WARNING_S, _SHORTEST_WARNED_S = 180, 300
 """So many seconds before its end a job is told, to compare what it has: to end ranks on other
@@ -28,6 +20,11 @@ _ENDINGS = {
 _RUNS = (
     *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
     *("SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"),
+)
+_GPU_PARTITION = re.compile(
+    r"^(?P<partition>[^|*]+)\*?\|[^|]*?\b(?P<gres>gpu(?::[^:,(|]+)?):(?P<gpus>\d+)[^|]*"
+    r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
+    re.MULTILINE,
 )
 _NOTHING = "(null)"
 """Slurm's word for a value that is not there."""
@@ -131,18 +128,11 @@ class Slurm(Scheduler):
             return None
         return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
 
-    def gpu_partition(self) -> GpuPartition | None:
-        partitions = re.findall(
-            r"^(?P<name>[^|*]+)\*?\|[^|]*?\bgpu(?P<model>:[^:,(|]+)?:(?P<gpus>\d+)[^|]*"
-            r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
-            answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or "",
-            re.MULTILINE,
-        )
-        if not partitions:
-            return None
-        name, model, gpus, cores, _ = max(partitions, key=lambda partition: int(partition[-1]))
-        option = f"--gres=gpu{model}:{{gpus}}"
-        return GpuPartition(name=name, gpus=int(gpus), cores=int(cores), gpu_option=option)
+    def profile_values(self) -> dict[str, str]:
+        answer = answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or ""
+        partitions = [found.groupdict() for found in _GPU_PARTITION.finditer(answer)]
+        largest = max(partitions, key=lambda partition: int(partition["nodes"]), default={})
+        return {**largest, "gpu_option": f"--gres={largest.get('gres', 'gpu')}:{{gpus}}"}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         if not nodes:
