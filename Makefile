@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 GPUS ?= 1,2
 STRATEGY ?= dp,ddp
 
-.PHONY: bench gpu-check test test-all test-schedulers golden mutants check validation setup clean
+.PHONY: bench gpu-check test test-all test-schedulers golden mutants check validation setup clean clean-results
 
 # The main job: measure the shipped cases on 1 and 2 GPUs (CPU ranks where there is no GPU).
 # The other strategies take as long again: make bench STRATEGY=fsdp,pipeline,lightning.
@@ -73,5 +73,13 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH:%=torch==%)
 	touch $@
 
+# What can be made again; results and nights are not among it.
 clean:
-	rm -rf $(VENV) .gpuscale .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+# Deletes all results and nights of this folder, which can only be measured again.
+clean-results:
+	@test -d .gpuscale || { echo "there are no results here" >&2; exit 1; }
+	@find .gpuscale -name '*.jsonl'; du -sh .gpuscale
+	@test -n "$(YES)" || { echo "to delete all this: make clean-results YES=1" >&2; exit 1; }
+	rm -rf .gpuscale

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from importlib.util import find_spec
 
 
 class ExitCode(IntEnum):
@@ -36,6 +37,24 @@ class GpuscaleError(Exception):
 
 class UsageError(GpuscaleError):
     """The user asked for something that cannot be done; the message names what can."""
+
+
+READING = ("msgspec", "tabulate", "wcwidth")
+"""The packages that every command needs, by the names under which they are imported."""
+MEASURING = ("torch", "numpy", "pytest", "pytest_benchmark", "pynvml")
+"""The packages that measuring needs besides."""
+_NAMES_OF_PIP = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
+
+
+def refuse_missing(user: str, packages: Iterable[str]) -> None:
+    """Raise a UsageError with the command that installs those of the packages that are missing.
+
+    Gpuscale can be installed without its requirements: a login node needs no torch to compare.
+    """
+    missing = [_NAMES_OF_PIP.get(name, name) for name in packages if find_spec(name) is None]
+    if missing:
+        problem = f"{user} needs {', '.join(missing)}, not installed here"
+        raise UsageError(f"{problem}; install with: pip install {' '.join(missing)}")
 
 
 class FileError(GpuscaleError):

@@ -115,7 +115,8 @@ def make_checkout(folder: Path) -> Path:
             for index in (1, 2, 3)
         ]
         write_results(root / f"verdict-{code}.jsonl", make.results(*runs, where=where))
-    write_program(root / "without-plots/jinja2.py", "raise ImportError\n")
+    blocked = "import sys\nsys.modules['jinja2'] = None\n"
+    write_program(root / "without-plots/sitecustomize.py", blocked)
     write_program(root / ".venv/bin/pytest", STUB_PYTEST)
     write_program(root / ".venv/bin/gpuscale", STUB_GPUSCALE)
     write_program(root / "stand-ins/module", '#!/bin/bash\necho "modules: $*"\n')

@@ -143,6 +143,26 @@ def test_the_newest_results_say_that_they_have_no_valid_run(tmp_path: Path) -> N
         assert line.endswith(", have no valid run; name those that are meant")
 
 
+def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / ".gpuscale" / "results"
+    folder.mkdir(parents=True)
+    well, begun, failed = (
+        folder / f"2026-11-2{day}T053958.532Z-0a4917.jsonl" for day in range(1, 4)
+    )
+    well.write_bytes(RESULTS.read_bytes())
+    begun.write_text(results_text(results()))
+    failed.write_text(results_text(results(run(1, None))))
+    place = ".gpuscale/results/"
+    newer = f"newer, but without a valid run: {place}{failed.name}, {place}{begun.name}"
+    for words in (["show"], ["compare", ARC4], ["export", "trace", "x.json"]):
+        answer = gpuscale(*words, cwd=tmp_path)
+        assert answer.stderr.count(f"gpuscale: left out: {newer}\n") == 1, answer.stderr
+        assert f"{place}{well.name}" in answer.stdout + answer.stderr
+    shown = gpuscale("show", failed, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "failed" in shown.stdout
+
+
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     command = f"{sys.executable} -m gpuscale show {RESULTS} | true"
     answer = subprocess.run(

@@ -308,4 +308,4 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert len(answer.stderr.splitlines()) == 1
-    assert "pip install 'gpuscale[plots]'" in answer.stderr
+    assert "pip install matplotlib" in answer.stderr

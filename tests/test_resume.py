@@ -137,7 +137,7 @@ def test_the_copy_is_never_taken_for_the_newest_results(tmp_path: Path) -> None:
     path.write_bytes(file_of(path, 1) + b"{")
     with ResumedResults(path) as resumed:
         resumed.append(RESULTS.runs[1])
-    assert newest_results(tmp_path, datetime.now(UTC)) == path
+    assert newest_results(tmp_path, datetime.now(UTC)) == [path]
 
 
 def compared(change: Callable[[Environment], Environment]) -> None:

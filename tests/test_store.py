@@ -318,11 +318,11 @@ def test_the_newest_results_are_those_with_the_latest_name(tmp_path: Path) -> No
         writer(path).close()
     (tmp_path / "zzz.jsonl").write_text("not dated")
     default_results_path(tmp_path, NOW + timedelta(days=1)).mkdir()
-    assert newest_results(tmp_path, NOW) == new
+    assert newest_results(tmp_path, NOW) == [new, old]
     # A wrong clock: it is not the newest for ever, and taken where there is no other.
     for path in (new, old):
         path.unlink()
-    assert newest_results(tmp_path, NOW) == ahead
+    assert newest_results(tmp_path, NOW) == [ahead]
 
 
 def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
@@ -345,3 +345,22 @@ def test_results_above_the_folder_are_named(
     message = refusal(newest_results, RESULTS_FOLDER, NOW)
     assert message.startswith(f"{below / RESULTS_FOLDER}: there are no results yet; ")
     assert f"{folder} has some, so run this in {tmp_path}" in message
+
+
+def test_make_clean_keeps_results_and_another_target_names_them_first(tmp_path: Path) -> None:
+    path = default_results_path(tmp_path / RESULTS_FOLDER, NOW)
+    path.parent.mkdir(parents=True)
+    path.write_text("hours of measuring")
+    makefile = Path(__file__).parent.parent / "Makefile"
+
+    def make(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = ["make", "-f", str(makefile), *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert make("clean").returncode == 0
+    asked = make("clean-results")
+    assert (asked.returncode, path.name in asked.stdout) == (2, True)
+    assert "make clean-results YES=1" in asked.stderr
+    assert path.exists()
+    assert make("clean-results", "YES=1").returncode == 0
+    assert not (tmp_path / ".gpuscale").exists()

@@ -9,16 +9,17 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
-from gpuscale.errors import ExitCode, GpuscaleError
+from gpuscale.errors import MEASURING, READING, ExitCode, GpuscaleError, refuse_missing
 from gpuscale.printable import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (
+    ("init", "write the shipped cases, and a profile for this cluster's scheduler"),
     ("run", "measure a training script as it is"),
     ("compare", "judge results against a baseline"),
     ("show", "print a results or baseline file as a table"),
@@ -34,6 +35,13 @@ _COMMANDS = (
     ("selftest", "try gpuscale itself on this machine: overhead, false alarms, faults found"),
     ("schema", "print the JSON Schema of results or baselines"),
 )
+# Packages that a command needs besides `READING`; a wheel may be installed without them.
+_NEEDS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("run", "batch", "night", "selftest"), MEASURING),
+    "report": ("matplotlib", "jinja2"),
+    "plot": ("matplotlib",),
+    "doctor": ("pynvml",),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +108,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
         """Parse, as argparse does with the parser of the command that is named."""
         if self.module is not None:
+            command = self.module.rpartition(".")[2]
+            refuse_missing(command, (*READING, *_NEEDS.get(command, ())))
             import_module(self.module).add_arguments(self)
             self.set_defaults(run=self.module)
             self.module = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.diagnose.slow_nodes import find_slow
+from gpuscale.errors import refuse_missing
 from gpuscale.launch import ACROSS_NODES
 from gpuscale.launch.nodes import NodesLauncher
 from gpuscale.records.as_json import document_text
@@ -56,6 +57,7 @@ def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
 
 
 def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
+    refuse_missing("doctor --nodes", ("torch",))
     launcher = NodesLauncher(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )

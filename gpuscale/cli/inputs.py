@@ -143,13 +143,28 @@ def _leave_out(problem: OSError) -> None:
         sys.stderr.write(f"gpuscale: left out: {told}\n")
 
 
-def newest_input(folder: Path) -> Path:
-    """The newest results, named on standard error: they were not the user's own choice.
+def newest_valid(folder: Path, now: datetime) -> Path:
+    """The newest results with a valid run, or the newest if no results have one.
 
-    Where they have no valid run, that is said too.
+    Newer ones, of a session that failed or has only begun, are named on standard error.
+    """
+    paths = newest_results(folder, now)
+    for number, path in enumerate(paths):
+        if any(run.is_valid for run in read_results(path).runs):
+            newer = ", ".join(visible(str(other)) for other in paths[:number])
+            if newer:
+                sys.stderr.write(f"gpuscale: left out: newer, but without a valid run: {newer}\n")
+            return path
+    return paths[0]
+
+
+def newest_input(folder: Path) -> Path:
+    """The newest valid results, named on standard error: they were not the user's own choice.
+
+    If no results have a valid run, that is said too.
     """
     now = datetime.now(UTC)
-    path = newest_results(folder, now)
+    path = newest_valid(folder, now)
     results = read_results(path)
     newest = f"{visible(str(path))}, measured {results.created_at}{age_text(results, now)}"
     said = f"the newest results: {newest}"

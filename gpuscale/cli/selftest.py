@@ -107,8 +107,8 @@ def load_case_class(text: str | None, device: str) -> type[TrainingCase]:
     file, _, name = (text or _DEFAULT_CASES[device]).partition("::")
     if text is None and not Path(file).is_file():
         raise UsageError(
-            f"there is no {file} here; go to the folder that has bench_cases, or name a case "
-            "of your own with --case FILE::Class"
+            f"there is no {file} here; go to the folder that has bench_cases ('gpuscale init "
+            "DIR' makes one), or name a case of your own with --case FILE::Class"
         )
     return case_class(file, name)
 

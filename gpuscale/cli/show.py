@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from gpuscale.cli.inputs import gpu_counts, read_content
+from gpuscale.cli.inputs import gpu_counts, newest_valid, read_content
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Results
@@ -14,7 +14,7 @@ from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
 from gpuscale.reports.screen import columns_of
 from gpuscale.reports.show.scaling_rows import Shown
-from gpuscale.store import RESULTS_FOLDER, newest_results
+from gpuscale.store import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the file."""
     now = datetime.now(UTC)
     file = arguments.file
-    path = newest_results(RESULTS_FOLDER, now) if file is None else Path(file)
+    path = newest_valid(RESULTS_FOLDER, now) if file is None else Path(file)
     content = read_content(path)
     shown = Shown(
         content=content,

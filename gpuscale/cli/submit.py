@@ -175,10 +175,19 @@ def _baseline(request: JobRequest) -> str | None:
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
     """The variables to submit with: gpuscale is this one, where the folder has none of its own."""
-    own = Path(sys.prefix, "bin", "gpuscale").is_file()
-    if not own or request.profile.job.container or Path(".venv/bin/gpuscale").exists():
+    if _finds_gpuscale(request) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
+
+
+def _finds_gpuscale(request: JobRequest) -> bool:
+    """True if the job has a gpuscale by name, in the folder or in a container."""
+    own = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists()
+    return own or request.profile.job.container is not None
+
+
+def _can_measure() -> bool:
+    return all(Path(sys.prefix, "bin", name).is_file() for name in ("gpuscale", "pytest"))
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
@@ -209,6 +218,11 @@ def _announcement(request: JobRequest) -> Iterator[str]:
         f"{nodes}: {hours:.2g} node-hours of the {most_hours:.2g} that the time limit allows "
         "(start-up is guessed)"
     )
+    if not _finds_gpuscale(request) and not _can_measure():
+        yield (
+            "this environment cannot measure, so the job takes the gpuscale that is on its PATH; "
+            "the variable GPUSCALE_VENV names another environment"
+        )
     if seconds > demand.limit_s:
         yield (
             f"this may not fit into the time limit of {demand.time_limit}; "

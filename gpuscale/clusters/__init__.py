@@ -1,6 +1,7 @@
 """Clusters as profiles beside this module, the jobs made of them, and the schedulers' registry."""
 
 from collections.abc import Mapping
+from shutil import which
 
 from gpuscale.clusters.lsf import Lsf
 from gpuscale.clusters.pbs import Pbs
@@ -15,3 +16,12 @@ SCHEDULERS: Mapping[str, Scheduler] = {its.name: its for its in (Slurm(), Sge(),
 def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:
     """The scheduler in one of whose jobs a process with these variables is; None for none."""
     return next((one for one in SCHEDULERS.values() if one.is_here(environment)), None)
+
+
+def scheduler_here() -> Scheduler | None:
+    """The scheduler whose commands are on PATH; None if there is none."""
+    for scheduler in SCHEDULERS.values():
+        # Grid Engine and PBS share `qsub` and `qstat`; `qacct` is Grid Engine's alone.
+        if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.questions)):
+            return scheduler
+    return None

@@ -140,6 +140,10 @@ class Scheduler(ABC):
         """The nodes of this job by the scheduler's names; None where a file or variable tells."""
         return None
 
+    def profile_values(self) -> dict[str, str]:
+        """What a profile's fields `gpus`, `cores`, `partition` should be; empty if unknown."""
+        return {}
+
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
         return ()

@@ -21,6 +21,11 @@ _RUNS = (
     *("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),
     *("SIGNALING", "STAGE_OUT", "RESIZING", "EXPEDITING"),
 )
+_GPU_PARTITION = re.compile(
+    r"^(?P<partition>[^|*]+)\*?\|[^|]*?\b(?P<gres>gpu(?::[^:,(|]+)?):(?P<gpus>\d+)[^|]*"
+    r"\|(?P<cores>\d+)\+?\|(?P<nodes>\d+)$",
+    re.MULTILINE,
+)
 _NOTHING = "(null)"
 """Slurm's word for a value that is not there."""
 
@@ -122,6 +127,12 @@ class Slurm(Scheduler):
         if nodes is None:
             return None
         return tuple((answer_of(["scontrol", "show", "hostnames", nodes]) or "").split())
+
+    def profile_values(self) -> dict[str, str]:
+        answer = answer_of(["sinfo", "--noheader", "--format=%P|%G|%c|%D"]) or ""
+        partitions = [found.groupdict() for found in _GPU_PARTITION.finditer(answer)]
+        largest = max(partitions, key=lambda partition: int(partition["nodes"]), default={})
+        return {**largest, "gpu_option": f"--gres={largest.get('gres', 'gpu')}:{{gpus}}"}
 
     def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
         if not nodes:

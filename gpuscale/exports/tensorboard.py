@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscale.errors import FileError, UsageError
+from gpuscale.errors import FileError, refuse_missing
 from gpuscale.records import Results, Run
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports.phrases import set_apart
@@ -22,11 +22,9 @@ _Scalar = tuple[str, float, int, float]
 
 def write(target: Path, results: Sequence[Results]) -> str:
     """Writes a folder for each run and each curve below that of its results; what to do next."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        needed = "TensorBoard's files need a package that is not installed"
-        raise UsageError(f"{needed}: pip install 'gpuscale[tensorboard]'") from None
+    refuse_missing("export tensorboard", ("torch", "tensorboard"))
+    from torch.utils.tensorboard import SummaryWriter
+
     named = zip(_folder_names(map(_measured, results)), results, strict=True)
     folders = {target / name: result for name, result in named}
     with file_errors(target):

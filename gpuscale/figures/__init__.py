@@ -7,14 +7,6 @@ of what it shows, and its entry in `FIGURES`.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from gpuscale.errors import UsageError
-
-try:
-    import matplotlib
-except ImportError:
-    problem = "pictures need matplotlib; install it with: pip install 'gpuscale[plots]'"
-    raise UsageError(problem) from None
-
 from gpuscale.figures.history_plot import history_picture
 from gpuscale.figures.picture import KINDS, Measurements, Picture, content_of, svg_of
 from gpuscale.figures.scaling_plots import scaling_picture

@@ -3,17 +3,16 @@
 from typing import Any
 
 from gpuscale import __version__
-from gpuscale.errors import UsageError
+from gpuscale.errors import refuse_missing
 from gpuscale.page.content import readable
 
 
 def rendered(template: str, **values: Any) -> str:
     """A template of this package with these values; all texts in them are escaped."""
-    try:
-        import jinja2
-    except ImportError:
-        problem = "a page needs Jinja2 and matplotlib, which are not installed"
-        raise UsageError(f"{problem}; pip install 'gpuscale[plots]'") from None
+    refuse_missing("a page", ("jinja2",))
+    # Here, since only who renders needs it.
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gpuscale.page"),
         autoescape=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuscale.errors import MEASURING, READING, UsageError, refuse_missing
 from gpuscale.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "gpuscale(case=C): measure the scaling of this TrainingCase (see --gpus)"
     )
     if config.getoption("gpus") is not None:
+        try:
+            refuse_missing("--gpus", (*READING, *MEASURING))
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
         from gpuscale.plugin.session import start_session
 
         start_session(config)

@@ -39,16 +39,17 @@ def default_results_path(folder: Path, now: datetime) -> Path:
     return folder / f"{dated:%Y-%m-%dT%H%M%S}.{milliseconds}Z-{secrets.token_hex(3)}.jsonl"
 
 
-def newest_results(folder: Path, now: datetime) -> Path:
-    """The newest file that `default_results_path` named; a `FileError` says where else some are.
+def newest_results(folder: Path, now: datetime) -> list[Path]:
+    """The files that `default_results_path` named, newest first; a `FileError` if there are none.
 
-    One that is dated more than a day after now, by a wrong clock, is taken where there is no other.
+    Files dated more than a day after now, by a wrong clock, count only if there are no others.
     """
     with file_errors(folder, READ_PROBLEMS):
         dated = _dated_names(folder)
     if dated:
         tomorrow = default_results_path(folder, now + timedelta(days=1)).name
-        return folder / max([name for name in dated if name < tomorrow] or dated)
+        past = [name for name in dated if name < tomorrow]
+        return [folder / name for name in sorted(past or dated, reverse=True)]
     remedy = (
         "measure first, for example with: pytest bench_cases --gpus 1,2; a file that was named "
         "with --results is given by its name"

@@ -1,0 +1,128 @@
+"""`gpuscale init`: a folder to measure in, for an installation without a checkout."""
+
+import argparse
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from gpuscale import __version__
+from gpuscale.clusters import SCHEDULERS, scheduler_here
+from gpuscale.clusters.profile import profile_files, recognised_profile
+from gpuscale.clusters.scheduler import Scheduler
+from gpuscale.errors import ExitCode, FileError, UsageError
+from gpuscale.printable import visible
+from gpuscale.store.files import file_errors, write_report
+from gpuscale.units import counted
+
+_SHIPPED = Path(__file__).parent.parent / "shipped"
+"""In a checkout its folders are links to those of the same names at the top."""
+_PROFILE = """\
+# A first profile, written by 'gpuscale init'. docs/clusters.md of gpuscale has all fields.
+description = "The {scheduler.title} cluster of {host}"
+scheduler = "{scheduler.name}"
+
+[node]
+gpus = {gpus}{guessed}
+{unknown}cores = {cores}
+whole = true  # jobs get whole nodes: other jobs on a node would be measured too
+
+[job]
+{unknown}partition = "{partition}"
+time_limit = "01:00:00"
+gpu_option = '{gpu_option}'{guessed}
+options = {options}
+# account = "my_budget"
+# modules = ["gcc/13", "python/3.12"]
+
+[measure]
+cases = ["bench_cases/test_mnist_cnn.py", "bench_cases/test_resnet50.py"]
+gpus = {numbers}
+"""
+_README = """\
+# Scaling measurements with gpuscale {version}
+
+`bench_cases/` has the cases that come with gpuscale, `baselines/` published figures of other
+machines. Without GPUs, CPU ranks stand in for them. Measure one case, or all of `bench_cases`:
+
+    pytest bench_cases/test_mnist_cnn.py --gpus 1,2 --strategy ddp --results well.jsonl
+    gpuscale show well.jsonl
+    gpuscale baseline record well.jsonl --cluster "this machine" -o baselines/ours.json
+    pytest bench_cases/test_mnist_cnn.py --gpus 1,2 --strategy ddp
+    gpuscale compare baselines/ours.json
+{submit}
+"""
+_SUBMIT = """
+In a job of this cluster, after correcting `{profile}`; the first line only prints the job script:
+
+    gpuscale submit ./{profile} --print
+    gpuscale submit ./{profile} --wait"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the shipped cases, published baselines, a profile for this cluster's scheduler and "
+        "a README into a folder. Nothing is overwritten."
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder; it is made if it is missing")
+    text = "write a profile for this scheduler (default: the one whose commands are here)"
+    parser.add_argument("--scheduler", choices=tuple(SCHEDULERS), help=text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write all files, or none if one of them is there already."""
+    folder = Path(arguments.folder)
+    profile = _profile(arguments.scheduler)
+    submit = "".join(_SUBMIT.format(profile=name) for name in profile)
+    shipped = [path for path in sorted(_SHIPPED.glob("*/*.*")) if path.is_file()]
+    files = {str(path.relative_to(_SHIPPED)): path.read_text("utf-8") for path in shipped}
+    files |= profile | {"README.md": _README.format(version=__version__, submit=submit)}
+    for file in files:
+        if os.path.lexists(folder / file):
+            problem = "exists already and is not overwritten; name a new folder"
+            raise FileError(visible(str(folder / file)), problem)
+    for file, content in files.items():
+        path = folder / file
+        with file_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_report(path, content)
+    sys.stdout.write(f"wrote {counted(len(files), 'file')} into {visible(str(folder))}\n")
+    if not profile:
+        sys.stderr.write(
+            "gpuscale: no profile was written, since no scheduler's commands are here; "
+            "--scheduler names one, in a new folder\n"
+        )
+    sys.stdout.write(f"next: read {visible(str(folder / 'README.md'))}\n")
+    return ExitCode.OK
+
+
+def _profile(asked: str | None) -> dict[str, str]:
+    """The profile by its name: the one that recognises this machine, or a first one."""
+    if asked is None:
+        with suppress(UsageError):
+            known = recognised_profile(os.environ, socket.getfqdn())
+            path = profile_files(os.environ)[known.name]
+            return {path.name: path.read_text("utf-8")}
+    scheduler = scheduler_here() if asked is None else SCHEDULERS[asked]
+    return {"mysite.toml": _first_profile(scheduler)} if scheduler else {}
+
+
+def _first_profile(scheduler: Scheduler) -> str:
+    known = scheduler.profile_values() if scheduler == scheduler_here() else {}
+    values = {
+        "gpus": "4",
+        "cores": "64",
+        "partition": "gpu",
+        "gpu_option": scheduler.default_gpu_option or "-l gpu={gpus}",
+        **known,
+    }
+    return _PROFILE.format(
+        **values,
+        scheduler=scheduler,
+        host=socket.gethostname(),
+        unknown="" if "gpus" in known else "# ",
+        guessed="" if "gpus" in known else "  # a guess: correct it",
+        options=["--exclusive"] if scheduler.name == "slurm" else [],
+        numbers=[2**power for power in range(int(values["gpus"]).bit_length())],
+    )

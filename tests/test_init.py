@@ -1,0 +1,121 @@
+"""`gpuscale init` as a user types it, with stand-ins for the commands of schedulers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ci_checkout import write_program
+from measuring import REPOSITORY, run_pytest
+
+from gpuscale.clusters.profile import ClusterProfile, read_profile
+
+SINFO = """\
+cpu*|(null)|128|400
+small|gpu:v100:2|40|4
+gpu|gpu:a100:8(S:0-7),shard:a100:80|64+|32
+"""
+
+
+def gpuscale(
+    folder: Path, *words: str, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """The answer of the command in a folder where only these programs are on PATH."""
+    alone = {"PATH": f"{folder}/bin", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, "-m", "gpuscale", *words],
+        cwd=folder,
+        env={**os.environ, **alone, "XDG_CONFIG_HOME": str(folder), **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def made(folder: Path, *options: str, **programs: str) -> ClusterProfile:
+    """The profile that is written where these programs print this; its job can be printed."""
+    for name, printed in programs.items():
+        write_program(folder / "bin" / name, f"#!/bin/bash\necho '{printed}'\n")
+    answer = gpuscale(folder, "init", "made", *options)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    answer = gpuscale(folder / "made", "submit", "./mysite.toml", "--print")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return read_profile(folder / "made" / "mysite.toml")
+
+
+def test_under_slurm_the_profile_has_the_partition_with_the_most_gpu_nodes(tmp_path: Path) -> None:
+    programs = dict.fromkeys(("sbatch", "scontrol", "sacct", "qsub", "qstat"), "")
+    profile = made(tmp_path, sinfo=SINFO, **programs)
+    assert (profile.scheduler, profile.job.partition) == ("slurm", "gpu")
+    assert (profile.node.gpus, profile.node.cores) == (8, 64)
+    assert profile.job.gpu_option == "--gres=gpu:a100:{gpus}"
+    assert profile.measure.gpus == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "commands"),
+    [
+        ("slurm", "sbatch scontrol sacct"),
+        ("sge", "qsub qstat qacct"),
+        ("pbs", "qsub qstat"),
+        ("lsf", "bsub bjobs"),
+    ],
+)
+def test_each_scheduler_is_known_by_its_commands_and_what_is_guessed_is_marked(
+    tmp_path: Path, scheduler: str, commands: str
+) -> None:
+    profile = made(tmp_path, **dict.fromkeys(commands.split(), ""))
+    assert profile.scheduler == scheduler
+    text = (tmp_path / "made" / "mysite.toml").read_text()
+    assert "gpus = 4  # a guess: correct it\n" in text
+    assert "{gpus}'  # a guess" in text or "{gpus}:j_exclusive=yes\"'  # a guess" in text
+    assert '\n# partition = "gpu"\n' in text
+
+
+def test_a_profile_can_be_written_on_a_laptop_for_another_machine(tmp_path: Path) -> None:
+    assert made(tmp_path, "--scheduler", "lsf").scheduler == "lsf"
+
+
+def test_without_a_scheduler_there_is_no_profile_and_a_line_says_so(tmp_path: Path) -> None:
+    answer = gpuscale(tmp_path, "init", "made")
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (0, 1)
+    assert "no profile was written" in answer.stderr
+    assert not list(tmp_path.glob("made/*.toml"))
+    assert "submit" not in (tmp_path / "made" / "README.md").read_text()
+
+
+def test_a_machine_that_a_profile_recognises_gets_that_profile(tmp_path: Path) -> None:
+    own = tmp_path / "gpuscale/clusters/ours.toml"
+    own.parent.mkdir(parents=True)
+    shipped = (REPOSITORY / "gpuscale/clusters/arc4.toml").read_text()
+    own.write_text(shipped + '\n[recognise.variables]\nWHERE = "here"\n')
+    answer = gpuscale(tmp_path, "init", "made", environment={"WHERE": "here"})
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "made/ours.toml").read_text() == own.read_text()
+    # Its cases and its baseline are there, or a warning would be printed.
+    answer = gpuscale(
+        tmp_path / "made", "submit", "./ours.toml", "--print", environment={"WHERE": "here"}
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_one_file_that_is_there_keeps_all_from_being_written(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    answer = gpuscale(tmp_path, "init", ".")
+    assert answer.returncode == 2
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("gpuscale: README.md: exists already and is not overwritten")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "file").touch()
+    answer = gpuscale(tmp_path, "init", "file")
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+
+
+def test_what_was_written_is_measured_from_its_folder(tmp_path: Path) -> None:
+    assert gpuscale(tmp_path, "init", "made").returncode == 0
+    folder = tmp_path / "made"
+    options = ("--gpus", "1,2", "--strategy", "ddp", "--runs", "1", "--run-seconds", "0.2")
+    session = run_pytest(folder, "bench_cases/test_mnist_cnn.py", *options)
+    assert session.exit_code == 0, session.output
+    assert {run.gpus for run in session.results.runs if run.is_valid} == {1, 2}

@@ -1,0 +1,156 @@
+"""The wheel, in an environment that has neither torch nor pytest."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+from ci_checkout import write_program
+from measuring import REPOSITORY
+
+from gpuscale.cli import _COMMANDS
+
+BUILD = "import sys; from setuptools import build_meta as b; print(b.build_{}(sys.argv[1]))"
+LIGHT = ("msgspec", "tabulate", "wcwidth")
+RESULTS = REPOSITORY / "tests/data/two_cpu_ranks.jsonl"
+USES = {
+    "init": "made",
+    "compare": f"{REPOSITORY}/baselines/arc4.json {RESULTS}",
+    "show": f"{RESULTS}",
+    "history": f"{RESULTS}",
+    "export": f"otava x.csv {RESULTS}",
+    "baseline": f"record {RESULTS} --cluster X -o b.json",
+    "submit": "generic-slurm --gpus-per-node 2 --gpus 1,2 --cases made --print",
+    "schema": "results",
+}
+"""What the commands that need nothing else are given."""
+
+
+def built(kind: str, tree: Path, target: Path) -> Path:
+    command = [sys.executable, "-c", BUILD.format(kind), str(target)]
+    answer = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return target / answer.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel and what judging needs.
+
+    The wheel is built of the source distribution, as `python -m build` does.
+    """
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    for name in ("gpuscale", "bench_cases", "baselines"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / name, tree / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tree)
+    with tarfile.open(built("sdist", tree, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    wheel = built("wheel", next(folder.glob("gpuscale-*/")), folder)
+    venv.create(folder / "light", symlinks=True)
+    (packages,) = (folder / "light/lib").glob("python*/site-packages")
+    for name in LIGHT:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        (packages / name).symlink_to(Path(spec.origin).parent)
+    python = folder / "light/bin/python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    subprocess.run([*pip, *install], check=True)
+    return python
+
+
+def gpuscale(
+    python: Path, *words: str, cwd: Path, variables: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [python.with_name("gpuscale"), *words],
+        cwd=cwd,
+        env={**own, **(variables or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_wheel_judges_two_files_where_nothing_can_be_measured(
+    light: Path, tmp_path: Path
+) -> None:
+    answer = gpuscale(light, "compare", *USES["compare"].split(), cwd=tmp_path)
+    assert answer.returncode == 4, answer.stderr
+    assert "INCOMPARABLE" in answer.stdout
+    # The same as from this checkout, to the letter.
+    here = [sys.executable, "-m", "gpuscale", "compare", *USES["compare"].split()]
+    same = subprocess.run(here, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (same.stdout, same.stderr) == (answer.stdout, answer.stderr)
+
+
+def test_every_command_of_the_wheel_runs_or_says_in_one_line_what_it_lacks(
+    light: Path, tmp_path: Path
+) -> None:
+    for name, _ in _COMMANDS:
+        answer = gpuscale(light, name, *USES.get(name, "").split(), cwd=tmp_path)
+        assert "Traceback" not in answer.stderr
+        if name in USES:
+            assert answer.returncode in (0, 4), f"{name}: {answer.stderr}"
+            continue
+        assert answer.returncode == 2, name
+        (line,) = answer.stderr.splitlines()
+        assert line.startswith(f"gpuscale: {name} needs ")
+        assert "install with: pip install " in line
+
+
+def test_a_job_is_never_given_the_environment_that_cannot_measure(
+    light: Path, tmp_path: Path
+) -> None:
+    write_program(tmp_path / "bin/sbatch", '#!/bin/bash\necho "$GPUSCALE_VENV" >venv\necho 7\n')
+    assert gpuscale(light, "init", ".", "--scheduler", "slurm", cwd=tmp_path).returncode == 0
+    beware = "this environment cannot measure, so the job takes the gpuscale that is on its PATH"
+    for venv_of_job in ("", "/elsewhere"):
+        variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        variables |= {"GPUSCALE_VENV": venv_of_job} if venv_of_job else {}
+        words = ("submit", "./mysite.toml", "--yes")
+        answer = gpuscale(light, *words, cwd=tmp_path, variables=variables)
+        assert answer.returncode == 0, answer.stderr
+        assert (beware in answer.stdout) is (not venv_of_job)
+        assert (tmp_path / "venv").read_text() == f"{venv_of_job}\n"
+
+
+def test_what_measuring_lacks_is_named_by_the_names_that_pip_knows(
+    light: Path, tmp_path: Path
+) -> None:
+    for words, lacked in (
+        ("doctor", "nvidia-ml-py"),
+        ("night a b", "torch numpy pytest pytest-benchmark nvidia-ml-py"),
+        ("export tensorboard logs", "torch tensorboard"),
+    ):
+        given = [*words.split(), *([str(RESULTS)] if "logs" in words else [])]
+        answer = gpuscale(light, *given, cwd=tmp_path)
+        assert answer.returncode == 2
+        assert answer.stderr.endswith(f"install with: pip install {lacked}\n")
+
+
+def test_a_folder_is_made_from_the_wheel_with_the_cases_of_the_checkout(
+    light: Path, tmp_path: Path
+) -> None:
+    answer = gpuscale(light, "init", "here", "--scheduler", "slurm", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    for folder in ("bench_cases", "baselines"):
+        shipped = (path for path in (REPOSITORY / folder).iterdir() if path.is_file())
+        kept = {path.name: path.read_text() for path in shipped}
+        made = {path.name: path.read_text() for path in (tmp_path / "here" / folder).glob("*")}
+        assert made == kept
+    here = tmp_path / "here"
+    assert gpuscale(light, "submit", "./mysite.toml", "--print", cwd=here).returncode == 0
+    again = gpuscale(light, "init", "here", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already and is not overwritten" in again.stderr
