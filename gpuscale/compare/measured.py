@@ -23,11 +23,13 @@ from gpuscale.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.compare.spread import (
     RunSample,
     SideSample,
+    estimates_allocations,
     gain_of,
     largest_spread,
     moderated_samples,
 )
 from gpuscale.records import (
+    EntryVerdict,
     Finding,
     Limits,
     MetricSpec,
@@ -37,8 +39,8 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
-from gpuscale.scaling import PointKey, References
-from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
+from gpuscale.scaling import PointKey, References, geometric_mean
+from gpuscale.statistics.estimates import FURTHER_RUNS, Difference, exponential
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 _MOVED_CODES = {
@@ -127,6 +129,21 @@ class _Pairing:
                 for then, now in self.beside
             ),
         )
+
+    def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
+        """The row with this verdict; its baseline is the one that the change is relative to."""
+        entry, before, after = self.row.told(verdict, reason), self.before, self.after
+        shown, time = entry.baseline, SideSample(before.ends[:1])
+        if self.row.before and estimates_allocations(time, SideSample(after.ends[:1])):
+            step_time, batch = geometric_mean(time.usual_means), self.row.before.point.point_key
+            samples = step_time.inverse(batch.global_batch)
+            shown = replace(shown, step_time_s=step_time, samples_per_s=samples)
+        if shown.speedup and len(before.ends) > 1 and estimates_allocations(before, after):
+            batches = shown.speedup.value * exponential(before.value)
+            speedup = geometric_mean(before.usual_means).inverse(batches)
+            efficiency = speedup.scaled(1 / self.row.key.gpus)
+            shown = replace(shown, speedup=speedup, efficiency=efficiency)
+        return replace(entry, baseline=shown)
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
         """The spread that makes T(n), or S(n), uncertain however many runs are added."""
@@ -255,7 +272,7 @@ def _judgement(
     return Judgement(
         row=pairing.row,
         entry=replace(
-            pairing.row.told(verdict, reason),
+            pairing.told(verdict, reason),
             finding=finding,
             change=decision.quantity.gain.relative_change(),
             changed_quantity=QuantityName(decision.quantity.name),
@@ -287,9 +304,10 @@ def _reason(
     if decision.verdict is Verdict.INCONCLUSIVE:
         reason = _uncertain(quantities, decision.quantity, remedy)
     elif decision.finding is None:
-        bound = max(quantity.loss_bound or 0.0 for quantity in quantities.tests)
+        bound = max(quantity.stated_bound for quantity in quantities.tests)
         code = "no_loss" if bound <= 0 else "bounded_loss"
-        reason = Statement.of(code, bound=bound)
+        allowed = max(quantity.ok_bound for quantity in quantities.tests)
+        reason = Statement.of(code, bound=bound, allowed=allowed)
     else:
         reason = _moved(quantities, decision.finding)
     if pairing.without_speedup is None:
@@ -324,9 +342,7 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
     return Statement.of(
         code,
         quantity=quantity.name,
-        change=change.value,
-        low=change.low,
-        high=change.high,
+        change=change,
         margin=quantity.limits.margin,
         ok_bound=quantity.ok_bound,
         significance=quantity.rates.significance,

@@ -4,9 +4,11 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscale.environment_diff import change_text, listed
+from gpuscale.environment_diff import change_text as environment_text
+from gpuscale.environment_diff import listed
 from gpuscale.records import (
     EntryVerdict,
+    Estimate,
     FieldChange,
     MetricVerdict,
     QuantityName,
@@ -15,20 +17,23 @@ from gpuscale.records import (
 )
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
+    UNCERTAIN,
     amount_text,
+    change_text,
     counted,
     gpus_text,
+    is_beyond_reading,
     load_text,
     percent_text,
     quantity_text,
     row_texts,
 )
-from gpuscale.units import format_percent
+from gpuscale.units import format_percent, significant
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
 _SINGLE_RUN = "a single run does not tell how much runs differ"
-_CHANGED = "{quantity:quantity} changed by {change:signed} (95 %: {low:signed} to {high:signed})"
+_CHANGED = "{quantity:quantity} {change:changed}"
 _NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
 _GAVE_A_NUMBER = "{valid} of {made} runs gave a number: {failures:failures}"
 _PUBLISHED = "{quantity:published} is {change:beside} the published figure"
@@ -71,7 +76,9 @@ WORDS: Mapping[str, str] = {
         "against the last nights alone, {otherwise}"
     ),
     "single_run": f"{_SINGLE_RUN}; measure 3 or more",
-    "loss_not_excluded": f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}",
+    "loss_not_excluded": (
+        f"{{quantity:quantity}} {{change:doubtful}}: {_NOT_EXCLUDED}{{remedy:after}}"
+    ),
     "within_margin": (
         f"{_CHANGED}: the interval lies below zero, but the loss is within the margin of "
         f"{{margin:percent}}, and {_NOT_EXCLUDED}{{remedy:after}}"
@@ -93,16 +100,20 @@ WORDS: Mapping[str, str] = {
     "further_runs": "about {needed:further runs} would settle it",
     "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
     "runs_differ": (
-        "further runs cannot settle it, since runs differ by {deviation:percent} from one to the "
-        "next: find what disturbs them"
+        "further runs like these would not settle it, since they differ by {deviation:percent} "
+        "from one to the next: find what disturbs them"
     ),
     "baseline_runs_differ": (
-        "further runs cannot settle it, since the baseline's runs differ by {deviation:percent} "
-        "from one to the next: add runs to the baseline"
+        "further runs like these would not settle it, since the baseline's runs differ by "
+        "{deviation:percent} from one to the next: more runs in the baseline may"
     ),
     "nights_differ": (
-        "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "
-        "runs of more nights in the baseline may"
+        "further runs of tonight would not settle it, since nights differ by {deviation:percent}: "
+        "more nights in the baseline may"
+    ),
+    "other_rows_differ": (
+        "the row's own runs are too few to tell how much they differ, and those of other rows "
+        "differ by {deviation:percent} from one to the next"
     ),
     "more_runs": "measure more runs",
     "too_few_valid_runs": _GAVE_A_NUMBER,
@@ -214,6 +225,14 @@ WORDS: Mapping[str, str] = {
         "its interval holds 1; make more runs, or measure on a quieter machine"
     ),
     "unit_error_of_side": "{side}: {error}",
+    "unlikely_change": (
+        "{row:row}{others:and more}: {factor:times} the baseline's throughput is a unit error "
+        "until proven otherwise; check that batch and step time mean the same on both sides"
+    ),
+    "few_sessions": (
+        "gains are between {before:sessions} before and {now} now, too few to tell how much "
+        "sessions differ ({deviation:percent} of T is assumed); measure both in turn to be sure"
+    ),
     "expired": (
         "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
         "do; measure again and run 'gpuscale baseline update --expires DATE', which without "
@@ -281,11 +300,18 @@ def metric_reason(metric: MetricVerdict) -> str:
             f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
         )
         return f"{said}, with 95 % confidence"
-    low, high = ("" if end is None else percent_text(end) for end in (change.low, change.high))
-    return (
-        f"{spec.words} changed by {percent_text(change.value)}{of_step} (95 %: {low} to {high}), "
-        "too uncertain to call"
-    )
+    return f"{spec.words} {_doubtful(change, of_step)}"
+
+
+def _changed(change: Estimate, of_step: str = "") -> str:
+    """`changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
+    return f"changed by {change_text(change, f'{{}}{of_step} (95 %: {{}} to {{}})')}"
+
+
+def _doubtful(change: Estimate, of_step: str = "") -> str:
+    if is_beyond_reading(change):
+        return f"is {UNCERTAIN}"
+    return f"{_changed(change, of_step)}, too uncertain to call"
 
 
 def _rose_or_fell(change: float) -> str:
@@ -315,6 +341,8 @@ def _failures(counts: Mapping[str, int]) -> str:
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
     "signed": percent_text,
+    "changed": _changed,
+    "doubtful": _doubtful,
     "moved": _moved,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,
@@ -326,10 +354,12 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
     ),
-    "changes": lambda changes: "; ".join(map(change_text, changes)),
+    "changes": lambda changes: "; ".join(map(environment_text, changes)),
     "that night": lambda changes: (
-        f" (changed that night: {'; '.join(map(change_text, changes))})" if changes else ""
+        f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
     ),
+    "times": lambda factor: f"{significant(factor, 2)} times",
+    "sessions": lambda count: counted(count, "session"),
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",
     "and more rows": lambda count: (

@@ -19,10 +19,10 @@ from gpuscale.records import (
 )
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
-from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
+from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.units import rough_percent, whole_percent
+from gpuscale.units import rough_percent, told_apart, whole_percent
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _DOUBTS = {
@@ -42,16 +42,27 @@ _DOUBTS = {
 """Why rows are no pass in a few words, by the code of their reason."""
 _CAUTIONS = {
     "newer_baseline": "give the earlier results first",
+    "unlikely_change": "check that both sides were measured and counted alike",
     "same_allocation": "",
     "busy_host": "measure again while the host does nothing else",
-    "busy_host_before": "record the baseline again while the host does nothing else",
+    "busy_host_before": "",
+    "few_sessions": "",
 }
 """By the codes of notes that make any verdict doubtful, what to do first; the heaviest first."""
+_OF_BASELINE = ("baseline_runs_differ", "nights_differ")
+"""Remedies of rows that no run of tonight would settle."""
+_MORE_BEFORE = {
+    "baseline": (
+        "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
+    ),
+    "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
+    "nights": "compare again after more nights",
+}
+"""What to do about a side before whose runs are too few or too different, by its kind."""
 _REMEDIES = {
     "single_run": "measure three runs or more of each row",
     "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
-    "baseline_runs_differ": "add runs to the baseline with 'gpuscale baseline update'",
-    "nights_differ": "add runs of more nights to the baseline with 'gpuscale baseline update'",
+    "other_rows_differ": "measure three runs or more of each row",
     "not_measured": (
         "name the results that have what is missing, or measure it: pytest … --resume FILE"
     ),
@@ -142,7 +153,9 @@ def _loss(rows: Sequence[Row]) -> str:
     by = _span([abs(change.value) for change in changes])
     # An interval that holds zero has no size without a sign.
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
-    within = f" [{rough_percent(ends[0])}, {rough_percent(ends[-1])}]" if ends and one_sided else ""
+    within = ""
+    if ends and one_sided:
+        within = f" [{', '.join(told_apart(rough_percent, ends[0], ends[-1]))}]"
     since = min((row.entry.since for row in rows if row.entry.since), default=None)
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:
@@ -205,7 +218,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
             else "no loss was found"
         )
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
-    return word.value, "; ".join(filter(None, [*parts, smallest_losses(rows)]))
+    return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
 
 
 def _bound(reason: Statement) -> float | None:
@@ -250,35 +263,45 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """The next step of the first cause, or what a row needs that is no pass."""
+    """The next step of the first cause, or what the worst row needs that is no pass."""
+    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
+    # The worst row is one that no further run would settle.
+    worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
+    of_baseline = weight == 1 and any(code in _OF_BASELINE for code in _codes(worst))
+    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
+    # If nothing was judged, no verdict is doubtful.
+    doubted = any(row.entry.verdict.is_judged for row in rows) and not of_baseline
+    if cautions and doubted and (weight < 2 or "unlikely_change" in notes):
+        return cautions[0]
+    if weight == 2:
+        return ""
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
-    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
-    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
-    # Where nothing was judged, no verdict is doubtful.
-    if weight < 2 and cautions and any(row.entry.verdict.is_judged for row in rows):
-        return cautions[0]
     if weight == 0:
         undone = "measure again with the likeliest of the changes undone" if is_changed else ""
         return "; or ".join(filter(None, (undone, step)))
+    if of_baseline:
+        before = listed(comparison.before.files) or "FILE"
+        return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
+    remedies = (words for code in _codes(worst) if (words := _REMEDIES.get(code)))
+    if found := step or next(remedies, ""):
+        return found
     needed = [(more, row.valid_runs + more) for row in rows if (more := row.entry.further_runs)]
-    if step or not needed:
-        return step or _remedy(rows)
+    if not needed:
+        return ""
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
-def _remedy(rows: Sequence[Row]) -> str:
-    """What the first row needs that is no pass and can be mended."""
-    for row in rows:
-        reason = row.entry.reason
-        remedy = reason.facts.get("remedy")
-        for statement in (remedy, reason):
-            if isinstance(statement, Statement) and statement.code in _REMEDIES:
-                return _REMEDIES[statement.code]
-    return ""
+def _codes(row: Row) -> Iterator[str]:
+    """The codes of the row's remedy and of its reason, which may be one of several parts."""
+    statement: object = row.entry.reason
+    while isinstance(statement, Statement):
+        remedy = statement.facts.get("remedy")
+        yield from (each.code for each in (remedy, statement) if isinstance(each, Statement))
+        statement = statement.facts.get("otherwise")
 
 
 def _changed(comparison: Comparison) -> str:
