@@ -24,7 +24,6 @@ from gpuscale.errors import FileError
 from gpuscale.figures import FIGURES, Measurements
 from gpuscale.history import History, history_of
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
-from gpuscale.records.cause import Cause, Remedy
 from gpuscale.reports.comparison import as_text
 from gpuscale.reports.history_text import STANDING, notes, standings, verdict
 from gpuscale.store import read_results
@@ -338,11 +337,9 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_nights_advise_no_baseline_that_is_not_used() -> None:
-    cause = Cause(kind="x", code="no_phases_before", remedy=Remedy("record_again"))
     rows = [
         entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
         entry(Verdict.MISSING, gpus=2, reason=Statement.of("no_entry_alike", differences=["x"])),
-        entry(Verdict.REGRESSED, causes=[cause]),
     ]
     nights = History(machine="x", nights=(), rows=(), events=())
     assert "baseline record" not in as_text.render(view(with_levels(comparison(*rows), nights)))

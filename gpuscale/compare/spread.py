@@ -38,6 +38,10 @@ deviation.
 """
 
 
+_FAR_NOISIER = 4.0
+"""Ratio of variances: with less, the other rows are not named as what makes a row uncertain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
     """The runs of one entry on one side, by allocation."""
@@ -266,7 +270,7 @@ def largest_spread(
     ends += [(end, end.count + further_runs) for end in current.ends]
     others = max(end.prior_variance for end, _ in ends)
     of_others = math.fsum(end.moderated.prior_part / count for end, count in ends)
-    if of_others > most and others > max(end.own_variance for end, _ in ends):
+    if of_others > most and others > _FAR_NOISIER * max(end.own_variance for end, _ in ends):
         code, variance = "other_rows_differ", others
     return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
 

@@ -28,7 +28,7 @@ from gpuscale.reports.phrases import (
     quantity_text,
     row_texts,
 )
-from gpuscale.units import format_percent, significant
+from gpuscale.units import format_percent, rough_percent, significant
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
@@ -100,20 +100,20 @@ WORDS: Mapping[str, str] = {
     "further_runs": "about {needed:further runs} would settle it",
     "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
     "runs_differ": (
-        "further runs like these would not settle it, since they differ by {deviation:percent} "
+        "further runs like these would not settle it, since they differ by {deviation:rough} "
         "from one to the next: find what disturbs them"
     ),
     "baseline_runs_differ": (
         "further runs like these would not settle it, since the baseline's runs differ by "
-        "{deviation:percent} from one to the next: more runs in the baseline may"
+        "{deviation:rough} from one to the next: more runs in the baseline may"
     ),
     "nights_differ": (
-        "further runs of tonight would not settle it, since nights differ by {deviation:percent}: "
+        "further runs of tonight would not settle it, since nights differ by {deviation:rough}: "
         "more nights in the baseline may"
     ),
     "other_rows_differ": (
         "the row's own runs are too few to tell how much they differ, and those of other rows "
-        "differ by {deviation:percent} from one to the next"
+        "differ by {deviation:rough} from one to the next"
     ),
     "more_runs": "measure more runs",
     "too_few_valid_runs": _GAVE_A_NUMBER,
@@ -340,6 +340,7 @@ def _failures(counts: Mapping[str, int]) -> str:
 
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
+    "rough": rough_percent,
     "signed": percent_text,
     "changed": _changed,
     "doubtful": _doubtful,
