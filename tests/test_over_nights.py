@@ -159,7 +159,7 @@ def test_few_nights_say_no_more_than_they_tell(
     assert [row[STANDING] for row in standings(history)] == [standing]
     said = verdict(history)
     assert (said and said[0]) == word
-    assert not any("stood out" in note for note in notes(history))
+    assert not any("far from" in note for note in notes(history))
     (picture,) = filter(None, [FIGURES["history"](Measurements(history=history))])
     (axes,) = picture.figure.axes
     drawn: list[Any] = [line for line in axes.lines if line.get_label() == "level"]

@@ -97,19 +97,19 @@ WORDS: Mapping[str, str] = {
     "baseline_not_on_1_gpu": "the baseline has no runs on 1 GPU",
     "results_not_on_1_gpu": "no valid run on 1 GPU was measured",
     "other_batch_on_1_gpu": "the batch on 1 GPU differs ({before} → {now})",
-    "further_runs": "about {needed:further runs} would settle it",
+    "further_runs": "about {needed:further runs} would probably settle it",
     "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
     "runs_differ": (
-        "further runs like these would not settle it, since they differ by {deviation:rough} "
-        "from one to the next: find what disturbs them"
+        "further runs like these would probably not settle it, since they differ by "
+        "{deviation:rough} from one to the next: find what disturbs them"
     ),
     "baseline_runs_differ": (
-        "further runs like these would not settle it, since the baseline's runs differ by "
+        "further runs like these would probably not settle it, since the baseline's runs differ by "
         "{deviation:rough} from one to the next: more runs in the baseline may"
     ),
     "nights_differ": (
-        "further runs of tonight would not settle it, since nights differ by {deviation:rough}: "
-        "more nights in the baseline may"
+        "further runs of tonight would probably not settle it, since nights differ by "
+        "{deviation:rough}: more nights in the baseline may"
     ),
     "other_rows_differ": (
         "the row's own runs are too few to tell how much they differ, and those of other rows "

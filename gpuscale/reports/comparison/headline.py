@@ -280,7 +280,7 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     if weight == 0:
         undone = "measure again with the likeliest of the changes undone" if is_changed else ""
         return "; or ".join(filter(None, (undone, step)))
-    if of_baseline:
+    if of_baseline and not step:
         before = listed(comparison.before.files) or "FILE"
         return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
     remedies = (words for code in _codes(worst) if (words := _REMEDIES.get(code)))

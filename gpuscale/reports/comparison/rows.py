@@ -153,7 +153,7 @@ def _short_reason(entry: EntryVerdict) -> str:
     if entry.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if entry.further_runs is not None:
-        return f"about {phrases.counted(entry.further_runs, 'more run')}"
+        return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
     return "" if loss is None else smallest_losses(loss)
 
 
