@@ -28,6 +28,7 @@ from gpuscale.history import History, history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
 from gpuscale.records import Baseline, Comparison, Results
+from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
@@ -123,7 +124,7 @@ def judged(
     if history is not None:
         comparison = with_levels(comparison, history)
     comparison = with_validity(comparison, baseline, results, today=date.today())
-    kind = "nights" if history else "baseline" if content is baseline else "results"
+    kind: BaselineKind = "nights" if history else "baseline" if content is baseline else "results"
     return replace(
         comparison,
         baseline_kind=kind,

@@ -305,8 +305,9 @@ def _reason(
         reason = _uncertain(quantities, decision.quantity, remedy)
     elif decision.finding is None:
         bound = max(quantity.stated_bound for quantity in quantities.tests)
-        code = "no_loss" if bound <= 0 else "bounded_loss"
         allowed = max(quantity.ok_bound for quantity in quantities.tests)
+        code = "no_loss" if bound <= 0 else "bounded_loss"
+        code = "one_sided_bound" if bound > allowed else code
         reason = Statement.of(code, bound=bound, allowed=allowed)
     else:
         reason = _moved(quantities, decision.finding)

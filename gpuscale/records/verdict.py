@@ -184,6 +184,9 @@ class Origin:
     driver: tuple[str, ...] = ()
 
 
+BaselineKind = Literal["baseline", "results", "nights"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All rows of one comparison, and the single exit code that follows from them."""
@@ -193,7 +196,7 @@ class Comparison:
     baseline_name: str
     baseline_machine: str
     current_machine: str
-    baseline_kind: Literal["baseline", "results", "nights"] = "baseline"
+    baseline_kind: BaselineKind = "baseline"
     """The kind of file, or the nights of `--history`."""
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()

@@ -45,7 +45,11 @@ _DECLARED = (
 )
 WORDS: Mapping[str, str] = {
     "no_loss": "no loss, with 95 % confidence",
-    "bounded_loss": "any loss is below {bound:percent}, with 95 % confidence",
+    "bounded_loss": "any loss is below {bound:bound}, with 95 % confidence",
+    "one_sided_bound": (
+        "a loss of {allowed:percent} is ruled out with 95 % confidence, one-sided; the two-sided "
+        "interval reaches {bound:bound}"
+    ),
     "moved": "the throughput on {gpus:gpus} {throughput:moved}",
     "moved_with_efficiency": (
         "the throughput on {gpus:gpus} {throughput:moved}; E({gpus}) {efficiency:moved}"
@@ -341,6 +345,7 @@ def _failures(counts: Mapping[str, int]) -> str:
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
     "rough": rough_percent,
+    "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
     "signed": percent_text,
     "changed": _changed,
     "doubtful": _doubtful,

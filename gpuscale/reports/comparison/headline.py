@@ -49,6 +49,9 @@ _CAUTIONS = {
     "few_sessions": "",
 }
 """By the codes of notes that make any verdict doubtful, what to do first; the heaviest first."""
+_UNFORETOLD = "unknown_further_runs"
+_NOTABLE_GAIN = 0.1
+"""From it on an open gain, and not how alike the runs are, is why a loss is ruled out."""
 _OF_BASELINE = ("baseline_runs_differ", "nights_differ")
 """Remedies of rows that no run of tonight would settle."""
 _MORE_BEFORE = {
@@ -209,24 +212,24 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the published figures, within the tolerance")
     if Verdict.OK in verdicts:
-        bounds = [bound for row in rows if (bound := _bound(row.entry.reason)) is not None]
-        known = len(bounds) == sum(row.entry.verdict is Verdict.OK for row in rows)
-        below = known and max(bounds) > 0
-        parts.append(
-            f"any loss is below {rough_percent(max(bounds))}, with 95 % confidence"
-            if below
-            else "no loss was found"
-        )
+        passed = [row for row in rows if row.entry.verdict is Verdict.OK]
+        bounded = [found for row in passed if (found := _bounded(row.entry.reason))]
+        worst = max(bounded, key=lambda its: cast("float", its.facts["bound"]), default=None)
+        if worst and len(bounded) == len(passed) and worst.code != "no_loss":
+            gain = max(row.change.value if row.change else 0.0 for row in passed)
+            why = f" (runs were up to {rough_percent(gain)} faster)" * (gain > _NOTABLE_GAIN)
+            parts.append(f"{statement_text(worst)}{why}")
+        else:
+            parts.append("no loss was found")
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
     return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
 
 
-def _bound(reason: Statement) -> float | None:
-    """The loss that a row which is ok does not exceed."""
-    bound, otherwise = reason.facts.get("bound"), reason.facts.get("otherwise")
-    if isinstance(otherwise, Statement):
-        return _bound(otherwise)
-    return bound if isinstance(bound, float) else None
+def _bounded(reason: Statement) -> Statement | None:
+    """The part of the reason of a row that is ok which says what loss is ruled out."""
+    if isinstance(otherwise := reason.facts.get("otherwise"), Statement):
+        return _bounded(otherwise)
+    return reason if "bound" in reason.facts else None
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
@@ -286,7 +289,12 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     remedies = (words for code in _codes(worst) if (words := _REMEDIES.get(code)))
     if found := step or next(remedies, ""):
         return found
-    needed = [(more, row.valid_runs + more) for row in rows if (more := row.entry.further_runs)]
+    # If too few runs foretell nothing, as many again will.
+    needed = [
+        (more, row.valid_runs + more)
+        for row in rows
+        if (more := row.entry.further_runs or (_UNFORETOLD in _codes(row) and row.valid_runs))
+    ]
     if not needed:
         return ""
     files = comparison.after.files
