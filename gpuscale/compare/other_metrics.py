@@ -16,8 +16,8 @@ from gpuscale.compare.matching import Entry, Row, Side
 from gpuscale.compare.spread import (
     RunSample,
     SideSample,
+    estimates_allocations,
     gain_of,
-    judged_samples,
     moderated_samples,
 )
 from gpuscale.records import (
@@ -29,7 +29,7 @@ from gpuscale.records import (
     Tolerances,
     Verdict,
 )
-from gpuscale.statistics.estimates import Difference, Sample, difference, exponential
+from gpuscale.statistics.estimates import Difference, Sample, difference, exponential, log_sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,20 @@ def metric_changes(
                 pair = samples[0][key], samples[1][key]
                 old, new = (
                     _value(spec, sample, steps_s[key])
-                    for sample in judged_samples(*(SideSample((sample,)) for sample in pair))
+                    for sample in _judged_samples(*(SideSample((sample,)) for sample in pair))
                 )
                 quantity = _quantity(spec, *pair, tolerances.limits(row.key, spec.name), rates)
                 changes.append(MetricChange(spec=spec, before=old, after=new, quantity=quantity))
     return found
+
+
+def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Sample]:
+    """What the change is from and to: of several nights, the baseline's usual ones."""
+    then, now = (
+        log_sample([value for values in side.ends[0].values.values() for value in values])
+        for side in (before, after)
+    )
+    return (before.usual_means if estimates_allocations(before, after) else then), now
 
 
 def _value(spec: MetricSpec, sample: Sample, step_s: float) -> Estimate:

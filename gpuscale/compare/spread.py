@@ -233,15 +233,6 @@ def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
     return enough and bool(current.common_allocations)
 
 
-def judged_samples(baseline: SideSample, current: SideSample) -> tuple[Sample, Sample]:
-    """The values that a gain is from and to: of several nights, the baseline's usual ones."""
-    then, now = (
-        log_sample([value for values in side.ends[0].values.values() for value in values])
-        for side in (baseline, current)
-    )
-    return (baseline.usual_means if estimates_allocations(baseline, current) else then), now
-
-
 def largest_spread(
     baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
 ) -> Statement:

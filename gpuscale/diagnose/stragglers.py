@@ -72,8 +72,8 @@ def straggler_in_all_runs(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
         found = stragglers(row, change)
         if found.seen_in == CountOf(len(after), len(after)):
-            times = (change.lost_s, change.before_s, change.after_s)
-            yield replace(found, **dict(zip(("lost_s", "before_s", "after_s"), times, strict=True)))
+            before_s, after_s = change.before_s, change.after_s
+            yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:

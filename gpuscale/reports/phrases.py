@@ -16,13 +16,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.units import counted as counted
-from gpuscale.units import (
-    format_bytes,
-    format_percent,
-    format_seconds,
-    significant,
-    told_apart,
-)
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant, told_apart
 
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"
@@ -205,19 +199,16 @@ def with_spread(estimate: Estimate | None, form: Callable[[float], str]) -> str:
 
 
 def change_text(change: Estimate, form: str = "{} [{}, {}]") -> str:
-    """`−9.1 % [−10.2 %, −8.0 %]`, with enough decimals to tell the ends apart."""
+    """`−9.1 % [−10.2 %, −8.0 %]`, with enough decimals to tell the ends apart.
+
+    No numbers if no change at all is as likely as half or twice of what was seen.
+    """
     if change.low is None or change.high is None:
         return percent_text(change.value)
-    if is_beyond_reading(change):
+    low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
+    if low <= 1 <= high and (value > 2 * low or high > 2 * value):
         return UNCERTAIN
     return form.format(*told_apart(percent_text, change.value, change.low, change.high))
-
-
-def is_beyond_reading(change: Estimate) -> bool:
-    """True if the interval holds no change at all, and half or twice of what is seen too."""
-    if change.low is None or change.high is None or not change.low <= 0 <= change.high:
-        return False
-    return 1 + change.high > 2 * (1 + change.value) or 1 + change.value > 2 * (1 + change.low)
 
 
 def percent_text(fraction: float, more: int = 0) -> str:

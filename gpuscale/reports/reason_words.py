@@ -22,7 +22,6 @@ from gpuscale.reports.phrases import (
     change_text,
     counted,
     gpus_text,
-    is_beyond_reading,
     load_text,
     percent_text,
     quantity_text,
@@ -38,7 +37,6 @@ _NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
 _GAVE_A_NUMBER = "{valid} of {made} runs gave a number: {failures:failures}"
 _PUBLISHED = "{quantity:published} is {change:beside} the published figure"
 _TOLERANCE = "the tolerance of {tolerance:percent}"
-_RECORD_ONE = "record one with 'gpuscale baseline record'"
 _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
     "({deviation_time:percent} of T, {deviation_speedup:percent} of S and E)"
@@ -80,9 +78,7 @@ WORDS: Mapping[str, str] = {
         "against the last nights alone, {otherwise}"
     ),
     "single_run": f"{_SINGLE_RUN}; measure 3 or more",
-    "loss_not_excluded": (
-        f"{{quantity:quantity}} {{change:doubtful}}: {_NOT_EXCLUDED}{{remedy:after}}"
-    ),
+    "loss_not_excluded": f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy:after}}",
     "within_margin": (
         f"{_CHANGED}: the interval lies below zero, but the loss is within the margin of "
         f"{{margin:percent}}, and {_NOT_EXCLUDED}{{remedy:after}}"
@@ -127,10 +123,8 @@ WORDS: Mapping[str, str] = {
     "not_yet_confirmed": "{otherwise}; not yet confirmed by fresh runs",
     "not_measured": "not measured",
     "on_neither_side": "asked for, and on neither side",
-    "no_entry": f"no entry in the baseline; {_RECORD_ONE}",
-    "no_entry_alike": (
-        f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
-    ),
+    "no_entry": "no entry in the baseline",
+    "no_entry_alike": "no entry in the baseline of this configuration ({differences:list})",
     "no_earlier_night": "none of the earlier nights measured it",
     "no_earlier_night_alike": (
         "none of the earlier nights measured it in this configuration ({differences:list})"
@@ -304,18 +298,13 @@ def metric_reason(metric: MetricVerdict) -> str:
             f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
         )
         return f"{said}, with 95 % confidence"
-    return f"{spec.words} {_doubtful(change, of_step)}"
+    return f"{spec.words} {_changed(change, of_step)}, too uncertain to call"
 
 
 def _changed(change: Estimate, of_step: str = "") -> str:
     """`changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
-    return f"changed by {change_text(change, f'{{}}{of_step} (95 %: {{}} to {{}})')}"
-
-
-def _doubtful(change: Estimate, of_step: str = "") -> str:
-    if is_beyond_reading(change):
-        return f"is {UNCERTAIN}"
-    return f"{_changed(change, of_step)}, too uncertain to call"
+    text = change_text(change, f"{{}}{of_step} (95 %: {{}} to {{}})")
+    return f"is {text}" if text == UNCERTAIN else f"changed by {text}"
 
 
 def _rose_or_fell(change: float) -> str:
@@ -348,7 +337,6 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
     "signed": percent_text,
     "changed": _changed,
-    "doubtful": _doubtful,
     "moved": _moved,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,

@@ -69,7 +69,7 @@ _REMEDIES = {
     "not_measured": (
         "name the results that have what is missing, or measure it: pytest … --resume FILE"
     ),
-    "no_entry": "record what the baseline lacks with 'gpuscale baseline record'",
+    "no_entry": "measure the same rows on both sides, or record them: 'gpuscale baseline record'",
     "no_entry_alike": "measure as the baseline was, or record one of what is measured now",
     "other_measurement": "measure as the baseline was, or record one of what is measured now",
     "other_machine": "name another baseline, one of this machine",
@@ -286,9 +286,11 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     if of_baseline and not step:
         before = listed(comparison.before.files) or "FILE"
         return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
-    remedies = (words for code in _codes(worst) if (words := _REMEDIES.get(code)))
-    if found := step or next(remedies, ""):
-        return found
+    if not step:
+        codes = (code for row in (worst, *rows) for code in _codes(row) if code in _REMEDIES)
+        step = _REMEDIES.get(next(codes, ""), "")
+    if step:
+        return step
     # If too few runs foretell nothing, as many again will.
     needed = [
         (more, row.valid_runs + more)
