@@ -154,7 +154,12 @@ def _short_reason(entry: EntryVerdict) -> str:
         return ""
     if entry.further_runs is not None:
         return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
-    return "" if loss is None else smallest_losses(loss)
+    if loss is None:
+        return ""
+    # It is a loss of throughput also if E is what is uncertain, unless figures were published.
+    is_other = entry.changed_quantity is QuantityName.EFFICIENCY and "change" in entry.reason.facts
+    of = " of throughput" if is_other and "tolerance" not in entry.reason.facts else ""
+    return smallest_losses(loss) + of
 
 
 def _allowed(reason: Statement) -> str:
