@@ -136,11 +136,11 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 
 def _short_reason(entry: EntryVerdict) -> str:
-    loss = entry.minimum_detectable_loss
+    loss, facts = entry.minimum_detectable_loss, entry.reason.facts
     if entry.reason.code == "level_lost":
         return f"against the nights before {entry.since}; above: those since"
     if entry.reason.code == "drifted":
-        until = entry.reason.facts["since"]
+        until = facts["since"]
         return f"slowly, until {until}; above: the last nights"
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
         return ""
@@ -156,10 +156,9 @@ def _short_reason(entry: EntryVerdict) -> str:
         return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
     if loss is None:
         return ""
-    # It is a loss of throughput also if E is what is uncertain, unless figures were published.
-    is_other = entry.changed_quantity is QuantityName.EFFICIENCY and "change" in entry.reason.facts
-    of = " of throughput" if is_other and "tolerance" not in entry.reason.facts else ""
-    return smallest_losses(loss) + of
+    # It is a loss of throughput also beside an open E; the reasons of published figures differ.
+    is_open_e = entry.changed_quantity is QuantityName.EFFICIENCY and "ok_bound" in facts
+    return smallest_losses(loss) + (" of throughput" if is_open_e else "")
 
 
 def _allowed(reason: Statement) -> str:
