@@ -29,7 +29,7 @@ from gpuscale.statistics.levels import outlying_allocations
 ENOUGH_RUNS = 6
 _UNLIKELY_GAIN = 2.0
 """The same training on the same machine does not get faster by more."""
-_UNLIKELY_LOSS = 10.0
+_UNLIKELY_LOSS = 0.1
 FAR_APART = 3.0
 """Declared deviations between allocations by which one may lie beside the others of its pool."""
 
@@ -263,16 +263,16 @@ def _unchecked_training(rows: Sequence[Row]) -> Iterable[Statement]:
 
 def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
     """The row whose throughput changed by more than a machine can; a unit error is likelier."""
-    factors = [
-        (max(factor / _UNLIKELY_GAIN, 1 / (factor * _UNLIKELY_LOSS)), factor, entry.key)
+    found = [
+        (max(factor, 1 / factor if factor else math.inf), factor, entry.key)
         for entry in entries
         if entry.change and entry.verdict in (Verdict.IMPROVED, Verdict.REGRESSED)
         for factor in [1 + entry.change.value]
+        if not _UNLIKELY_LOSS <= factor <= _UNLIKELY_GAIN
     ]
-    unlikely, factor, key = max(factors, default=(0.0, 1.0, None))
-    if unlikely > 1:
-        others = sum(each > 1 for each, *_ in factors) - 1
-        yield Statement.of("unlikely_change", row=key, factor=factor, others=others)
+    if found:
+        _, factor, key = max(found)
+        yield Statement.of("unlikely_change", row=key, factor=factor, others=len(found) - 1)
 
 
 def _few_sessions(
