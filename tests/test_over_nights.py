@@ -336,6 +336,25 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert "the first 4 of 2026-" in shown.stderr
 
 
+def test_successive_nights_that_lie_far_are_told_as_one_span() -> None:
+    nights = [
+        results(
+            replace(run(1, 0.1), started_at_s=BEGAN_AT_S + DAY_S * night),
+            where=environment(job_id=str(night)),
+        )
+        for night in range(9)
+    ]
+    history = history_of(nights)
+    (row,) = history.rows
+    dates = [f"{night.began_at:%Y-%m-%d}" for night in history.nights]
+    # Of the last night it is said too, as it is in the table.
+    far = replace(history, rows=(replace(row, outlying=(1, 3, 4, 5), stands_out=True),))
+    assert [note for note in notes(far) if "far from" in note] == [
+        "far from the other nights of their level (rows): "
+        f"{dates[1]} (1 of 1), {dates[3]} to {dates[5]} (1 of 1), {dates[8]} (1 of 1)"
+    ]
+
+
 def test_nights_advise_no_baseline_that_is_not_used() -> None:
     rows = [
         entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
