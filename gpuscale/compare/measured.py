@@ -30,6 +30,7 @@ from gpuscale.compare.spread import (
 )
 from gpuscale.records import (
     EntryVerdict,
+    Estimate,
     Finding,
     Limits,
     MetricSpec,
@@ -40,7 +41,7 @@ from gpuscale.records import (
 )
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
 from gpuscale.scaling import PointKey, References, geometric_mean
-from gpuscale.statistics.estimates import FURTHER_RUNS, Difference, exponential
+from gpuscale.statistics.estimates import FURTHER_RUNS, Difference, difference, log_sample
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 _MOVED_CODES = {
@@ -85,6 +86,8 @@ class _Pairing:
     after: SideSample
     without_speedup: Statement | None = None
     """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
+    batches: float | None = None
+    """The batch of a step on n GPUs over that on 1 GPU, before; None where no S(n) is judged."""
     beside: Sequence[tuple[RunSample, RunSample]] = ()
     """The runs before and now on each other number of GPUs whose speedup is over the same T(1)."""
 
@@ -132,18 +135,25 @@ class _Pairing:
 
     def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """The row with this verdict; its baseline is the one that the change is relative to."""
-        entry, before, after = self.row.told(verdict, reason), self.before, self.after
-        shown, time = entry.baseline, SideSample(before.ends[:1])
-        if self.row.before and estimates_allocations(time, SideSample(after.ends[:1])):
-            step_time, batch = geometric_mean(time.usual_means), self.row.before.point.point_key
-            samples = step_time.inverse(batch.global_batch)
-            shown = replace(shown, step_time_s=step_time, samples_per_s=samples)
-        if shown.speedup and len(before.ends) > 1 and estimates_allocations(before, after):
-            batches = shown.speedup.value * exponential(before.value)
-            speedup = geometric_mean(before.usual_means).inverse(batches)
+        entry = self.row.told(verdict, reason)
+        assert self.row.before is not None, "a row of measured runs has them on both sides"
+        step_time, batch = self._usual(1), self.row.before.point.point_key.global_batch
+        shown = replace(
+            entry.baseline, step_time_s=step_time, samples_per_s=step_time.inverse(batch)
+        )
+        if self.batches is not None:
+            speedup = self._usual(2).inverse(self.batches)
             efficiency = speedup.scaled(1 / self.row.key.gpus)
             shown = replace(shown, speedup=speedup, efficiency=efficiency)
         return replace(entry, baseline=shown)
+
+    def _usual(self, ends: int) -> Estimate:
+        """T(n), or T(n)/T(1), of the baseline's runs or nights that the change is relative to."""
+        before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
+        if estimates_allocations(before, after):
+            return geometric_mean(before.usual_means)
+        runs = ([run for its in end.values.values() for run in its] for end in before.ends)
+        return difference(before.value, [log_sample(its).term() for its in runs]).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
         """The spread that makes T(n), or S(n), uncertain however many runs are added."""
@@ -215,9 +225,19 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
             SideSample(tuple(side[key] for key in of_side if key is not None))
             for side, of_side in zip((then, now), zip(*used, strict=True), strict=True)
         )
+        batches = None
+        if len(used) > 1 and ones[0] is not None:
+            batches = keys[0].global_batch / ones[0].global_batch
         beside = [(then[each[0]], now[each[1]]) for each in same_ones[ones] if each != keys]
         pairings.append(
-            _Pairing(row=row, before=old, after=new, without_speedup=why, beside=beside)
+            _Pairing(
+                row=row,
+                before=old,
+                after=new,
+                without_speedup=why,
+                batches=batches,
+                beside=beside,
+            )
         )
     return pairings
 
