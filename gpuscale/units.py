@@ -1,6 +1,9 @@
 """Numbers with units, written the way a person reads them."""
 
 import math
+from collections.abc import Callable
+
+_MOST_MORE_DIGITS = 3
 
 
 def counted(count: int, word: str) -> str:
@@ -30,10 +33,10 @@ def format_bytes(count: float) -> str:
     return f"{significant(count)} TiB"
 
 
-def format_percent(fraction: float, *, signed: bool = False) -> str:
+def format_percent(fraction: float, *, signed: bool = False, decimals: int = 1) -> str:
     """A fraction as a percentage with one decimal: `−9.1 %`."""
-    text = f"{abs(fraction) * 100:.1f} %"
-    if fraction < 0 and text != "0.0 %":
+    text = f"{abs(fraction) * 100:.{decimals}f} %"
+    if fraction < 0 and text.strip("0. %"):
         return f"−{text}"
     return f"+{text}" if signed else text
 
@@ -43,9 +46,29 @@ def whole_percent(fraction: float) -> str:
     return f"{round(fraction * 100)} %"
 
 
-def rough_percent(fraction: float) -> str:
-    """A percentage with two significant digits, where intervals leave no more: `7.0 %`, `12 %`."""
-    return f"{significant(fraction * 100, 2)} %"
+def rough_percent(fraction: float, more: int = 0) -> str:
+    """A percentage with two significant digits, where intervals leave no more: `7.0 %`, `12 %`.
+
+    A part of the whole never becomes 100 %: `99.7 %`.
+    """
+    if fraction > 10:
+        return "over 1000 %"
+    text = significant(fraction * 100, 2 + more)
+    if float(text) == 100 and fraction < 1 and more < _MOST_MORE_DIGITS:
+        return rough_percent(fraction, more + 1)
+    return f"{text} %"
+
+
+def told_apart(form: Callable[[float, int], str], *values: float) -> list[str]:
+    """The values as text, with as few digits as tell apart those that differ.
+
+    `form` gets the number of digits beyond its usual ones.
+    """
+    for more in range(_MOST_MORE_DIGITS):
+        texts = [form(value, more) for value in values]
+        if len(set(texts)) == len({round(value, 5) for value in values}):
+            break
+    return texts
 
 
 def significant(number: float, digits: int = 3) -> str:

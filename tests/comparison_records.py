@@ -54,9 +54,7 @@ REASONS = {
     Verdict.INCONCLUSIVE: Statement.of(
         "loss_not_excluded",
         quantity=QuantityName.EFFICIENCY,
-        change=-0.03,
-        low=-0.08,
-        high=0.02,
+        change=Estimate(value=-0.03, low=-0.08, high=0.02),
         ok_bound=0.05,
         remedy=Statement.of("further_runs", needed=3),
     ),

@@ -239,7 +239,7 @@ def test_a_gain_is_printed_as_a_gain() -> None:
     )
 
 
-@pytest.mark.parametrize(("gain_s", "is_named"), [(0.010, True), (0.001, False)])
+@pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])
 def test_a_gain_in_communication_is_called_noise(gain_s: float, is_named: bool) -> None:
     one = phased_run([COMPUTING], communication_s=0.010)
     lines = [*budget_lines([one, on([COMPUTING] * 2, 0.010 - gain_s)])]

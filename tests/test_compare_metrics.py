@@ -104,7 +104,7 @@ def test_a_lost_metric_beside_an_inconclusive_time_says_what_the_time_misses_and
     (row,) = compare(made_baseline({1: noisy}), [made_results({1: now})]).entries
     assert row.finding is MEMORY
     assert codes_in(row.reason) == ["metric_lost", "loss_not_excluded"]
-    assert reason_text(row).endswith("too uncertain to call: a loss of 5.0 % is not excluded")
+    assert reason_text(row).endswith("): a loss of 5.0 % is not excluded")
 
 
 def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:

@@ -200,6 +200,14 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "only_reference_faster": Scenario(with_fault(computing=0.9, gpus=frozenset({1}))),
     "improved": Scenario(now(faster=1.1)),
+    "unlikely_gain": Scenario(now(faster=3.0)),
+    "slow_rank_of_an_open_row": Scenario(
+        now(runs=4, gpus=(1, 2), deviation=0.05, fault=Fault(computing=1.08, ranks=frozenset({1}))),
+        baseline=then(runs=4, gpus=(1, 2), deviation=0.05),
+    ),
+    "quiet_row_of_few_runs": Scenario(
+        now(runs=1, gpus=(1, 2)), baseline=then(runs=2, gpus=(1, 2), deviations={2: 0.3})
+    ),
     "noisy_tonight": Scenario(now(deviations={4: 0.08})),
     "noisy_baseline": Scenario(now(), baseline=then(deviations={2: 0.08, 4: 0.12})),
     "single_run": Scenario(now(runs=1)),

@@ -187,7 +187,7 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
                     "remedy": Statement.of("nights_differ", deviation=0.1),
                 },
             ),
-            "more nights",
+            "baseline update --add",
         ),
     ],
 )

@@ -24,7 +24,6 @@ from gpuscale.errors import FileError
 from gpuscale.figures import FIGURES, Measurements
 from gpuscale.history import History, history_of
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
-from gpuscale.records.cause import Cause, Remedy
 from gpuscale.reports.comparison import as_text
 from gpuscale.reports.history_text import STANDING, notes, standings, verdict
 from gpuscale.store import read_results
@@ -160,7 +159,7 @@ def test_few_nights_say_no_more_than_they_tell(
     assert [row[STANDING] for row in standings(history)] == [standing]
     said = verdict(history)
     assert (said and said[0]) == word
-    assert not any("stood out" in note for note in notes(history))
+    assert not any("far from" in note for note in notes(history))
     (picture,) = filter(None, [FIGURES["history"](Measurements(history=history))])
     (axes,) = picture.figure.axes
     drawn: list[Any] = [line for line in axes.lines if line.get_label() == "level"]
@@ -337,12 +336,29 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert "the first 4 of 2026-" in shown.stderr
 
 
+def test_successive_nights_that_lie_far_are_told_as_one_span() -> None:
+    nights = [
+        results(
+            replace(run(1, 0.1), started_at_s=BEGAN_AT_S + DAY_S * night),
+            where=environment(job_id=str(night)),
+        )
+        for night in range(9)
+    ]
+    history = history_of(nights)
+    (row,) = history.rows
+    dates = [f"{night.began_at:%Y-%m-%d}" for night in history.nights]
+    # Of the last night it is said too, as it is in the table.
+    far = replace(history, rows=(replace(row, outlying=(1, 3, 4, 5), stands_out=True),))
+    assert [note for note in notes(far) if "far from" in note] == [
+        "far from the other nights of their level (rows): "
+        f"{dates[1]} (1 of 1), {dates[3]} to {dates[5]} (1 of 1), {dates[8]} (1 of 1)"
+    ]
+
+
 def test_nights_advise_no_baseline_that_is_not_used() -> None:
-    cause = Cause(kind="x", code="no_phases_before", remedy=Remedy("record_again"))
     rows = [
         entry(Verdict.MISSING, gpus=1, reason=Statement.of("no_entry")),
         entry(Verdict.MISSING, gpus=2, reason=Statement.of("no_entry_alike", differences=["x"])),
-        entry(Verdict.REGRESSED, causes=[cause]),
     ]
     nights = History(machine="x", nights=(), rows=(), events=())
     assert "baseline record" not in as_text.render(view(with_levels(comparison(*rows), nights)))

@@ -50,10 +50,11 @@ def test_the_share_of_unequal_allocations_is_more_than_that_of_equal_ones() -> N
     assert side(sample(LONE), sample(PAIR)).allocation_share == pytest.approx(1 / 2)
 
 
-def test_a_sample_tells_its_own_spread_before_that_of_others() -> None:
+def test_a_sample_tells_its_own_spread_apart_from_that_of_others() -> None:
     assert sample(PAIR, told(0.5)).own_variance == pytest.approx(0.02)
-    assert sample(LONE, told(0.5)).own_variance == pytest.approx(0.5)
-    assert sample(LONE).own_variance == 0.0
+    assert sample(LONE, told(0.5)).own_variance == 0.0
+    assert sample(LONE, told(0.5)).prior_variance == 0.5
+    assert sample(LONE).prior_variance == 0.0
 
 
 def test_further_runs_leave_the_mean_and_the_variance_of_one_run() -> None:

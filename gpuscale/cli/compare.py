@@ -28,6 +28,7 @@ from gpuscale.history import History, history_of
 from gpuscale.printable import visible
 from gpuscale.recording import as_baseline, baseline_of_results
 from gpuscale.records import Baseline, Comparison, Results
+from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison.view import View, view_of
 from gpuscale.reports.phrases import counted
@@ -85,18 +86,18 @@ def run(arguments: argparse.Namespace) -> int:
     if nights and nights.later:
         later = counted(nights.later, "night")
         sys.stderr.write(f"gpuscale: --history: left out: {later} that began after these results\n")
-    baseline = (
+    content = (
         baseline_of_results(nights.last, name=str(before))
         if nights
         else read_before(before, results)
     )
     history = history_of([*nights.all, *results]) if nights else None
-    comparison = judged(baseline, results, arguments, (before, paths), history)
+    comparison = judged(content, results, arguments, (before, paths), history)
     _write(outputs, view_of(comparison, results))
     return comparison.exit_code
 
 
-def read_before(path: Path, results: Sequence[Results]) -> Baseline:
+def read_before(path: Path, results: Sequence[Results]) -> Baseline | Results:
     """The baseline in a file, or the earlier results; a FileError where these are no others."""
     content = read_content(path)
     if isinstance(content, Results):
@@ -105,25 +106,28 @@ def read_before(path: Path, results: Sequence[Results]) -> Baseline:
         if shared:
             problem = f"has {counted(shared, 'run')} of the results beside it; name another file"
             raise FileError(visible(str(path)), problem)
-    return as_baseline(content, path.stem)
+    return content
 
 
 def judged(
-    baseline: Baseline,
+    content: Baseline | Results,
     results: Sequence[Results],
     arguments: argparse.Namespace,
     files: tuple[Path, Sequence[Path]],
     history: History | None = None,
 ) -> Comparison:
     """The comparison of the rows asked for, with causes and notes, and the files of both sides."""
+    before, after = files
+    baseline = as_baseline(content, before.stem)
     chosen = compare(baseline, results, cases=arguments.case, gpus=arguments.gpus)
     comparison = diagnose(baseline, results, chosen)
     if history is not None:
         comparison = with_levels(comparison, history)
     comparison = with_validity(comparison, baseline, results, today=date.today())
-    before, after = files
+    kind: BaselineKind = "nights" if history else "baseline" if content is baseline else "results"
     return replace(
         comparison,
+        baseline_kind=kind,
         before=replace(comparison.before, files=(visible(str(before)),)),
         after=replace(comparison.after, files=tuple(visible(str(path)) for path in after)),
     )

@@ -23,6 +23,7 @@ from gpuscale.history import history_of
 from gpuscale.page.content import Subject
 from gpuscale.page.document import report_html
 from gpuscale.printable import visible
+from gpuscale.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
 from gpuscale.store import RESULTS_FOLDER, write_report
 
@@ -79,6 +80,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
             there = ", ".join(sorted({run.key.label for its in results for run in its.runs}))
             raise UsageError(f"--case, --gpus: no run is of these; there are {there}")
         return Subject(results=shown, history=history, folder=folder)
-    baseline = read_before(before, results)
-    view = view_of(judged(baseline, results, arguments, (before, files)), results)
+    content = read_before(before, results)
+    view = view_of(judged(content, results, arguments, (before, files)), results)
+    baseline = as_baseline(content, before.stem)
     return Subject(results=shown, baseline=baseline, view=view, history=history, folder=folder)

@@ -84,6 +84,12 @@ class Quantity:
         return None if bound is None else self.loss_of(bound)
 
     @property
+    def stated_bound(self) -> float:
+        """The loss that is called ruled out: no interval that is shown reaches below it."""
+        low, _ = self.gain.interval() or (0.0, 0.0)
+        return max(self.loss_of(low), self.loss_bound or 0.0)
+
+    @property
     def excess_loss(self) -> float:
         """By how much the observed loss lies beyond the margin; negative within it."""
         return self.loss - self.limits.margin

@@ -23,11 +23,14 @@ from gpuscale.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.compare.spread import (
     RunSample,
     SideSample,
+    estimates_allocations,
     gain_of,
     largest_spread,
     moderated_samples,
 )
 from gpuscale.records import (
+    EntryVerdict,
+    Estimate,
     Finding,
     Limits,
     MetricSpec,
@@ -37,8 +40,8 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
-from gpuscale.scaling import PointKey, References
-from gpuscale.statistics.estimates import FURTHER_RUNS, Difference
+from gpuscale.scaling import PointKey, References, geometric_mean
+from gpuscale.statistics.estimates import FURTHER_RUNS, Difference, difference, log_sample
 from gpuscale.statistics.significance import benjamini_hochberg, detectable_loss
 
 _MOVED_CODES = {
@@ -83,6 +86,8 @@ class _Pairing:
     after: SideSample
     without_speedup: Statement | None = None
     """Why S(n) cannot be judged; None where it can, and on 1 GPU."""
+    batches: float | None = None
+    """The batch of a step on n GPUs over that on 1 GPU, before; None where no S(n) is judged."""
     beside: Sequence[tuple[RunSample, RunSample]] = ()
     """The runs before and now on each other number of GPUs whose speedup is over the same T(1)."""
 
@@ -127,6 +132,28 @@ class _Pairing:
                 for then, now in self.beside
             ),
         )
+
+    def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
+        """The row with this verdict; its baseline is the one that the change is relative to."""
+        entry = self.row.told(verdict, reason)
+        assert self.row.before is not None, "a row of measured runs has them on both sides"
+        step_time, batch = self._usual(1), self.row.before.point.point_key.global_batch
+        shown = replace(
+            entry.baseline, step_time_s=step_time, samples_per_s=step_time.inverse(batch)
+        )
+        if self.batches is not None:
+            speedup = self._usual(2).inverse(self.batches)
+            efficiency = speedup.scaled(1 / self.row.key.gpus)
+            shown = replace(shown, speedup=speedup, efficiency=efficiency)
+        return replace(entry, baseline=shown)
+
+    def _usual(self, ends: int) -> Estimate:
+        """T(n), or T(n)/T(1), of the baseline's runs or nights that the change is relative to."""
+        before, after = (SideSample(side.ends[:ends]) for side in (self.before, self.after))
+        if estimates_allocations(before, after):
+            return geometric_mean(before.usual_means)
+        runs = ([run for its in end.values.values() for run in its] for end in before.ends)
+        return difference(before.value, [log_sample(its).term() for its in runs]).exponential()
 
     def lasting_spread(self, rule: _Rule, *, of_speedup: bool) -> Statement:
         """The spread that makes T(n), or S(n), uncertain however many runs are added."""
@@ -198,9 +225,19 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
             SideSample(tuple(side[key] for key in of_side if key is not None))
             for side, of_side in zip((then, now), zip(*used, strict=True), strict=True)
         )
+        batches = None
+        if len(used) > 1 and ones[0] is not None:
+            batches = keys[0].global_batch / ones[0].global_batch
         beside = [(then[each[0]], now[each[1]]) for each in same_ones[ones] if each != keys]
         pairings.append(
-            _Pairing(row=row, before=old, after=new, without_speedup=why, beside=beside)
+            _Pairing(
+                row=row,
+                before=old,
+                after=new,
+                without_speedup=why,
+                batches=batches,
+                beside=beside,
+            )
         )
     return pairings
 
@@ -255,7 +292,7 @@ def _judgement(
     return Judgement(
         row=pairing.row,
         entry=replace(
-            pairing.row.told(verdict, reason),
+            pairing.told(verdict, reason),
             finding=finding,
             change=decision.quantity.gain.relative_change(),
             changed_quantity=QuantityName(decision.quantity.name),
@@ -287,9 +324,11 @@ def _reason(
     if decision.verdict is Verdict.INCONCLUSIVE:
         reason = _uncertain(quantities, decision.quantity, remedy)
     elif decision.finding is None:
-        bound = max(quantity.loss_bound or 0.0 for quantity in quantities.tests)
+        bound = max(quantity.stated_bound for quantity in quantities.tests)
+        allowed = max(quantity.ok_bound for quantity in quantities.tests)
         code = "no_loss" if bound <= 0 else "bounded_loss"
-        reason = Statement.of(code, bound=bound)
+        code = "one_sided_bound" if bound > allowed else code
+        reason = Statement.of(code, bound=bound, allowed=allowed)
     else:
         reason = _moved(quantities, decision.finding)
     if pairing.without_speedup is None:
@@ -324,9 +363,7 @@ def _uncertain(quantities: Quantities, quantity: Quantity, remedy: Statement | N
     return Statement.of(
         code,
         quantity=quantity.name,
-        change=change.value,
-        low=change.low,
-        high=change.high,
+        change=change,
         margin=quantity.limits.margin,
         ok_bound=quantity.ok_bound,
         significance=quantity.rates.significance,

@@ -10,7 +10,16 @@ from gpuscale.compare.hardware import foreign_note
 from gpuscale.compare.matching import Entry, Row, Side, point_differences
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.environment_diff import changes
-from gpuscale.records import Baseline, Comparison, EntryKey, EntryVerdict, Results, Run, Statement
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    EntryKey,
+    EntryVerdict,
+    Results,
+    Run,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.run import busy_loads
 from gpuscale.records.tolerances import THROUGHPUT
 from gpuscale.scaling import unchecked_training_note, unit_error_note
@@ -18,6 +27,9 @@ from gpuscale.statistics.estimates import exponential
 from gpuscale.statistics.levels import outlying_allocations
 
 ENOUGH_RUNS = 6
+_UNLIKELY_GAIN = 2.0
+"""The same training on the same machine does not get faster by more."""
+_UNLIKELY_LOSS = 0.1
 FAR_APART = 3.0
 """Declared deviations between allocations by which one may lie beside the others of its pool."""
 
@@ -42,6 +54,8 @@ def notes_of(
         *_left_out(rows, after),
         *_unchecked_training(rows),
         *_unit_errors(entries),
+        *_unlikely_changes(entries),
+        *_few_sessions(rows, entries, baseline),
     )
 
 
@@ -245,6 +259,32 @@ def _unchecked_training(rows: Sequence[Row]) -> Iterable[Statement]:
     after = (row.after.point.configuration for row in rows if row.after is not None)
     if note := unchecked_training_note(after):
         yield note
+
+
+def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
+    """The row whose throughput changed by more than a machine can; a unit error is likelier."""
+    found = [
+        (max(factor, 1 / factor if factor else math.inf), factor, entry.key)
+        for entry in entries
+        if entry.change and entry.verdict in (Verdict.IMPROVED, Verdict.REGRESSED)
+        for factor in [1 + entry.change.value]
+        if not _UNLIKELY_LOSS <= factor <= _UNLIKELY_GAIN
+    ]
+    if found:
+        _, factor, key = max(found)
+        yield Statement.of("unlikely_change", row=key, factor=factor, others=len(found) - 1)
+
+
+def _few_sessions(
+    rows: Sequence[Row], entries: Sequence[EntryVerdict], baseline: Baseline
+) -> Iterable[Statement]:
+    """How little tells that a gain is more than what sessions differ by."""
+    if any(entry.verdict is Verdict.IMPROVED for entry in entries):
+        sides = ((row.before, row.after) for row in rows if row.before and row.after)
+        before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
+        if before < MINIMUM_ALLOCATIONS:
+            deviation = baseline.tolerances.allocation_deviation_time
+            yield Statement.of("few_sessions", before=before, now=now, deviation=deviation)
 
 
 def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:

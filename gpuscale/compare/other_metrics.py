@@ -58,7 +58,7 @@ class MetricChange:
             baseline=self.before,
             current=self.after,
             change=_in_points(rise) if self.spec.in_points else rise.relative_change(),
-            loss_bound=quantity.loss_bound,
+            loss_bound=None if quantity.loss_bound is None else quantity.stated_bound,
         )
 
 

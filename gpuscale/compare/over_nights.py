@@ -18,7 +18,6 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.records.cause import Remedy
 from gpuscale.scaling import PointKey
 
 
@@ -129,8 +128,4 @@ def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
         reason = Statement.of("no_earlier_night")
     elif reason.code == "no_entry_alike":
         reason = Statement.of("no_earlier_night_alike", **reason.facts)
-    causes = tuple(
-        with_fields(cause, remedy=None) if cause.remedy == Remedy("record_again") else cause
-        for cause in entry.causes
-    )
-    return replace(entry, reason=reason, causes=causes)
+    return replace(entry, reason=reason)

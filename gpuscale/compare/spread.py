@@ -38,6 +38,10 @@ deviation.
 """
 
 
+_FAR_NOISIER = 4.0
+"""Ratio of variances: with less, the other rows are not named as what makes a row uncertain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSample:
     """The runs of one entry on one side, by allocation."""
@@ -61,9 +65,13 @@ class RunSample:
 
     @property
     def own_variance(self) -> float:
-        """The variance that its own runs tell; where they are too few, that of the others."""
-        own = self.moderated.sample.variance
-        return (self.moderated.variance or 0.0) if own is None else own
+        """The variance that its own runs tell; 0 if they are too few."""
+        return self.moderated.sample.variance or 0.0
+
+    @property
+    def prior_variance(self) -> float:
+        """The variance of a run by the other rows and the other side; 0 if nothing tells it."""
+        return 0.0 if self.moderated.prior is None else self.moderated.prior.variance
 
     @property
     def allocation_share(self) -> float:
@@ -231,7 +239,7 @@ def largest_spread(
     """The level that puts most on the variance of a gain, with its standard deviation.
 
     The gain is one after further runs of the current side. A side is blamed for what its own runs
-    differ by, not for what moderation adds.
+    differ by, not for what moderation adds; if that is most, the other rows are.
     """
     of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
     of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
@@ -248,7 +256,13 @@ def largest_spread(
         between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
     variance = max(end.own_variance for end in side.ends)
     if between > most:
-        code, variance = "nights_differ", between / shares
+        code, variance, most = "nights_differ", between / shares, between
+    ends = [(end, end.count) for end in baseline.ends]
+    ends += [(end, end.count + further_runs) for end in current.ends]
+    others = max(end.prior_variance for end, _ in ends)
+    of_others = math.fsum(end.moderated.prior_part / count for end, count in ends)
+    if of_others > most and others > _FAR_NOISIER * max(end.own_variance for end, _ in ends):
+        code, variance = "other_rows_differ", others
     return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
 
 

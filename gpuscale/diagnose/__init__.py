@@ -13,7 +13,7 @@ from gpuscale.budget import efficiency_budgets
 from gpuscale.diagnose import causes
 from gpuscale.diagnose.attribution import Change, Part
 from gpuscale.diagnose.evidence import Row, onset_of, points_of
-from gpuscale.diagnose.stragglers import slow_device, stragglers
+from gpuscale.diagnose.stragglers import slow_device, straggler_in_all_runs, stragglers
 from gpuscale.records import (
     Baseline,
     Cause,
@@ -67,10 +67,11 @@ CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
     causes.environment,
 )
 """In the order in which they are named; each is given those that stand before it."""
+_OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
 
 
 def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
-    """The comparison with the causes of each loss, and of what is inconclusive on one GPU."""
+    """The comparison with the causes of each loss, and what the runs of open rows agree in."""
     configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
     if not configurations:
         return comparison
@@ -84,7 +85,7 @@ def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Compari
         if entry.key.gpus in of_configuration:
             row = Row(entry=entry, points=of_configuration)
             named: tuple[Cause, ...] = ()
-            for find in CAUSES if entry.verdict.is_loss else (slow_device,):
+            for find in CAUSES if entry.verdict.is_loss else _OF_OPEN_ROWS:
                 named += tuple(find(row, named))
             return named
         if entry.verdict.is_loss:
@@ -122,5 +123,5 @@ def _places(
 
 
 def _is_diagnosed(entry: EntryVerdict) -> bool:
-    alone = entry.verdict is Verdict.INCONCLUSIVE and entry.key.gpus == 1
-    return entry.configuration is not None and (entry.verdict.is_loss or alone)
+    is_open = entry.verdict is Verdict.INCONCLUSIVE
+    return entry.configuration is not None and (entry.verdict.is_loss or is_open)

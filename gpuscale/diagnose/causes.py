@@ -8,7 +8,7 @@ from gpuscale.diagnose.attribution import NAMED_SHARE, Change, Rank
 from gpuscale.diagnose.devices import explaining_clocks
 from gpuscale.diagnose.evidence import Row
 from gpuscale.environment_diff import changes, host_changes
-from gpuscale.records import EnvironmentChange, MetricSpec
+from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
 from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
 from gpuscale.strategies import STRATEGIES
 
@@ -18,10 +18,6 @@ def communication(row: Row, change: Change) -> Cause:
     links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
     kinds = {symptom.kind for symptom in links}
     found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
-    if row.point.key.configuration.device == "cuda":
-        remedy = Remedy("gpu_links")
-    else:
-        remedy = Remedy("network" if row.point.nodes > 1 else "processes_on_host")
     kind = next(found, CauseKind.COMMUNICATION)
     demands = STRATEGIES.get(row.point.key.configuration.strategy)
     return Cause(
@@ -29,7 +25,7 @@ def communication(row: Row, change: Change) -> Cause:
         code="communication",
         includes=demands.paused if demands else None,
         evidence=tuple(links),
-        remedy=remedy,
+        remedy=_look_at_links(row),
     )
 
 
@@ -101,7 +97,11 @@ def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
     if isinstance(entry.finding, MetricSpec):
         yield _open("other_metrics", Remedy("case_and_libraries"), lost)
     elif not point.before:
-        yield _open("no_phases_before", Remedy("record_again"))
+        # A baseline that is recorded now would hold the loss.
+        hosts = row.hosts or tuple(sorted({each.host or "" for each in point.environments_after}))
+        is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
+        remedy = _look_at_links(row) if is_scaling else look_at_devices(row, hosts)
+        yield _open("no_phases_before" if point.after else "no_phases", remedy)
     elif not point.after:
         yield _open("no_phases_after", Remedy("measure_again"))
     else:
@@ -173,6 +173,13 @@ def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
                 evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
             )
     yield _open("published_figures", Remedy("record_own"))
+
+
+def _look_at_links(row: Row) -> Remedy:
+    """The remedy for ranks that wait longer for each other."""
+    if row.point.key.configuration.device == "cuda":
+        return Remedy("gpu_links")
+    return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
 
 
 def look_at_devices(row: Row, hosts: tuple[str, ...]) -> Remedy:

@@ -34,6 +34,10 @@ _OTHERS_MOVED = 0.25
 _LEAST_DF = 2
 """Degrees of freedom without which nothing tells how much runs on one device differ."""
 
+_ENOUGH_RUNS = 3
+_LEAST_LAG = 0.02
+"""Of a step: a smaller lag of one rank is not named while the verdict is open."""
+
 _Seat = tuple[str, tuple[str, ...], int | None]
 """Devices of a host, or a rank's number on it: they can stay slow in run after run."""
 
@@ -52,6 +56,24 @@ def stragglers(row: Row, change: Change) -> Cause:
         kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
         remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
     return replace(found, kind=kind, evidence=row.symptoms_on(found.device_uuids), remedy=remedy)
+
+
+def straggler_in_all_runs(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The ranks that lag in every run, and in each more than any rank did before.
+
+    It is told of rows whose verdict is open too. By chance one of 20 rows with three runs on either
+    side has such skews, if always the same rank is the slowest.
+    """
+    before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
+    if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
+        return
+    least_s, usual_s = min(s.skew_s for s in after), max(s.skew_s for s in before)
+    step_s = statistics.fmean(step.time_s for step in before)
+    if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
+        found = stragglers(row, change)
+        if found.seen_in == CountOf(len(after), len(after)):
+            before_s, after_s = change.before_s, change.after_s
+            yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
 
 
 def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:

@@ -17,7 +17,7 @@ from gpuscale.page.content import (
 )
 from gpuscale.records import Estimate, Results, Run, Verdict
 from gpuscale.reports import phrases
-from gpuscale.reports.comparison.rows import Row, smallest_losses
+from gpuscale.reports.comparison.rows import Row, losses_found
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.show.scaling_table import failures, table_notes
@@ -94,7 +94,7 @@ def _compared(view: View) -> Section:
     legend = (
         "E: efficiency, the speedup over the number of GPUs; 1 is ideal",
         "change: of what the verdict rests on, with its 95 % interval",
-        smallest_losses(passed),
+        losses_found(passed),
     )
     return Section(title="Rows", tables=[table], notes=list(filter(None, legend)))
 

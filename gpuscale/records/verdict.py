@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from gpuscale.errors import ExitCode
 from gpuscale.records.cause import Cause
@@ -134,7 +135,7 @@ class MetricVerdict:
     change: Estimate
     """Relative change with its 95% interval, of a metric in points as a part of the step time."""
     loss_bound: float | None = None
-    """The change to the worse that the truth does not exceed, with the confidence of a look."""
+    """The change to the worse that is called ruled out; None if nothing tells the spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,9 @@ class Origin:
     driver: tuple[str, ...] = ()
 
 
+BaselineKind = Literal["baseline", "results", "nights"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All rows of one comparison, and the single exit code that follows from them."""
@@ -192,6 +196,8 @@ class Comparison:
     baseline_name: str
     baseline_machine: str
     current_machine: str
+    baseline_kind: BaselineKind = "baseline"
+    """The kind of file, or the nights of `--history`."""
     entries: tuple[EntryVerdict, ...]
     notes: tuple[Statement, ...] = ()
     before: Origin = Origin()

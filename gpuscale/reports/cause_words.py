@@ -77,6 +77,7 @@ def next_step(cause: Cause) -> str:
         return ""
     hosts = cause.remedy.hosts
     places = " and ".join(hosts) if len(hosts) < 3 else f"each of {len(hosts)} hosts"
+    places = places or "each host"
     words = NEXT_STEPS[cause.remedy.code]
     return words.format(hosts=", ".join(hosts), places=places, runs=cause.remedy.runs)
 
@@ -232,8 +233,9 @@ WORDS: Mapping[str, Callable[[Cause, str, str], tuple[str, str]]] = {
 }
 """The headline and the statement of a cause, from what it added and the time it took."""
 NOT_ESTABLISHED: Mapping[str, str] = {
-    "no_phases_before": "the baseline keeps no phases and paces of these runs",
-    "no_phases_after": "the results hold no phases and paces of these runs",
+    "no_phases_before": "the baseline lacks phases, paces or exposed communication of these runs",
+    "no_phases_after": "the results lack phases, paces or exposed communication of these runs",
+    "no_phases": "both sides lack phases, paces or exposed communication of these runs",
     "within_noise": "no part of the step got longer by more than its own noise",
     "published_figures": (
         "published figures hold no phases, so what is different from them cannot be told"
@@ -275,9 +277,6 @@ NEXT_STEPS: Mapping[str, str] = {
     "faults": "run 'gpuscale doctor' there: it names each fault with its remedy",
     "environment_as_it_was": "measure again with the likeliest of them as it was",
     "case_and_libraries": ("look at what changed in the case, the library and the environment"),
-    "record_again": (
-        "record the baseline again with 'gpuscale baseline record', which keeps phases and paces"
-    ),
     "measure_again": "measure again with this gpuscale",
     "more_runs": "measure more runs, with --runs {runs}",
     "record_own": (

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuscale.environment_diff import change_text, listed
 from gpuscale.history import History, HistoryEvent, LostLevel, Night, RowHistory
@@ -50,19 +50,25 @@ def notes(history: History) -> Iterator[str]:
             name, since = row_names[row.point], names[row.lost.since]
             change = phrases.change_text(row.lost.throughput)
             yield f"slower and slower since {since}: {name}, throughput in all {change}"
-    alone = Counter(night for row in rows for night in row.outlying)
+    last = {row.point: row.nights[-1:] if row.stands_out else () for row in rows}
+    alone = Counter(night for row in rows for night in {*row.outlying, *last[row.point]})
     if alone:
-        told = (
-            f"{names[night]} ({count} of {len(rows)})" for night, count in sorted(alone.items())
-        )
-        yield f"stood out for one night (rows): {', '.join(told)}"
+        told = _spans(alone, names, f" of {len(rows)}")
+        yield f"far from the other nights of their level (rows): {', '.join(told)}"
     for night in sorted(alone):
         for device in history.slower_devices(night):
             yield f"    {names[night]}: {_device_text(device)}"
     short = Counter(night for row in rows for night in _missed(row, len(names)))
     if short:
-        told = (f"{names[night]} ({count})" for night, count in sorted(short.items()))
-        yield f"note: no valid run of some rows (how many): {', '.join(told)}"
+        yield f"note: no valid run of some rows (how many): {', '.join(_spans(short, names))}"
+
+
+def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator[str]:
+    """`2096-03-04 (1)`, `2096-03-06 to 2096-03-09 (2)`: successive nights with as many rows."""
+    ordered = enumerate(sorted(counts.items()))
+    for (_, count), span in itertools.groupby(ordered, lambda its: (its[1][0] - its[0], its[1][1])):
+        nights = [names[night] for _, (night, _) in span]
+        yield f"{phrases.ends_text(nights)} ({count}{of})"
 
 
 def _head(history: History, screen: Screen) -> Iterator[str]:

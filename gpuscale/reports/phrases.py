@@ -16,9 +16,10 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.units import counted as counted
-from gpuscale.units import format_bytes, format_percent, format_seconds, significant
+from gpuscale.units import format_bytes, format_percent, format_seconds, significant, told_apart
 
 UNKNOWN = "–"
+UNCERTAIN = "uncertain by more than a factor of two"
 _WIDEST_SYMMETRIC = 0.2
 _MOST_ITEMS = 8
 _DAY_S = 86400
@@ -197,14 +198,24 @@ def with_spread(estimate: Estimate | None, form: Callable[[float], str]) -> str:
     return UNKNOWN if estimate is None else form(estimate.value) + spread_text(estimate)
 
 
-def change_text(change: Estimate) -> str:
-    """`−9.1 % [−10.2 %, −8.0 %]`."""
-    return interval_text(change, percent_text)
+def change_text(change: Estimate, form: str = "{} [{}, {}]") -> str:
+    """`−9.1 % [−10.2 %, −8.0 %]`, with enough decimals to tell the ends apart.
+
+    No numbers if no change at all is as likely as half or twice of what was seen.
+    """
+    if change.low is None or change.high is None:
+        return percent_text(change.value)
+    low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
+    if low <= 1 <= high and (value > 2 * low or high > 2 * value):
+        return UNCERTAIN
+    return form.format(*told_apart(percent_text, change.value, change.low, change.high))
 
 
-def percent_text(fraction: float) -> str:
-    """A change with its sign; what two wild runs put beyond reading is cut."""
-    return "over +1000 %" if fraction > 10 else format_percent(fraction, signed=True)
+def percent_text(fraction: float, more: int = 0) -> str:
+    """A change with its sign: `−9.1 %`; more than tenfold as a factor: `×1000`."""
+    if fraction > 10:
+        return f"×{significant(1 + fraction, 3 + more)}"
+    return format_percent(fraction, signed=True, decimals=1 + more)
 
 
 def verdict_word(verdict: Verdict) -> str:

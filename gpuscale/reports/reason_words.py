@@ -4,9 +4,11 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscale.environment_diff import change_text, listed
+from gpuscale.environment_diff import change_text as environment_text
+from gpuscale.environment_diff import listed
 from gpuscale.records import (
     EntryVerdict,
+    Estimate,
     FieldChange,
     MetricVerdict,
     QuantityName,
@@ -15,7 +17,9 @@ from gpuscale.records import (
 )
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
+    UNCERTAIN,
     amount_text,
+    change_text,
     counted,
     gpus_text,
     load_text,
@@ -23,24 +27,27 @@ from gpuscale.reports.phrases import (
     quantity_text,
     row_texts,
 )
-from gpuscale.units import format_percent
+from gpuscale.units import format_percent, rough_percent, significant
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
 _SINGLE_RUN = "a single run does not tell how much runs differ"
-_CHANGED = "{quantity:quantity} changed by {change:signed} (95 %: {low:signed} to {high:signed})"
+_CHANGED = "{quantity:quantity} {change:changed}"
 _NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
 _GAVE_A_NUMBER = "{valid} of {made} runs gave a number: {failures:failures}"
 _PUBLISHED = "{quantity:published} is {change:beside} the published figure"
 _TOLERANCE = "the tolerance of {tolerance:percent}"
-_RECORD_ONE = "record one with 'gpuscale baseline record'"
 _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
     "({deviation_time:percent} of T, {deviation_speedup:percent} of S and E)"
 )
 WORDS: Mapping[str, str] = {
     "no_loss": "no loss, with 95 % confidence",
-    "bounded_loss": "any loss is below {bound:percent}, with 95 % confidence",
+    "bounded_loss": "any loss is below {bound:bound}, with 95 % confidence",
+    "one_sided_bound": (
+        "a loss of {allowed:percent} is ruled out with 95 % confidence, one-sided; the two-sided "
+        "interval reaches {bound:bound}"
+    ),
     "moved": "the throughput on {gpus:gpus} {throughput:moved}",
     "moved_with_efficiency": (
         "the throughput on {gpus:gpus} {throughput:moved}; E({gpus}) {efficiency:moved}"
@@ -71,7 +78,7 @@ WORDS: Mapping[str, str] = {
         "against the last nights alone, {otherwise}"
     ),
     "single_run": f"{_SINGLE_RUN}; measure 3 or more",
-    "loss_not_excluded": f"{_CHANGED}, too uncertain to call: {_NOT_EXCLUDED}{{remedy:after}}",
+    "loss_not_excluded": f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy:after}}",
     "within_margin": (
         f"{_CHANGED}: the interval lies below zero, but the loss is within the margin of "
         f"{{margin:percent}}, and {_NOT_EXCLUDED}{{remedy:after}}"
@@ -90,19 +97,23 @@ WORDS: Mapping[str, str] = {
     "baseline_not_on_1_gpu": "the baseline has no runs on 1 GPU",
     "results_not_on_1_gpu": "no valid run on 1 GPU was measured",
     "other_batch_on_1_gpu": "the batch on 1 GPU differs ({before} → {now})",
-    "further_runs": "about {needed:further runs} would settle it",
+    "further_runs": "about {needed:further runs} would probably settle it",
     "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
     "runs_differ": (
-        "further runs cannot settle it, since runs differ by {deviation:percent} from one to the "
-        "next: find what disturbs them"
+        "further runs like these would probably not settle it, since they differ by "
+        "{deviation:rough} from one to the next: find what disturbs them"
     ),
     "baseline_runs_differ": (
-        "further runs cannot settle it, since the baseline's runs differ by {deviation:percent} "
-        "from one to the next: add runs to the baseline"
+        "further runs like these would probably not settle it, since the baseline's runs differ by "
+        "{deviation:rough} from one to the next: more runs in the baseline may"
     ),
     "nights_differ": (
-        "further runs of tonight cannot settle it, since nights differ by {deviation:percent}: "
-        "runs of more nights in the baseline may"
+        "further runs of tonight would probably not settle it, since nights differ by "
+        "{deviation:rough}: more nights in the baseline may"
+    ),
+    "other_rows_differ": (
+        "the row's own runs are too few to tell how much they differ, and those of other rows "
+        "differ by {deviation:rough} from one to the next"
     ),
     "more_runs": "measure more runs",
     "too_few_valid_runs": _GAVE_A_NUMBER,
@@ -112,10 +123,8 @@ WORDS: Mapping[str, str] = {
     "not_yet_confirmed": "{otherwise}; not yet confirmed by fresh runs",
     "not_measured": "not measured",
     "on_neither_side": "asked for, and on neither side",
-    "no_entry": f"no entry in the baseline; {_RECORD_ONE}",
-    "no_entry_alike": (
-        f"no entry in the baseline of this configuration ({{differences:list}}); {_RECORD_ONE}"
-    ),
+    "no_entry": "no entry in the baseline",
+    "no_entry_alike": "no entry in the baseline of this configuration ({differences:list})",
     "no_earlier_night": "none of the earlier nights measured it",
     "no_earlier_night_alike": (
         "none of the earlier nights measured it in this configuration ({differences:list})"
@@ -214,6 +223,14 @@ WORDS: Mapping[str, str] = {
         "its interval holds 1; make more runs, or measure on a quieter machine"
     ),
     "unit_error_of_side": "{side}: {error}",
+    "unlikely_change": (
+        "{row:row}{others:and more}: {factor:times} the baseline's throughput is a unit error "
+        "until proven otherwise; check that batch and step time mean the same on both sides"
+    ),
+    "few_sessions": (
+        "gains are between {before:sessions} before and {now} now, too few to tell how much "
+        "sessions differ ({deviation:percent} of T is assumed); measure both in turn to be sure"
+    ),
     "expired": (
         "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
         "do; measure again and run 'gpuscale baseline update --expires DATE', which without "
@@ -281,11 +298,13 @@ def metric_reason(metric: MetricVerdict) -> str:
             f"any {loss} is below {format_percent(bound)}{of_step}" if bound > 0 else f"no {loss}"
         )
         return f"{said}, with 95 % confidence"
-    low, high = ("" if end is None else percent_text(end) for end in (change.low, change.high))
-    return (
-        f"{spec.words} changed by {percent_text(change.value)}{of_step} (95 %: {low} to {high}), "
-        "too uncertain to call"
-    )
+    return f"{spec.words} {_changed(change, of_step)}, too uncertain to call"
+
+
+def _changed(change: Estimate, of_step: str = "") -> str:
+    """`changed by −5.9 % (95 %: −15.7 % to +5.0 %)`."""
+    text = change_text(change, f"{{}}{of_step} (95 %: {{}} to {{}})")
+    return f"is {text}" if text == UNCERTAIN else f"changed by {text}"
 
 
 def _rose_or_fell(change: float) -> str:
@@ -314,7 +333,10 @@ def _failures(counts: Mapping[str, int]) -> str:
 
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "percent": format_percent,
+    "rough": rough_percent,
+    "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
     "signed": percent_text,
+    "changed": _changed,
     "moved": _moved,
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
     "failures": _failures,
@@ -326,10 +348,12 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
     ),
-    "changes": lambda changes: "; ".join(map(change_text, changes)),
+    "changes": lambda changes: "; ".join(map(environment_text, changes)),
     "that night": lambda changes: (
-        f" (changed that night: {'; '.join(map(change_text, changes))})" if changes else ""
+        f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
     ),
+    "times": lambda factor: f"{significant(factor, 2)} times",
+    "sessions": lambda count: counted(count, "session"),
     "device": lambda name: _DEVICES.get(name, name),
     "and more": lambda count: f" and {count} more" if count else "",
     "and more rows": lambda count: (

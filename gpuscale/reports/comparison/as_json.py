@@ -20,6 +20,7 @@ def render(view: View) -> str:
         baseline={
             "name": comparison.baseline_name,
             "machine": comparison.baseline_machine,
+            "kind": comparison.baseline_kind,
             **asdict(comparison.before),
         },
         current={"machine": comparison.current_machine, **asdict(comparison.after)},

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gpuscale.reports.comparison.folding import Explanation
-from gpuscale.reports.comparison.rows import Row, metric_change, smallest_losses
+from gpuscale.reports.comparison.rows import Row, losses_found, metric_change
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN, amount_text, counted, verdict_word
 
@@ -90,7 +90,7 @@ def _reasons(explanations: Iterable[Explanation]) -> Iterable[str]:
 
 def _fine_rows(rows: Sequence[Row], size: int) -> list[str]:
     fine = [row for row in rows if row.entry.verdict.is_pass]
-    table = "\n\n".join((_table(_HEADER, map(_row, fine), size), smallest_losses(fine))).rstrip()
+    table = "\n\n".join((_table(_HEADER, map(_row, fine), size), losses_found(fine))).rstrip()
     return [_folded(f"{counted(len(fine), 'row')} without a loss", table)] if fine else []
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpuscale.records import Verdict
-from gpuscale.reports.comparison.rows import Row, detail_lines, smallest_losses
+from gpuscale.reports.comparison.rows import Row, detail_lines, losses_found
 from gpuscale.reports.comparison.view import View
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import Screen, padded, width_of, wrapped
@@ -107,5 +107,5 @@ def _legend(rows: Sequence[Row]) -> str:
     if any(row.change is not None and row.change.has_interval for row in rows):
         parts.append("brackets: 95 % interval of the change")
     if not all(row.entry.verdict.is_pass for row in rows):
-        parts.append(smallest_losses(row for row in rows if row.entry.verdict is Verdict.OK))
+        parts.append(losses_found(row for row in rows if row.entry.verdict is Verdict.OK))
     return "; ".join(filter(None, parts))

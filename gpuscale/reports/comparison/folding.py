@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuscale.records import Cause, EntryVerdict, Finding, QuantityName, Statement, Verdict
+from gpuscale.records import (
+    Cause,
+    EntryVerdict,
+    Estimate,
+    Finding,
+    QuantityName,
+    Statement,
+    Verdict,
+)
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
 from gpuscale.reports.comparison.rows import Row, ShownCause, subject_of
 
@@ -83,7 +91,7 @@ def _kind(statement: Statement) -> object:
             facts.append((name, _kind(value)))
         elif name == "quantity":
             facts.append((name, value == QuantityName.EFFICIENCY))
-        elif not isinstance(value, int | float | None):
+        elif not isinstance(value, int | float | Estimate | None):
             facts.append((name, repr(value)))
     code = "bounded_loss" if statement.code == "no_loss" else statement.code
     return code, tuple(facts)

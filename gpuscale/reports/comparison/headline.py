@@ -19,10 +19,10 @@ from gpuscale.records import (
 )
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
-from gpuscale.reports.comparison.rows import Row, smallest_losses, subject_of
+from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.units import rough_percent, whole_percent
+from gpuscale.units import rough_percent, told_apart, whole_percent
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _DOUBTS = {
@@ -42,20 +42,34 @@ _DOUBTS = {
 """Why rows are no pass in a few words, by the code of their reason."""
 _CAUTIONS = {
     "newer_baseline": "give the earlier results first",
+    "unlikely_change": "check that both sides were measured and counted alike",
     "same_allocation": "",
     "busy_host": "measure again while the host does nothing else",
-    "busy_host_before": "record the baseline again while the host does nothing else",
+    "busy_host_before": "",
+    "few_sessions": "",
 }
 """By the codes of notes that make any verdict doubtful, what to do first; the heaviest first."""
+_UNFORETOLD = "unknown_further_runs"
+_NOTABLE_GAIN = 0.1
+"""From it on an open gain, and not how alike the runs are, is why a loss is ruled out."""
+_OF_BASELINE = ("baseline_runs_differ", "nights_differ")
+"""Remedies of rows that no run of tonight would settle."""
+_MORE_BEFORE = {
+    "baseline": (
+        "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
+    ),
+    "results": "make more runs of the earlier side, on the machine as it was: --resume {baseline}",
+    "nights": "compare again after more nights",
+}
+"""What to do about a side before whose runs are too few or too different, by its kind."""
 _REMEDIES = {
     "single_run": "measure three runs or more of each row",
     "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
-    "baseline_runs_differ": "add runs to the baseline with 'gpuscale baseline update'",
-    "nights_differ": "add runs of more nights to the baseline with 'gpuscale baseline update'",
+    "other_rows_differ": "measure three runs or more of each row",
     "not_measured": (
         "name the results that have what is missing, or measure it: pytest … --resume FILE"
     ),
-    "no_entry": "record what the baseline lacks with 'gpuscale baseline record'",
+    "no_entry": "measure the same rows on both sides, or record them: 'gpuscale baseline record'",
     "no_entry_alike": "measure as the baseline was, or record one of what is measured now",
     "other_measurement": "measure as the baseline was, or record one of what is measured now",
     "other_machine": "name another baseline, one of this machine",
@@ -142,7 +156,9 @@ def _loss(rows: Sequence[Row]) -> str:
     by = _span([abs(change.value) for change in changes])
     # An interval that holds zero has no size without a sign.
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
-    within = f" [{rough_percent(ends[0])}, {rough_percent(ends[-1])}]" if ends and one_sided else ""
+    within = ""
+    if ends and one_sided:
+        within = f" [{', '.join(told_apart(rough_percent, ends[0], ends[-1]))}]"
     since = min((row.entry.since for row in rows if row.entry.since), default=None)
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:
@@ -196,24 +212,24 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     if Verdict.CONSISTENT in verdicts:
         parts.append("no worse than the published figures, within the tolerance")
     if Verdict.OK in verdicts:
-        bounds = [bound for row in rows if (bound := _bound(row.entry.reason)) is not None]
-        known = len(bounds) == sum(row.entry.verdict is Verdict.OK for row in rows)
-        below = known and max(bounds) > 0
-        parts.append(
-            f"any loss is below {rough_percent(max(bounds))}, with 95 % confidence"
-            if below
-            else "no loss was found"
-        )
+        passed = [row for row in rows if row.entry.verdict is Verdict.OK]
+        bounded = [found for row in passed if (found := _bounded(row.entry.reason))]
+        worst = max(bounded, key=lambda its: cast("float", its.facts["bound"]), default=None)
+        if worst and len(bounded) == len(passed) and worst.code != "no_loss":
+            gain = max(row.change.value if row.change else 0.0 for row in passed)
+            why = f" (runs were up to {rough_percent(gain)} faster)" * (gain > _NOTABLE_GAIN)
+            parts.append(f"{statement_text(worst)}{why}")
+        else:
+            parts.append("no loss was found")
     word = Verdict.OK if Verdict.OK in verdicts else Verdict.CONSISTENT
-    return word.value, "; ".join(filter(None, [*parts, smallest_losses(rows)]))
+    return word.value, "; ".join(filter(None, [*parts, losses_found(rows)]))
 
 
-def _bound(reason: Statement) -> float | None:
-    """The loss that a row which is ok does not exceed."""
-    bound, otherwise = reason.facts.get("bound"), reason.facts.get("otherwise")
-    if isinstance(otherwise, Statement):
-        return _bound(otherwise)
-    return bound if isinstance(bound, float) else None
+def _bounded(reason: Statement) -> Statement | None:
+    """The part of the reason of a row that is ok which says what loss is ruled out."""
+    if isinstance(otherwise := reason.facts.get("otherwise"), Statement):
+        return _bounded(otherwise)
+    return reason if "bound" in reason.facts else None
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
@@ -250,35 +266,52 @@ def _is_established(row: Row) -> bool:
 
 
 def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> str:
-    """The next step of the first cause, or what a row needs that is no pass."""
+    """The next step of the first cause, or what the worst row needs that is no pass."""
+    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
+    # The worst row is one that no further run would settle.
+    worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
+    of_baseline = weight == 1 and any(code in _OF_BASELINE for code in _codes(worst))
+    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
+    # If nothing was judged, no verdict is doubtful.
+    doubted = any(row.entry.verdict.is_judged for row in rows) and not of_baseline
+    if cautions and doubted and (weight < 2 or "unlikely_change" in notes):
+        return cautions[0]
+    if weight == 2:
+        return ""
     shared = _sharing(rows)
     step = next_step(shared[0].entry.causes[0]) if shared else ""
-    weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
-    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
-    # Where nothing was judged, no verdict is doubtful.
-    if weight < 2 and cautions and any(row.entry.verdict.is_judged for row in rows):
-        return cautions[0]
     if weight == 0:
         undone = "measure again with the likeliest of the changes undone" if is_changed else ""
         return "; or ".join(filter(None, (undone, step)))
-    needed = [(more, row.valid_runs + more) for row in rows if (more := row.entry.further_runs)]
-    if step or not needed:
-        return step or _remedy(rows)
+    if of_baseline and not step:
+        before = listed(comparison.before.files) or "FILE"
+        return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
+    if not step:
+        codes = (code for row in (worst, *rows) for code in _codes(row) if code in _REMEDIES)
+        step = _REMEDIES.get(next(codes, ""), "")
+    if step:
+        return step
+    # If too few runs foretell nothing, as many again will.
+    needed = [
+        (more, row.valid_runs + more)
+        for row in rows
+        if (more := row.entry.further_runs or (_UNFORETOLD in _codes(row) and row.valid_runs))
+    ]
+    if not needed:
+        return ""
     files = comparison.after.files
     resume = files[0] if len(files) == 1 else "FILE"
     most, in_all = map(max, zip(*needed, strict=True))
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
-def _remedy(rows: Sequence[Row]) -> str:
-    """What the first row needs that is no pass and can be mended."""
-    for row in rows:
-        reason = row.entry.reason
-        remedy = reason.facts.get("remedy")
-        for statement in (remedy, reason):
-            if isinstance(statement, Statement) and statement.code in _REMEDIES:
-                return _REMEDIES[statement.code]
-    return ""
+def _codes(row: Row) -> Iterator[str]:
+    """The codes of the row's remedy and of its reason, which may be one of several parts."""
+    statement: object = row.entry.reason
+    while isinstance(statement, Statement):
+        remedy = statement.facts.get("remedy")
+        yield from (each.code for each in (remedy, statement) if isinstance(each, Statement))
+        statement = statement.facts.get("otherwise")
 
 
 def _changed(comparison: Comparison) -> str:

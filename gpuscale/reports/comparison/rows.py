@@ -17,15 +17,18 @@ from gpuscale.records import (
     QuantityName,
     Results,
     Run,
+    Statement,
+    Tolerances,
     Verdict,
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, reason_text
-from gpuscale.units import format_percent, format_seconds, significant
+from gpuscale.units import format_percent, format_seconds, rough_percent, significant
 
-SMALLEST_LOSS = "smallest loss this could find"
+_MOST_FOUND = 0.5
+"""Of the throughput: what a comparison finds only beyond it, it does not find."""
 _NAMED_SUBJECTS = 3
 
 
@@ -133,11 +136,11 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 
 def _short_reason(entry: EntryVerdict) -> str:
-    loss = entry.minimum_detectable_loss
+    loss, facts = entry.minimum_detectable_loss, entry.reason.facts
     if entry.reason.code == "level_lost":
         return f"against the nights before {entry.since}; above: those since"
     if entry.reason.code == "drifted":
-        until = entry.reason.facts["since"]
+        until = facts["since"]
         return f"slowly, until {until}; above: the last nights"
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
         return ""
@@ -145,11 +148,27 @@ def _short_reason(entry: EntryVerdict) -> str:
         return headline(entry.causes[0])
     if entry.finding is not None:
         return finding_text(entry.finding)
+    if entry.verdict is Verdict.OK:
+        return _allowed(entry.reason)
     if entry.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if entry.further_runs is not None:
-        return f"about {phrases.counted(entry.further_runs, 'more run')}"
-    return "" if loss is None else f"{SMALLEST_LOSS}: {format_percent(loss)}"
+        return f"probably about {phrases.counted(entry.further_runs, 'more run')}"
+    if loss is None:
+        return ""
+    # It is a loss of throughput also beside an open E; the reasons of published figures differ.
+    is_open_e = entry.changed_quantity is QuantityName.EFFICIENCY and "ok_bound" in facts
+    return smallest_losses(loss) + (" of throughput" if is_open_e else "")
+
+
+def _allowed(reason: Statement) -> str:
+    """`ok allows a loss of 30.0 % here`, if that is more than it does by default."""
+    allowed = reason.facts.get("allowed")
+    if isinstance(otherwise := reason.facts.get("otherwise"), Statement):
+        return _allowed(otherwise)
+    if not isinstance(allowed, float) or allowed <= Tolerances().ok_bound:
+        return ""
+    return f"ok allows a loss of {format_percent(allowed)} here, by the baseline's tolerances"
 
 
 def _facts_of(entry: EntryVerdict, cause: Cause) -> tuple[str, ...]:
@@ -199,14 +218,21 @@ def subject_of(rows: Sequence[Row], among: Sequence[Row]) -> str:
     return phrases.enumerated(phrases.row_texts(named, _NAMED_SUBJECTS))
 
 
-def smallest_losses(rows: Iterable[Row]) -> str:
-    """`smallest loss this could find: 2.3 % to 6.3 %`; empty where no row tells one."""
+def losses_found(rows: Iterable[Row]) -> str:
+    """`found 19 times in 20: a loss of 2.3 % to 6.3 % by row`; empty if no row has a limit."""
     losses = (row.entry.minimum_detectable_loss for row in rows)
-    texts = [format_percent(loss) for loss in sorted(each for each in losses if each is not None)]
+    return smallest_losses(*(loss for loss in losses if loss is not None))
+
+
+def smallest_losses(*losses: float) -> str:
+    """`found 19 times in 20: a loss of 2.3 %`, or of several the least and the most."""
+    texts = [
+        "more than half" if loss > _MOST_FOUND else rough_percent(loss) for loss in sorted(losses)
+    ]
     if not texts:
         return ""
     by_row = " by row" if texts[0] != texts[-1] else ""
-    return f"{SMALLEST_LOSS}: {phrases.ends_text(texts)}{by_row}"
+    return f"found 19 times in 20: a loss of {phrases.ends_text(texts)}{by_row}"
 
 
 def _names(entries: Sequence[EntryVerdict]) -> list[str]:

@@ -24,6 +24,8 @@ NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""
 NAMED_GAIN = 2
 """Hundredths of the efficiency from which a gain in communication is named."""
+_IMPOSSIBLE_GAIN = 10
+"""Hundredths from which a gain in communication makes all parts doubtful."""
 NAMED_DATA_WAIT = 0.1
 """Share of a step from which a wait for batches is named."""
 
@@ -88,8 +90,15 @@ def budget_legend(
 
 def _of_budget(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     """The budget, what it tells of noise and micro-batches, and the ranks that others wait for."""
+    gain = -budget.hundredths.get("communication", 0)
+    if gain >= _IMPOSSIBLE_GAIN:
+        yield (
+            f"E {budget.efficiency:.2f}: the runs contradict each other on where the rest went "
+            f"(communication would have saved {gain / 100:.2f}); make more runs"
+        )
+        return
     yield budget_text(budget)
-    if budget.hundredths.get("communication", 0) <= -NAMED_GAIN:
+    if gain >= NAMED_GAIN:
         yield "a gain in communication is most likely noise: make more runs"
     if (lost := budget.parts.get("micro-batching")) is not None:
         speedup = budget.key.gpus * (budget.efficiency + lost)
@@ -119,6 +128,11 @@ def _stragglers(budget: EfficiencyBudget, runs: Iterable[Run]) -> Iterator[str]:
     for skew in rank_skews(run for run in runs if (run.configuration, run.key) == point):
         if skew.skew_s >= NAMED_SKEW * skew.median_pace_s:
             found.setdefault(_rank_text(skew), []).append(skew)
+    slowest = [skew.slowest for skews in found.values() for skew in skews]
+    devices = set.intersection(*({*rank.device_uuids} for rank in slowest)) if slowest else ()
+    if len({(rank.rank, rank.host) for rank in slowest}) > 1 and not devices:
+        yield "the slowest rank is another one from run to run"
+        return
     for who, skews in found.items():
         lag = statistics.median(skew.skew_s / skew.median_pace_s for skew in skews)
         numbers = ", ".join(str(skew.run.index) for skew in skews)
