@@ -9,12 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuscale.cli.baseline import add_output, new_baseline
+from gpuscale.cli.baseline import add_output, new_baseline, write_new
 from gpuscale.environment_diff import listed
 from gpuscale.errors import DecodeError, ExitCode, UsageError
 from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
-from gpuscale.store import write_baseline
 from gpuscale.store.files import file_error, read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
 from gpuscale.units import counted
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         published=table.figures,
         source=_asked_for(Source, arguments),
     )
-    write_baseline(output, baseline)
+    write_new(output, baseline)
     made = counted(len(table.figures), "published figure")
     sys.stdout.write(f"{output}: {made}\n")
     sys.stdout.writelines(f"note: left out {escaped(each)}\n" for each in table.left_out)

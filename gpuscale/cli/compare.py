@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = files or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [before, *paths])
     refuse_as_both_sides(before, paths)
-    results = read_all_results(paths)
+    results = read_all_results(paths, or_baselines=True)
     nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
     if nights and nights.later:
         later = counted(nights.later, "night")

@@ -18,6 +18,7 @@ from gpuscale.errors import FileError, UsageError
 from gpuscale.history.night_order import doubts, yet_to_come
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
+from gpuscale.recording import results_of
 from gpuscale.records import Baseline, Results, Run, without_repeated
 from gpuscale.reports.phrases import age_text, counted
 from gpuscale.store import newest_results, read_any, read_results
@@ -39,9 +40,15 @@ def without_collecting() -> Iterator[None]:
         gc.enable()
 
 
-def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files, each run once."""
-    return _each_run_once([read_results(path) for path in paths])
+def read_all_results(paths: Sequence[Path], *, or_baselines: bool = False) -> list[Results]:
+    """The results in some files, each run once, or those that baselines among them were made of."""
+    read: list[Results] = []
+    for path in paths:
+        content = read_any(path) if or_baselines else read_results(path)
+        if isinstance(content, Baseline) and not content.runs:
+            raise FileError(path, "has no measured runs; give it first, before the results")
+        read += results_of(content) if isinstance(content, Baseline) else [content]
+    return _each_run_once(read)
 
 
 def read_content(path: Path) -> Results | Baseline:
