@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuscale.errors import UsageError
+from gpuscale.history import left_out_of
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import without_repeated, without_windows
@@ -282,6 +283,11 @@ def _chosen(
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """The valid runs as a baseline keeps them, each with its allocation; refuses injected ones."""
+    if left_out := ", ".join(left_out_of(results)):
+        raise UsageError(
+            f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
+            "leave-out --undo NIGHT' takes it back"
+        )
     injections = dict.fromkeys(text for result in results for text in result.injections)
     if injections:
         raise UsageError(

@@ -214,6 +214,7 @@ WORDS: Mapping[str, str] = {
         "its interval holds 1; make more runs, or measure on a quieter machine"
     ),
     "unit_error_of_side": "{side}: {error}",
+    "nights_left_out": "left out: {nights:list}",
     "expired": (
         "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
         "do; measure again and run 'gpuscale baseline update --expires DATE', which without "
