@@ -301,7 +301,7 @@ def test_a_baseline_that_could_find_no_loss_worth_finding_is_not_written_unasked
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)
     assert answer.code == 2
-    assert "no loss up to 20 % would be found 19 times in 20: mnist_cnn/ddp on" in answer.err
+    assert "a loss of 20 % would not be found 19 times in 20: mnist_cnn/ddp on" in answer.err
     assert "with --weak" in answer.err
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")

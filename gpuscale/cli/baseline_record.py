@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.weak and (large := [text for loss, _, text in losses if loss > _TOO_WEAK]):
         bound = rough_percent(_TOO_WEAK)
         raise UsageError(
-            f"nothing was written: against this baseline no loss up to {bound} would be found 19 "
-            f"times in 20: {listed(large, _MOST_NAMED)}; add runs (--runs 6 --resume FILE) while "
-            "nothing else runs, or longer ones (--run-seconds), or take it as it is with --weak"
+            f"nothing was written: a loss of {bound} would not be found 19 times in 20: "
+            f"{listed(large, _MOST_NAMED)}; add runs (--runs 6 --resume FILE) while nothing else "
+            "runs, or longer ones (--run-seconds), or take it as it is with --weak"
         )
     write_new(output, baseline)
     entries = entries_of(baseline.runs)

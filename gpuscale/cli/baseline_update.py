@@ -134,7 +134,7 @@ def _without_known(results: Sequence[Results], baseline: Baseline) -> list[Resul
     return new
 
 
-def _added(
+def added(
     baseline: Baseline,
     found: Sequence[recording.Proposal],
     approved: Sequence[recording.Proposal],
@@ -162,8 +162,8 @@ def _added(
         sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
         return (), ""
     chosen = tuple(p for p in found if not p.obstacle and (p.old or p in approved))
-    added = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
-    return chosen, f"{added} added, of {listed([*dict.fromkeys(runs.values())], _MOST_NAMED)}"
+    count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
+    return chosen, f"{count} added, of {listed([*dict.fromkeys(runs.values())], _MOST_NAMED)}"
 
 
 def _approved(
@@ -186,8 +186,8 @@ def _approved(
     text = changes_text(changes, baseline, everything, compare(baseline, results))
     sys.stdout.write(f"{text}\n\n")
     if arguments.add:
-        chosen, added = _added(baseline, found, chosen, results)
-        reason = f"{reason}: {added}" if reason else added
+        chosen, runs = added(baseline, found, chosen, results)
+        reason = f"{reason}: {runs}" if reason else runs
     elif not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
         chosen = _asked(found)
         reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
