@@ -360,7 +360,10 @@ def test_the_option_that_the_message_prints_takes_a_column_that_is_not_known(
     assert main([*asked, *skipped, "-o", str(tmp_path / "skipped.json")]) == 0
     (figure,) = read_baseline(tmp_path / "skipped.json").published
     assert (figure.case, figure.runs, len(figure.nights)) == ("DDP, made data", 2, 2)
-    assert "left out column 'Soft ware = $it': as --column asks" in capsys.readouterr().out
+    assert (
+        "left out column 'Soft ware = $it': as --column asks; rows that differ in nothing"
+        in capsys.readouterr().out
+    )
 
 
 def test_problems_that_others_hid_are_told_in_the_same_go() -> None:

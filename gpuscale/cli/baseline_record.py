@@ -62,16 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
         gpus=arguments.gpus,
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
-    losses = detectable_losses(baseline)
+    losses, entries = detectable_losses(baseline), entries_of(baseline.runs)
     if not arguments.weak and (large := [text for loss, _, text in losses if loss > _TOO_WEAK]):
-        bound = rough_percent(_TOO_WEAK)
+        more = 2 * max(len(runs) for runs in entries.values())
         raise UsageError(
-            f"nothing was written: a loss of {bound} would not be found 19 times in 20: "
-            f"{listed(large, _MOST_NAMED)}; add runs (--runs 6 --resume FILE) while nothing else "
-            "runs, or longer ones (--run-seconds), or take it as it is with --weak"
+            f"nothing was written: a loss of {rough_percent(_TOO_WEAK)} would not be found 19 "
+            f"times in 20: {listed(large, _MOST_NAMED)}; add runs (--runs {more} --resume FILE) "
+            "while nothing else runs, or longer ones (--run-seconds), or take it with --weak"
         )
     write_new(output, baseline)
-    entries = entries_of(baseline.runs)
     until = "" if expires_on is None else f", valid until {expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
     if busy := busy_loads(baseline.runs):

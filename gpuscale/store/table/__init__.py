@@ -111,7 +111,7 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
     left_out = (
         *(f"the rows of {other}" for other in others),
         *(f"line {line}: {text}" for line, text in without.items()),
-        *(f"column '{each.header}': {why}" for each, why in unused_columns(columns, measure)),
+        *(f"column '{each.header}': {why}" for each, why in unused_columns(rows, columns, measure)),
     )
     return FiguresOfTable(figures, left_out, problems.in_order())
 

@@ -72,18 +72,28 @@ def is_no_value(text: str) -> bool:
 
 
 def unused_columns(
-    columns: Sequence[Column | None], measure: Column | None
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
 ) -> Iterator[tuple[Column, str]]:
     """The columns that figures are not made of, and why not."""
-    for column in columns:
+    for at, column in enumerate(columns):
         if column is None or measure is None or column is measure:
             continue
         if column.meaning == "skip":
-            yield column, "as --column asks"
+            alike: dict[object, set[str]] = defaultdict(set)
+            for row in rows:
+                alike[_name_of(row, columns), cell_of(row, columns, "gpus")].add(row.cells[at])
+            merged = any(len(texts) > 1 for texts in alike.values())
+            beside = "; rows that differ in nothing else count as repetitions" if merged else ""
+            yield column, f"as --column asks{beside}"
         elif column.meaning == "derived":
             yield column, "follows from the figures"
         elif column.meaning in MEASURES:
             yield column, f"'{measure.header}' says it better"
+
+
+def _name_of(row: Row, columns: Sequence[Column | None]) -> tuple[str, ...]:
+    named = zip(columns, row.cells, strict=True)
+    return tuple(text for column, text in named if column and column.meaning in NAMES)
 
 
 def signs_of_table(
@@ -112,7 +122,5 @@ def _is_credible(
             values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
             gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
             share = gpus if measure.meaning in TIMES else 1 / gpus
-            named = zip(columns, row.cells, strict=True)
-            case = tuple(text for column, text in named if column and column.meaning in NAMES)
-            by_case[case] += [value * share for value in values]
+            by_case[_name_of(row, columns)] += [value * share for value in values]
     return all(max(values) <= _MOST_APART * min(values) for values in by_case.values())
