@@ -386,6 +386,10 @@ def test_a_column_may_be_said_to_be_one_that_is_known() -> None:
     defaults = TableDefaults(strategy="ddp", batch_per_gpu=64, columns=columns)
     one, two = read("Aufbau;Karten;Bilder je Sekunde\nA 1.5;1;360\nB;2;700\n", defaults)
     assert [(one.case, one.samples_per_s), (two.case, two.gpus)] == [("A 1.5", 360), ("B", 2)]
+    bad = "n,images/s,global batch,case\n2,360,x,a\ny,360,64,a\n"
+    told = refusals(bad, TableDefaults())
+    assert ["found text 'x'" in told[0], "no strategy;" in told[1]] == [True, True]
+    assert ["found text 'y'" in told[2], "no strategy;" in told[3], len(told)] == [True, True, 4]
     told = refusals("Aufbau;Karten;images/s\nA;1;360\n")
     assert len(told) == 3
     assert "name one with --column HEADER=gpus" in told[0]

@@ -17,7 +17,7 @@ from gpuscale.cli.baseline import (
     measured_entries,
     span,
 )
-from gpuscale.cli.inputs import read_all_results
+from gpuscale.cli.inputs import each_run_once, read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
 from gpuscale.environment_diff import listed
@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     expires_on = last_valid_day(arguments, measured_at=recording.measured_at(results))
     baseline = replace(read, expires_on=expires_on or read.expires_on)
     if arguments.add:
-        results = _without_known(results, baseline)
+        known = recording.results_of(baseline)
+        results = each_run_once([*known, *results])[len(known) :]
     found = recording.proposals(baseline, results, beside=arguments.add)
     if not found and baseline == read:
         sys.stdout.write("nothing would change\n")
@@ -119,19 +120,6 @@ def _note_older_references(
         if left not in chosen and gpus == 1 and configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
             sys.stdout.write(f"note: {left.label} {why}\n")
-
-
-def _without_known(results: Sequence[Results], baseline: Baseline) -> list[Results]:
-    """The results without the runs that the baseline has already, whose number is printed."""
-    known = {run.identity for run in baseline.runs}
-    new = [
-        replace(each, runs=tuple(run for run in each.runs if run.identity not in known))
-        for each in results
-    ]
-    if repeated := sum(len(each.runs) for each in results) - sum(len(each.runs) for each in new):
-        has = counted(repeated, "run")
-        sys.stdout.write(f"left out: {has} that the baseline has already\n")
-    return new
 
 
 def added(

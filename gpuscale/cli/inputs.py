@@ -57,7 +57,7 @@ def read_all_results(
         read += results_of(content) if isinstance(content, Baseline) else [content]
     if one_curve:
         _refuse_other_faults(paths, read)
-    once = _each_run_once(read)
+    once = each_run_once(read)
     kept = [each for each in once if each.left_out is None]
     say_left_out(once, "" if kept else _ALONE)
     return kept or once
@@ -75,10 +75,10 @@ def read_content(path: Path) -> Results | Baseline:
     if isinstance(content, Baseline):
         return content
     say_left_out([content], _ALONE)
-    return _each_run_once([content])[0]
+    return each_run_once([content])[0]
 
 
-def _each_run_once(read: Sequence[Results]) -> list[Results]:
+def each_run_once(read: Sequence[Results]) -> list[Results]:
     """The results without runs that came before, whose number is said on standard error."""
     once = without_repeated(read)
     left_out = sum(len(results.runs) for results in read) - sum(len(its.runs) for its in once)
@@ -117,7 +117,7 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
         found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    files = [*zip(names, _each_run_once(found), strict=True)]
+    files = [*zip(names, each_run_once(found), strict=True)]
     left_out = [results for _, results in files if results.left_out]
     files = [(name, results) for name, results in files if not results.left_out]
     ahead = yet_to_come(files, datetime.now(UTC))

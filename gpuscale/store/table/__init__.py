@@ -190,7 +190,7 @@ def _measured(
 ) -> _Measured | None:
     """A row with what the options say of it; None if something of it is missing or bad."""
     defaults, gpus = table.defaults, cells.get("gpus")
-    share = cells.get("global_batch") or 0
+    share = (cells["global_batch"] or gpus or 1) if "global_batch" in cells else 0
     said: dict[str, Any] = {
         "case": ", ".join(filter(None, (cells.get("case", defaults.case), *cells.get("name", ())))),
         "strategy": cells.get("strategy", defaults.strategy),
@@ -234,8 +234,6 @@ def _missing_texts(
         yield "no number of GPUs; fill its cell, or give a number of GPUs there"
     if table.measure is not None and "measures" not in cells:
         yield "neither a time nor a throughput; fill its cell, or delete the row"
-    if missing and "global_batch" in cells:
-        missing = [name for name in missing if name != "batch_per_gpu"]
     if missing:
         names = " and no ".join(name.partition("_")[0] for name in missing)
         options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
