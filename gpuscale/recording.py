@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gpuscale.errors import UsageError
+from gpuscale.history import left_out_of
 from gpuscale.records import Configuration, EntryKey, Environment, GpuDevice, Results, Run
 from gpuscale.records.baseline import Baseline, BaselineChange, Hardware
 from gpuscale.records.run import without_repeated, without_windows
@@ -169,12 +170,18 @@ class Proposal:
         return (f"{label}@{gpus}", f"{case}@{gpus}", label, case)
 
 
-def proposals(baseline: Baseline, results: Sequence[Results]) -> tuple[Proposal, ...]:
-    """The entries of the results that the baseline has otherwise, in its order, then new ones."""
+def proposals(
+    baseline: Baseline, results: Sequence[Results], *, beside: bool = False
+) -> tuple[Proposal, ...]:
+    """The entries of the results that the baseline has otherwise, in its order, then new ones.
+
+    Their runs take the place of those that the baseline has, or stand `beside` them.
+    """
     entries, known = entries_of(_valid_runs(results)), entries_of(baseline.runs)
     found = []
     for entry in [entry for entry in {**known, **entries} if entry in entries]:
-        old, new = tuple(known.get(entry, ())), tuple(entries[entry])
+        old = tuple(known.get(entry, ()))
+        new = (*(old if beside else ()), *entries[entry])
         _refuse_mixed_workloads(entry, new, entries)
         if _identities(old) != _identities(new):
             label, obstacle = _entry_label(entry, {**entries, **known}), ""
@@ -213,7 +220,8 @@ def revised(
     """The baseline with the changes (at least one), and what was there before in its history."""
     entries = {**entries_of(baseline.runs), **{change.entry: change.new for change in changes}}
     runs = tuple(run for its in entries.values() for run in its)
-    replaced = tuple(run for change in changes for run in change.old)
+    gone_from = (change for change in changes if change.new[: len(change.old)] != change.old)
+    replaced = tuple(run for change in gone_from for run in change.old)
     unused = {run.allocation for run in replaced} - {run.allocation for run in runs}
     gone = {name: its for name, its in baseline.environments.items() if name in unused}
     kept = [Run(**{name: getattr(run, name) for name in _IN_HISTORY}) for run in replaced]
@@ -275,6 +283,11 @@ def _chosen(
 
 def _valid_runs(results: Sequence[Results]) -> list[Run]:
     """The valid runs as a baseline keeps them, each with its allocation; refuses injected ones."""
+    if left_out := ", ".join(left_out_of(results)):
+        raise UsageError(
+            f"left out: {left_out}; nothing is compared with such a night before 'gpuscale "
+            "leave-out --undo NIGHT' takes it back"
+        )
     injections = dict.fromkeys(text for result in results for text in result.injections)
     if injections:
         raise UsageError(

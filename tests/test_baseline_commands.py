@@ -219,3 +219,109 @@ def test_who_leaves_the_question_open_changes_nothing(shell: Shell) -> None:
     assert code == 3, shown
     assert "nothing was written" in shown
     assert path.read_bytes() == before
+
+
+def added(*names: str) -> Sequence[str]:
+    return ("baseline", "update", "--add", "b.json", *(f"{name}.jsonl" for name in names))
+
+
+def of_factor(factor: float, runs: int = 3) -> dict[int, Sequence[float]]:
+    """Runs that differ by 0.2%, of which those on 2 GPUs take so many times as long."""
+    times = (1.0, 1.002, 0.998)[:runs]
+    return {1: times, 2: [1.1 * factor * each for each in times]}
+
+
+def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> None:
+    path = shell.recorded("--expires", "2090-01-01")
+    before = read_baseline(path)
+    shell.write("second", measured(of_factor(1.001), job_id="18"))
+    shell.write("third", measured(of_factor(0.999), job_id="19"))
+    repeated = "gpuscale: left out: 12 repeated runs; each counts once\n"
+    assert shell(*added("night")) == Answer(0, "nothing would change\n", repeated)
+    answer = shell(*added("night", "second", "third"), "--reason", "more nights")
+    assert answer.code == 0, answer.err
+    assert answer.err == repeated
+    assert "6 runs in 1 allocation → 12 runs in 3 allocations" in answer.out
+    after = read_baseline(path)
+    assert (after.expires_on, after.cluster) == (before.expires_on, "Here")
+    assert all(run in after.runs for run in before.runs)
+    assert [*after.environments] == ["17", "18", "19"]
+    (change,) = after.history
+    assert (change.reason, change.replaced) == ("more nights: 12 runs added, of 18, 19", ())
+    last = shell.write("last", measured(of_factor(1.0), job_id="20"))
+    compared = " ".join(shell("compare", "b.json", str(last)).out.split())
+    assert "jobs 17, 18, 19, 12 runs a row" in compared, compared
+    assert shell(*added("second")).out.endswith("nothing would change\n")
+    assert read_baseline(path) == after
+
+
+def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    for number, factor in enumerate((1.0, 1.0, 1.12, 1.0), start=20):
+        shell.write(f"n{number}", measured(of_factor(factor), job_id=str(number)))
+    answer = shell(*added("n20", "n21", "n22", "n23"))
+    assert answer.code == 3
+    assert "mnist_cnn/ddp on 2 GPUs regressed in 22: added, it would hide" in answer.out
+    assert "nothing was written; approve with --reason TEXT and --accept all, or" in answer.out
+    assert path.read_bytes() == before
+    assert shell(*added("n20", "n21", "n23")).code == 0
+    assert shell(*added("n22"), "--accept", "all").code == 2
+    assert shell(*added("n22"), "--accept", "all", "--reason", "new NCCL").code == 0
+    assert len(read_baseline(path).history) == 2
+
+
+def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
+    path = shell.recorded()
+    before = path.read_bytes()
+    shell.write("new", measured({1: (1.0,), 2: (1.1,), 4: (0.6, 0.601, 0.602)}, job_id="30"))
+    halved = measured(of_factor(1.0), job_id="31")
+    half = [replace(run, batch_per_gpu=64) for run in halved.runs]
+    shell.write("half", replace(halved, runs=tuple(half)))
+    shell.write("other", replace(halved, environment=environment("NVIDIA A100-SXM4")))
+    shell.write("faulty", replace(halved, injections=("data=5ms",)))
+    for name, why in (("half", "different samples"), ("other", "A100"), ("faulty", "on purpose")):
+        answer = shell(*added(name))
+        assert (answer.code, len(answer.err.splitlines())) == (2, 1)
+        assert why in answer.err
+    assert path.read_bytes() == before
+    answer = shell(*added("new"))
+    assert answer.code == 3
+    assert "2 of 3 changes written" in answer.out
+    assert {run.gpus for run in read_baseline(path).runs} == {1, 2}
+    assert shell(*added("new"), "--accept", "mnist_cnn@4", "--reason", "r").code == 0
+    assert {run.gpus for run in read_baseline(path).runs} == {1, 2, 4}
+
+
+def test_a_baseline_that_could_find_no_loss_worth_finding_is_not_written_unasked(
+    shell: Shell,
+) -> None:
+    shell.write("noisy", measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1"))
+    command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
+    answer = shell(*command)
+    assert answer.code == 2
+    assert "a loss of 20 % would not be found 19 times in 20: mnist_cnn/ddp on" in answer.err
+    assert "with --weak" in answer.err
+    assert not (shell.folder / "a").exists()
+    answer = shell(*command, "--weak")
+    assert answer.code == 0
+    assert "warning: against this baseline only large losses can be found" in answer.err
+    assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
+
+
+def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shell) -> None:
+    shell.recorded()
+    earlier = measured(SLOWER, job_id="16")
+    runs = tuple(replace(run, started_at_s=1.6e9) for run in earlier.runs)
+    (shell.folder / "earlier.jsonl").write_text(results_text(replace(earlier, runs=runs)))
+    advised = shell("compare", "b.json", "earlier.jsonl").out
+    assert "give the earlier results first" in " ".join(advised.split())
+    answer = shell("compare", "earlier.jsonl", "b.json")
+    assert (answer.code, answer.err) == (0, "")
+    assert "now       b.json: node1" in answer.out
+    assert shell("compare", "b.json", "b.json").code == 2
+    baselines = Path(__file__).parent.parent / "baselines"
+    published = str(next(baselines.glob("*.json")))
+    refused = shell("compare", "earlier.jsonl", published)
+    assert refused.code == 2
+    assert "has no measured runs; give it first" in refused.err

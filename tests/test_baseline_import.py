@@ -1,6 +1,7 @@
 """Tables that people keep by hand: what is read, and how a wrong cell is named."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
         ("n,time\n,145\n", "line 2: no number of GPUs; fill its cell"),
         ("n,time\n1,145,7\n", "line 2: 3 cells under 2 headers (line 1); give each header its"),
         ('n,time\n1,"145\n', "line 2: this is no line of a table: unexpected end of data"),
-        ("n,time,colour\n1,145,red\n", "line 1: column 'colour': not a column that is known"),
+        ("n,time,colour\n1,145,red\n", "line 1: column 'colour': not known; make it part of the"),
         ("n,time,runtime\n1,145,145\n", "line 1: column 'runtime': means the same as 'time'"),
         ("n,nodes\n1,1\n", "line 1: expected a column of times or of throughput, found none"),
         (
@@ -153,7 +154,10 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
         ("n,time,nodes\n8,9,1\n", "line 2: 8 GPUs are not on 1 node of 4 GPUs; correct one of"),
         ("n,time,global batch\n3,9,256\n", "line 2: a global batch of 256 does not go evenly on 3"),
         ("n,time\n", "line 1: the table has no rows"),
-        ("time\n1\n", "line 1: no table has a column 'gpus' (or 'n'); docs/baselines.md shows one"),
+        (
+            "time\n1\n",
+            "line 1: no table has a column 'gpus' (or 'n'); name one with --column HEADER=gpus",
+        ),
         ("", "line 1: no table has a column 'gpus'"),
         (
             "|n|time|\n|-|-|\n|1|2|\n\n|n|time|\n|-|-|\n|1|2|\n",
@@ -163,7 +167,7 @@ def test_columns_that_follow_from_the_others_are_left_out_and_named() -> None:
     ],
 )
 def test_what_cannot_be_read_is_named_by_line_and_column(text: str, message: str) -> None:
-    assert refusal(text).startswith(message)
+    assert refusals(text)[0].startswith(message)
 
 
 def test_what_neither_table_nor_options_say_is_asked_for() -> None:
@@ -312,7 +316,9 @@ def test_all_problems_are_told_in_one_go_and_nothing_is_written(
     assert main(asked) == 2
     out, err = capsys.readouterr()
     assert not out
-    assert [line.split(":")[2] for line in err.splitlines()] == ["1", "2", "3", "4", "6"]
+    assert [line.split(":")[2] for line in err.splitlines()] == ["1", "2", "2", "3", "4"]
+    assert "no batch" in err
+    assert "(lines 3, 6 too)" in err
     assert not output.exists()
     table.write_text("n,img/s\n1,390\n1,392\n2,nan\n")
     assert main([*asked, "--batch-per-gpu", "256"]) == 0
@@ -322,3 +328,68 @@ def test_all_problems_are_told_in_one_go_and_nothing_is_written(
     table.write_text("n,img/s\n" + "1,390\n" * 20)
     assert main([*asked[:-4], "-o", str(tmp_path / "b.json")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+OF_A_CENTRE = """| Benchmark | Framework | Cluster | GPUs | Date | Img/sec |
+|---|---|---|---|---|---|
+| DDP, made data | Torch 1.9+cu1 | north | 1 | 2031-05-18 | 700.5 |
+| DDP, made data | Torch 1.9+cu1 | north | 4 | 2031-05-18 | 2700.25 |
+| DDP, made data | Torch 1.9+cu1 | south | 1 | 2031-05-18 | 300.5 |
+| Other, files | Torch 1.9+cu1 | south | 8 | 2031-05-18 | ERROR |
+| DDP, made data | Torch 2.0+cu2 | south | 1 | 2032-05-08 | 330.5 |
+"""
+OPTION = r"--column ('[^']*'|[^' ]+)"
+
+
+def test_the_option_that_the_message_prints_takes_a_column_that_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "results.md"
+    table.write_text(OF_A_CENTRE.replace("Framework", "Soft ware = $it"))
+    asked = ["baseline", "import", str(table), "--cluster", "South", "--source", "the centre"]
+    asked += ["--strategy", "ddp", "--batch-per-gpu", "32"]
+    assert main([*asked, "-o", str(tmp_path / "none.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    named, skipped = (shlex.split(f"--column {text}")[:2] for text in re.findall(OPTION, line))
+    assert main([*asked, *named, "-o", str(tmp_path / "named.json")]) == 0
+    found = read_baseline(tmp_path / "named.json").published
+    assert [(each.case, each.samples_per_s) for each in found] == [
+        ("DDP, made data, Torch 1.9+cu1", 300.5),
+        ("DDP, made data, Torch 2.0+cu2", 330.5),
+    ]
+    assert main([*asked, *skipped, "-o", str(tmp_path / "skipped.json")]) == 0
+    (figure,) = read_baseline(tmp_path / "skipped.json").published
+    assert (figure.case, figure.runs, len(figure.nights)) == ("DDP, made data", 2, 2)
+    assert (
+        "left out column 'Soft ware = $it': as --column asks; rows that differ in nothing"
+        in capsys.readouterr().out
+    )
+
+
+def test_problems_that_others_hid_are_told_in_the_same_go() -> None:
+    bare = TableDefaults(cluster="nroth", columns={"colour": "skip", "GPUs": "tint"})
+    told = refusals(OF_A_CENTRE, bare)
+    assert [message.split(":")[0] for message in told] == ["line 1"] * 4
+    assert "'tint' is neither name nor skip nor a header that is known" in told[-2]
+    assert "--column: no column is 'colour'; there are 'Benchmark'" in told[-1]
+    told = refusals(OF_A_CENTRE, TableDefaults(cluster="nroth"))
+    assert "column 'Framework': not known" in told[0]
+    assert "no row is of 'nroth'; choose one of 'north', 'south'" in told[1]
+    assert len([text for text in told if "no strategy and no batch" in text]) == 4
+    told = refusals(OF_A_CENTRE.replace("Img/sec", "Speed"), TableDefaults(cluster="south"))
+    assert ["'Speed': not known" in told[1], "found none" in told[2]] == [True, True]
+    assert "no strategy and no batch" in told[-1]
+
+
+def test_a_column_may_be_said_to_be_one_that_is_known() -> None:
+    columns = {"Karten": "gpus", "Bilder je Sekunde": "images/s", "Aufbau": "name"}
+    defaults = TableDefaults(strategy="ddp", batch_per_gpu=64, columns=columns)
+    one, two = read("Aufbau;Karten;Bilder je Sekunde\nA 1.5;1;360\nB;2;700\n", defaults)
+    assert [(one.case, one.samples_per_s), (two.case, two.gpus)] == [("A 1.5", 360), ("B", 2)]
+    bad = "n,images/s,global batch,case\n2,360,x,a\ny,360,64,a\n"
+    told = refusals(bad, TableDefaults())
+    assert ["found text 'x'" in told[0], "no strategy;" in told[1]] == [True, True]
+    assert ["found text 'y'" in told[2], "no strategy;" in told[3], len(told)] == [True, True, 4]
+    told = refusals("Aufbau;Karten;images/s\nA;1;360\n")
+    assert len(told) == 3
+    assert "name one with --column HEADER=gpus" in told[0]

@@ -518,6 +518,7 @@ def test_a_baseline_is_recorded_in_the_words_as_before(folder: Path) -> None:
         given(*record, "night.jsonl", "-o", "b.json", "--gpus", "1,4", "--case", "mnist_cnn"),
         given(*record, "night.jsonl", "-o", "c.json", "--case", "resnet50"),
         given(*record, "noisy.jsonl", "-o", "d.json"),
+        given(*record, "noisy.jsonl", "-o", "d.json", "--weak"),
         given(*record, "short.jsonl", "-o", "e.json"),
         given(*record, "injected.jsonl", "-o", "f.json"),
         given("baseline", "show", "a.json"),

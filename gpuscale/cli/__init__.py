@@ -26,6 +26,7 @@ _COMMANDS = (
     ("report", "write one HTML page of results: verdict, rows, GPUs, nights and machines"),
     ("plot", "draw results, a baseline or nights as a picture"),
     ("history", "show when rows changed over the nights, and what else changed then"),
+    ("leave-out", "leave a bad night out of what others are compared with, or take it back"),
     ("export", "write results as files of TensorBoard, Otava or a trace viewer"),
     ("baseline", "make a baseline, show it, and keep it true"),
     ("doctor", "look at this machine's GPUs: what they offer, and what is wrong with them"),
@@ -143,5 +144,5 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", required=True, metavar="COMMAND", parser_class=_Parser
     )
     for name, summary in _COMMANDS:
-        commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name}"
+        commands.add_parser(name, help=summary).module = f"gpuscale.cli.{name.replace('-', '_')}"
     return parser

@@ -2,19 +2,25 @@
 
 import argparse
 import getpass
+import math
 import re
 import sys
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gpuscale.compare import compare
 from gpuscale.compare.matching import Entry, side_of_baseline
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.recording import EntryId
+from gpuscale.recording import EntryId, entries_of, results_of
 from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
-from gpuscale.store import read_baseline
+from gpuscale.reports.show.baseline_text import baseline_text, step_time_text
+from gpuscale.store import read_baseline, write_baseline
+from gpuscale.store.files import file_errors
+from gpuscale.units import rough_percent
 
 _ACTIONS = (
     ("record", "make a baseline of measured results"),
@@ -46,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a baseline: `gpuscale baseline show`."""
     from gpuscale.reports.screen import columns_of
-    from gpuscale.reports.show.baseline_text import baseline_text
 
     baseline = read_baseline(Path(arguments.file))
     text = baseline_text(baseline, date.today(), columns=columns_of(sys.stdout))
@@ -76,6 +81,13 @@ def new_baseline(arguments: argparse.Namespace) -> tuple[Path, str]:
     if output.exists():
         raise FileError(output, "exists already; choose another name, or delete it")
     return output, output.stem if arguments.name is None else arguments.name
+
+
+def write_new(path: Path, baseline: Baseline) -> None:
+    """Write a new baseline file, and make its folder if there is none."""
+    with file_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_baseline(path, baseline)
 
 
 def login_name() -> str | None:
@@ -115,3 +127,32 @@ def measured_entries(baseline: Baseline) -> dict[EntryId, Entry]:
         EntryId(entry.point.configuration, entry.point.key.gpus): entry
         for entry in side_of_baseline(baseline).entries
     }
+
+
+def detectable_losses(baseline: Baseline) -> list[tuple[float, str, str]]:
+    """The smallest loss that as many runs would find of each entry, the largest first.
+
+    Beside it stand its label and a text for a warning; infinite is none at all.
+    """
+    runs = entries_of(baseline.runs)
+    found = []
+    for entry in compare(baseline, results_of(baseline)).entries:
+        if entry.configuration is not None:
+            loss = entry.minimum_detectable_loss
+            loss, named = (math.inf, "none") if loss is None else (loss, f"from {_size(loss)}")
+            time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
+            label = entry.key.label
+            found.append((loss, label, f"{label} {named} (step time {time})"))
+    return sorted(found, key=lambda each: -each[0])
+
+
+def span(losses: Sequence[tuple[float, str, str]]) -> str:
+    """`4.3 % (mnist_cnn/ddp on 4 GPUs) to 6.2 % (mnist_cnn/ddp on 1 GPU)` of detectable losses."""
+    (largest, at_largest, _), (smallest, at_smallest, _) = losses[0], losses[-1]
+    if _size(largest) == _size(smallest):
+        return _size(smallest)
+    return f"{_size(smallest)} ({at_smallest}) to {_size(largest)} ({at_largest})"
+
+
+def _size(loss: float) -> str:
+    return "none" if math.isinf(loss) else rough_percent(loss)

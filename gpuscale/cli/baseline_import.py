@@ -9,12 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuscale.cli.baseline import add_output, new_baseline
+from gpuscale.cli.baseline import add_output, new_baseline, write_new
 from gpuscale.environment_diff import listed
-from gpuscale.errors import DecodeError, ExitCode
+from gpuscale.errors import DecodeError, ExitCode, UsageError
 from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
-from gpuscale.store import write_baseline
 from gpuscale.store.files import file_error, read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
 from gpuscale.units import counted
@@ -47,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-per-gpu", metavar="N", type=int, help="their batch per GPU")
     text = "their nodes (default: by --gpus-per-node, else 1)"
     add("--nodes", metavar="N", type=int, help=text)
+    text = (
+        "what a column is whose header is not known: part of the row's name, left out, or what a "
+        "known header says; may be given several times"
+    )
+    what = "HEADER=name|skip|KNOWN"
+    add("--column", dest="columns", metavar=what, type=_column, action="append", help=text)
     add("--timed", choices=("job", "training_loop", "epoch"), help="what the times span")
     text = "how many first times of each night the source leaves out (default: 0)"
     add("--discard-first", metavar="N", type=int, default=0, help=text)
@@ -55,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the baseline file and say what is in it."""
     output, name = new_baseline(arguments)
-    hardware = _asked_for(Hardware, arguments)
+    arguments.columns = dict(arguments.columns or ())
+    try:
+        hardware = _asked_for(Hardware, arguments)
+    except ValueError as refusal:
+        raise UsageError(str(refusal)) from None
     defaults = _asked_for(TableDefaults, arguments)
     path = Path(arguments.table)
     table = read_with(path, lambda text: figures_from_table(text, defaults, hardware))
@@ -71,11 +80,18 @@ def run(arguments: argparse.Namespace) -> int:
         published=table.figures,
         source=_asked_for(Source, arguments),
     )
-    write_baseline(output, baseline)
+    write_new(output, baseline)
     made = counted(len(table.figures), "published figure")
     sys.stdout.write(f"{output}: {made}\n")
     sys.stdout.writelines(f"note: left out {escaped(each)}\n" for each in table.left_out)
     return ExitCode.OK
+
+
+def _column(text: str) -> tuple[str, str]:
+    header, _, meaning = (part.strip() for part in text.rpartition("="))
+    if not header or not meaning:
+        raise UsageError(f"--column: '{text}' is not like Framework=name or Framework=skip")
+    return header, meaning
 
 
 def _told_once(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
@@ -85,7 +101,8 @@ def _told_once(problems: Sequence[DecodeError]) -> Iterator[DecodeError]:
         lines[problem.place, problem.problem].append(problem.line or 1)
     for (place, text), (first, *others) in lines.items():
         also = listed([*map(str, others)], _MOST_LINES)
-        told = f"{text} (lines {also} too)" if others else text
+        word = "line" if len(others) == 1 else "lines"
+        told = f"{text} ({word} {also} too)" if others else text
         yield DecodeError(place, told, line=first)
 
 

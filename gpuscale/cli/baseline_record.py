@@ -1,34 +1,38 @@
 """`gpuscale baseline record`: measured results become the reference."""
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cli.baseline import add_expiry, add_output, last_valid_day, login_name, new_baseline
+from gpuscale.cli.baseline import (
+    add_expiry,
+    add_output,
+    detectable_losses,
+    last_valid_day,
+    login_name,
+    new_baseline,
+    span,
+    write_new,
+)
 from gpuscale.cli.inputs import add_selection, read_all_results
-from gpuscale.compare import compare
 from gpuscale.environment_diff import listed
-from gpuscale.errors import ExitCode
+from gpuscale.errors import ExitCode, UsageError
 from gpuscale.recording import (
     MINIMUM_RUNS,
-    EntryId,
     baseline_from_results,
     entries_of,
     measured_at,
-    results_of,
 )
-from gpuscale.records import Baseline
 from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
-from gpuscale.reports.show.baseline_text import step_time_text
-from gpuscale.store import write_baseline
 from gpuscale.units import rough_percent
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""
+_TOO_WEAK = 0.2
+"""One from which it is of less use than a published figure, whose widest tolerance this is."""
 _MOST_NAMED = 5
 
 
@@ -40,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
     add_output(parser)
     add_selection(parser, "take")
+    text = f"also write one that finds no loss up to {rough_percent(_TOO_WEAK)}%"
+    parser.add_argument("--weak", action="store_true", help=text)
     add_expiry(parser)
 
 
@@ -56,8 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
         gpus=arguments.gpus,
     )
     baseline = replace(baseline, recorded_by=login_name(), expires_on=expires_on)
-    write_baseline(output, baseline)
-    entries = entries_of(baseline.runs)
+    losses, entries = detectable_losses(baseline), entries_of(baseline.runs)
+    if not arguments.weak and (large := [text for loss, _, text in losses if loss > _TOO_WEAK]):
+        more = 2 * max(len(runs) for runs in entries.values())
+        raise UsageError(
+            f"nothing was written: a loss of {rough_percent(_TOO_WEAK)} would not be found 19 "
+            f"times in 20: {listed(large, _MOST_NAMED)}; add runs (--runs {more} --resume FILE) "
+            "while nothing else runs, or longer ones (--run-seconds), or take it with --weak"
+        )
+    write_new(output, baseline)
     until = "" if expires_on is None else f", valid until {expires_on}"
     sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
     if busy := busy_loads(baseline.runs):
@@ -66,12 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"({load_text(busy[0])}), which blurs what later nights are compared with; measure "
             "them again while nothing else runs\n"
         )
-    losses = _detectable_losses(baseline)
-    (largest, at_largest, _), (smallest, at_smallest, _) = losses[0], losses[-1]
-    span = _size(smallest)
-    if _size(largest) != span:
-        span += f" ({at_smallest}) to {_size(largest)} ({at_largest})"
-    sys.stdout.write(f"the smallest loss that as many runs again would find: {span}\n")
+    sys.stdout.write(f"the smallest loss that as many runs again would find: {span(losses)}\n")
     if weak := [text for loss, _, text in losses if loss > _WEAK]:
         sys.stderr.write(
             "gpuscale: warning: against this baseline only large losses can be found: "
@@ -80,24 +88,3 @@ def run(arguments: argparse.Namespace) -> int:
             "runs\n"
         )
     return ExitCode.OK
-
-
-def _detectable_losses(baseline: Baseline) -> list[tuple[float, str, str]]:
-    """The smallest loss that as many runs would find of each entry, the largest first.
-
-    Beside it stand its label and a text for a warning; infinite is none at all.
-    """
-    runs = entries_of(baseline.runs)
-    found = []
-    for entry in compare(baseline, results_of(baseline)).entries:
-        if entry.configuration is not None:
-            loss = entry.minimum_detectable_loss
-            loss, named = (math.inf, "none") if loss is None else (loss, f"from {_size(loss)}")
-            time = step_time_text(runs[EntryId(entry.configuration, entry.key.gpus)])
-            label = entry.key.label
-            found.append((loss, label, f"{label} {named} (step time {time})"))
-    return sorted(found, key=lambda each: -each[0])
-
-
-def _size(loss: float) -> str:
-    return "none" if math.isinf(loss) else rough_percent(loss)

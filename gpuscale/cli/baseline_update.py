@@ -9,16 +9,27 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale import recording
-from gpuscale.cli.baseline import add_expiry, last_valid_day, login_name, measured_entries
-from gpuscale.cli.inputs import read_all_results
+from gpuscale.cli.baseline import (
+    add_expiry,
+    detectable_losses,
+    last_valid_day,
+    login_name,
+    measured_entries,
+    span,
+)
+from gpuscale.cli.inputs import each_run_once, read_all_results
 from gpuscale.compare import compare
 from gpuscale.compare.hardware import machine_mismatch
+from gpuscale.environment_diff import listed
 from gpuscale.errors import ExitCode, FileError, UsageError
 from gpuscale.printable import clean
-from gpuscale.records import Baseline, Results
-from gpuscale.reports.reason_words import statement_text
+from gpuscale.records import Baseline, Results, Verdict
+from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
+from gpuscale.units import counted
+
+_MOST_NAMED = 5
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
@@ -34,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("baseline", metavar="BASELINE", help="the baseline file to change")
     parser.add_argument("results", metavar="RESULTS", nargs="+", help="results files")
+    text = (
+        "add the runs beside those that the baseline has; a row that regressed or improved, or is "
+        "new, must be approved"
+    )
+    parser.add_argument("--add", action="store_true", help=text)
     text = "approve this change, or 'all'; may be given several times"
     parser.add_argument("--accept", metavar="CASE[/STRATEGY][@GPUS]", action="append", help=text)
     parser.add_argument("--reason", metavar="TEXT", help="why, for the file's history")
@@ -53,7 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     expires_on = last_valid_day(arguments, measured_at=recording.measured_at(results))
     baseline = replace(read, expires_on=expires_on or read.expires_on)
-    found = recording.proposals(baseline, results)
+    if arguments.add:
+        known = recording.results_of(baseline)
+        results = each_run_once([*known, *results])[len(known) :]
+    found = recording.proposals(baseline, results, beside=arguments.add)
     if not found and baseline == read:
         sys.stdout.write("nothing would change\n")
         return ExitCode.OK
@@ -81,14 +100,58 @@ def run(arguments: argparse.Namespace) -> int:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
     sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")
+    if arguments.add:
+        before, now = (span(detectable_losses(each)) for each in (baseline, after))
+        sys.stdout.write(
+            f"the smallest loss that as many runs again would find: {now}; before: {before}\n"
+        )
+    else:
+        _note_older_references(found, chosen)
+    by_all = arguments.add or recording.EVERYTHING in (arguments.accept or ())
+    return ExitCode.INCONCLUSIVE if by_all and len(chosen) < len(found) else ExitCode.OK
+
+
+def _note_older_references(
+    found: Sequence[recording.Proposal], chosen: Sequence[recording.Proposal]
+) -> None:
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in found:
         (configuration, gpus) = left.entry
         if left not in chosen and gpus == 1 and configuration in changed:
             why = "stays as it was: speedups are now over runs of another time"
             sys.stdout.write(f"note: {left.label} {why}\n")
-    left_by_all = recording.EVERYTHING in (arguments.accept or ()) and len(chosen) < len(found)
-    return ExitCode.INCONCLUSIVE if left_by_all else ExitCode.OK
+
+
+def added(
+    baseline: Baseline,
+    found: Sequence[recording.Proposal],
+    approved: Sequence[recording.Proposal],
+    results: Sequence[Results],
+) -> tuple[tuple[recording.Proposal, ...], str]:
+    """The proposals to be added, and their runs in words; none if a row changed unapproved.
+
+    Each night is judged by itself: a good one beside it would hide what it lost.
+    """
+    changed: dict[recording.EntryId, str] = {}
+    runs = {run.identity: each.allocation_of(run) for each in results for run in each.runs}
+    for night in dict.fromkeys(runs.values()):
+        its = [
+            replace(each, runs=tuple(run for run in each.runs if runs[run.identity] == night))
+            for each in results
+        ]
+        for entry in compare(baseline, its).entries:
+            if entry.verdict is Verdict.INCOMPARABLE:
+                raise UsageError(f"{entry.key.label} in {night}: {reason_text(entry)}")
+            if entry.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and entry.configuration:
+                row = recording.EntryId(entry.configuration, entry.key.gpus)
+                changed[row] = f"{entry.key.label} {entry.verdict} in {night}"
+    if left := [changed[p.entry] for p in found if p.entry in changed and p not in approved]:
+        why = "added, it would hide or bless what changed"
+        sys.stdout.write(f"{listed(left, _MOST_NAMED)}: {why}\n")
+        return (), ""
+    chosen = tuple(p for p in found if not p.obstacle and (p.old or p in approved))
+    count = counted(sum(len(p.new) - len(p.old) for p in chosen), "run")
+    return chosen, f"{count} added, of {listed([*dict.fromkeys(runs.values())], _MOST_NAMED)}"
 
 
 def _approved(
@@ -110,7 +173,10 @@ def _approved(
     ]
     text = changes_text(changes, baseline, everything, compare(baseline, results))
     sys.stdout.write(f"{text}\n\n")
-    if not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
+    if arguments.add:
+        chosen, runs = added(baseline, found, chosen, results)
+        reason = f"{reason}: {runs}" if reason else runs
+    elif not arguments.accept and sys.stdin.isatty() and sys.stdout.isatty():
         chosen = _asked(found)
         reason = reason or (clean(_answer("reason, for the file's history: ")) if chosen else "")
     return chosen, reason

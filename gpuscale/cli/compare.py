@@ -17,6 +17,7 @@ from gpuscale.cli.inputs import (
     read_content,
     read_nights,
     refuse_as_both_sides,
+    say_left_out,
     without_collecting,
 )
 from gpuscale.compare import compare
@@ -81,8 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     paths = files or [newest_input(RESULTS_FOLDER)]
     spare_inputs(outputs, [before, *paths])
     refuse_as_both_sides(before, paths)
-    results = read_all_results(paths)
-    nights = None if arguments.history is None else earlier_nights(read_nights([before]), results)
+    results = read_all_results(paths, or_baselines=True)
+    read = [] if arguments.history is None else read_nights([before])
+    say_left_out(read)
+    nights = None if arguments.history is None else earlier_nights(read, results)
     if nights and nights.later:
         later = counted(nights.later, "night")
         sys.stderr.write(f"gpuscale: --history: left out: {later} that began after these results\n")

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from gpuscale.cli.inputs import newest_input, read_all_results, read_nights
+from gpuscale.cli.inputs import newest_input, read_all_results, read_nights, say_left_out
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.exports import EXPORTS
 from gpuscale.printable import visible
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{visible(str(target))} {problem}")
     if export.of_nights:
         results = read_nights(paths or [RESULTS_FOLDER])
+        say_left_out(results)
     else:
         results = read_all_results(paths or [newest_input(RESULTS_FOLDER)])
     write: Callable[[Path, Sequence[Results]], str] = import_module(

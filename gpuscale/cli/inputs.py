@@ -15,14 +15,17 @@ from msgspec.structs import replace
 
 from gpuscale.cases import TrainingCase, refuse_unusable
 from gpuscale.errors import FileError, UsageError
+from gpuscale.history import left_out_of
 from gpuscale.history.night_order import doubts, yet_to_come
 from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
+from gpuscale.recording import results_of
 from gpuscale.records import Baseline, Results, Run, without_repeated
 from gpuscale.reports.phrases import age_text, counted
 from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 
+_ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
 
 
@@ -39,18 +42,43 @@ def without_collecting() -> Iterator[None]:
         gc.enable()
 
 
-def read_all_results(paths: Sequence[Path]) -> list[Results]:
-    """The results in some files, each run once."""
-    return _each_run_once([read_results(path) for path in paths])
+def read_all_results(
+    paths: Sequence[Path], *, or_baselines: bool = False, one_curve: bool = False
+) -> list[Results]:
+    """The results in some files, each run once, or those that baselines among them were made of.
+
+    For `one_curve` none may have faults made on purpose that others do not have.
+    """
+    read: list[Results] = []
+    for path in paths:
+        content = read_any(path) if or_baselines else read_results(path)
+        if isinstance(content, Baseline) and not content.runs:
+            raise FileError(path, "has no measured runs; give it first, before the results")
+        read += results_of(content) if isinstance(content, Baseline) else [content]
+    if one_curve:
+        _refuse_other_faults(paths, read)
+    once = each_run_once(read)
+    kept = [each for each in once if each.left_out is None]
+    say_left_out(once, "" if kept else _ALONE)
+    return kept or once
+
+
+def say_left_out(read: Iterable[Results], remark: str = "") -> None:
+    """Name the nights that somebody left out on standard error."""
+    for night in left_out_of(read):
+        sys.stderr.write(f"gpuscale: left out: {night}{remark}\n")
 
 
 def read_content(path: Path) -> Results | Baseline:
     """The baseline in a file, or the results with each run once."""
     content = read_any(path)
-    return content if isinstance(content, Baseline) else _each_run_once([content])[0]
+    if isinstance(content, Baseline):
+        return content
+    say_left_out([content], _ALONE)
+    return each_run_once([content])[0]
 
 
-def _each_run_once(read: Sequence[Results]) -> list[Results]:
+def each_run_once(read: Sequence[Results]) -> list[Results]:
     """The results without runs that came before, whose number is said on standard error."""
     once = without_repeated(read)
     left_out = sum(len(results.runs) for results in read) - sum(len(its.runs) for its in once)
@@ -65,8 +93,9 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     """The results in files and below folders; each run once, though a night's bundle repeats it.
 
     What cannot be read of a folder, was measured with faults on purpose, or is dated in the future
-    is named on standard error and left out; a file whose clock must have been wrong is named. A
-    FileError where nothing is left, or a file that was named is damaged.
+    is named on standard error and left out; a file whose clock must have been wrong is named. The
+    nights that somebody left out come last, for whoever names them. A FileError if nothing is left,
+    or a file that was named is damaged.
     """
     names: list[str] = []
     found: list[Results] = []
@@ -88,7 +117,9 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
         found.append(results)
     if not found:
         raise FileError(paths[0], "there are no results here; name the folder of the nights")
-    files = [*zip(names, _each_run_once(found), strict=True)]
+    files = [*zip(names, each_run_once(found), strict=True)]
+    left_out = [results for _, results in files if results.left_out]
+    files = [(name, results) for name, results in files if not results.left_out]
     ahead = yet_to_come(files, datetime.now(UTC))
     for name, began in ahead.items():
         problem = f"began on {began:%Y-%m-%d}, which is yet to come: was a clock wrong?"
@@ -96,7 +127,15 @@ def read_nights(paths: Sequence[Path]) -> list[Results]:
     files = [(name, results) for name, results in files if name not in ahead]
     for doubt in doubts(files):
         sys.stderr.write(f"gpuscale: {doubt}\n")
-    return [results for _, results in files]
+    return [*(results for _, results in files), *left_out]
+
+
+def results_file(path: Path) -> Path:
+    """The results file itself, or the only one below a night's folder."""
+    files = [*_below(path)] if is_folder(path) else [path]
+    if len(files) != 1:
+        raise FileError(path, f"has {counted(len(files), 'results file')}; name a single night")
+    return files[0]
 
 
 def is_folder(path: Path) -> bool:
@@ -195,7 +234,7 @@ def refuse_as_both_sides(before: Path, after: Sequence[Path]) -> None:
         raise UsageError(f"{visible(str(before))} is given as both sides; name another file")
 
 
-def refuse_other_faults(paths: Sequence[Path], results: Sequence[Results]) -> None:
+def _refuse_other_faults(paths: Sequence[Path], results: Sequence[Results]) -> None:
     """Refuses to pool results with faults made on purpose with those without, or with others."""
     for path, its in zip(paths, results, strict=False):
         if its.injections != results[0].injections:

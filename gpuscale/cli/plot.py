@@ -13,7 +13,6 @@ from gpuscale.cli.inputs import (
     read_content,
     read_nights,
     refuse_as_output,
-    refuse_other_faults,
 )
 from gpuscale.errors import ExitCode, UsageError
 from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
@@ -76,8 +75,7 @@ def _measurements(
             problem = "is a baseline; draw it alone, or give it as --baseline beside results"
             raise UsageError(f"{visible(str(paths[0]))} {problem}")
         return Measurements(baseline=_of_cases(first, cases))
-    results = read_all_results(paths)
-    refuse_other_faults(paths, results)
+    results = read_all_results(paths, one_curve=True)
     baseline = None if before is None else as_baseline(read_content(before), before.stem)
     return Measurements(
         runs=[run for each in results for run in each.runs if run.key.is_of(cases)],

@@ -13,7 +13,6 @@ from gpuscale.cli.inputs import (
     read_nights,
     refuse_as_both_sides,
     refuse_as_output,
-    refuse_other_faults,
     selected,
     without_collecting,
 )
@@ -66,8 +65,7 @@ def _subject(arguments: argparse.Namespace, paths: list[Path], before: Path | No
     files = [path for path in paths if not is_folder(path)]
     history = None
     nights = read_nights(paths) if len(files) < len(paths) else []
-    results = read_all_results(files) if files else last_night(nights)
-    refuse_other_faults(files, results)
+    results = read_all_results(files, one_curve=True) if files else last_night(nights)
     folder = "" if files else ", ".join(visible(str(path)) for path in paths)
     if nights:
         try:

@@ -25,6 +25,7 @@ class EarlierNights(NamedTuple):
     """The results of the nights before one."""
 
     all: list[Results]
+    """With those that somebody left out, which a history names."""
     last: list[Results]
     """Of the last 15 those that tonight is compared with: of each row, on its present level."""
     later: int
@@ -43,7 +44,8 @@ def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> Ea
         problem = "no night with a valid run began before these results"
         raise UsageError(f"--history: {problem}{remedy}")
     earlier = _chosen(history, lambda run, result: result.allocation_of(run) in before)
-    return EarlierNights(all=earlier, last=_on_present_levels(earlier), later=later)
+    named = [result for result in history if result.left_out]
+    return EarlierNights(all=[*earlier, *named], last=_on_present_levels(earlier), later=later)
 
 
 def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
@@ -77,7 +79,7 @@ def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -
     return [
         with_fields(result, runs=runs)
         for result in history
-        if (runs := tuple(run for run in result.runs if keeps(run, result)))
+        if not result.left_out and (runs := tuple(run for run in result.runs if keeps(run, result)))
     ]
 
 
@@ -118,7 +120,10 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
             changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
         )
 
-    return replace(comparison, entries=tuple(map(judged, comparison.entries)))
+    entries, notes = tuple(map(judged, comparison.entries)), comparison.notes
+    if history.left_out:
+        notes = (*notes, Statement.of("nights_left_out", nights=history.left_out))
+    return replace(comparison, entries=entries, notes=notes)
 
 
 def _beside_nights(entry: EntryVerdict) -> EntryVerdict:

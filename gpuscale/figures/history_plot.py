@@ -59,6 +59,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         ),
         *notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "environment change"),
         *notes_of_left_out(len(ordered) - len(shown), "row"),
+        *([f"left out: {', '.join(history.left_out)}"] if history.left_out else ()),
     ]
     with drawn(measurements, COLUMN_IN, 0.9 + 1.05 * len(shown), notes) as figure:
         grid = figure.subplots(len(shown), sharex=True, squeeze=False)

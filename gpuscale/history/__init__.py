@@ -128,6 +128,8 @@ class History:
     nights: tuple[Night, ...]
     rows: tuple[RowHistory, ...]
     events: tuple[HistoryEvent, ...]
+    left_out: tuple[str, ...] = ()
+    """The nights that somebody left out, each as `2026-03-13 (cooling failure)`."""
 
     def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
         """Those that got slower than the others from the night before to that one."""
@@ -144,7 +146,8 @@ def history_of(
 
     A UsageError where they come from several kinds of machines, or hold no valid run of the rows.
     """
-    nights = nights_of(results, cases=cases, gpus=gpus)
+    results = list(results)
+    nights, left_out = nights_of(results, cases=cases, gpus=gpus), left_out_of(results)
     machines: dict[str, list[Night]] = {}
     for night in nights:
         name = ", ".join(night.environment.gpu_names) or night.environment.cpu_model or "CPU"
@@ -157,7 +160,8 @@ def history_of(
         )
         raise UsageError(f"the nights are of several machines: {found}; give those of one")
     if not machines:
-        raise UsageError("the results hold no valid run of what was asked for")
+        beside = f"; left out: {', '.join(left_out)}" if left_out else ""
+        raise UsageError(f"the results hold no valid run of what was asked for{beside}")
     points = dict.fromkeys(point for night in nights for point in night.log_step_times)
     rows = [_row(point, nights) for point in points]
     return History(
@@ -165,6 +169,17 @@ def history_of(
         nights=nights,
         rows=tuple(rows),
         events=tuple(_events(rows, nights)),
+        left_out=left_out,
+    )
+
+
+def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
+    """`2026-03-13 (cooling failure)` for each night that somebody left out, the earliest first."""
+    found = ((its, [_began(run, its) for run in its.runs]) for its in results if its.left_out)
+    return tuple(
+        sorted(
+            f"{min(began, default=_created(its)):%Y-%m-%d} ({its.left_out})" for its, began in found
+        )
     )
 
 
@@ -174,12 +189,15 @@ def nights_of(
     cases: Collection[str] | None = None,
     gpus: Collection[int] | None = None,
 ) -> tuple[Night, ...]:
-    """The allocations of some results in the order in which they began; faulty on purpose, none."""
+    """The allocations of some results in the order in which they began.
+
+    None of them has faults made on purpose, or is left out.
+    """
     runs: dict[str, list[Run]] = {}
     environments: dict[str, Environment] = {}
     began: dict[str, datetime] = {}
     for result in results:
-        for run in () if result.injections else result.runs:
+        for run in () if result.injections or result.left_out else result.runs:
             if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
                 name = result.allocation_of(run)
                 runs.setdefault(name, []).append(run)
@@ -200,8 +218,12 @@ def nights_of(
 
 def _began(run: Run, result: Results) -> datetime:
     if run.started_at_s is None:
-        return datetime.fromisoformat(result.created_at).astimezone(UTC)
+        return _created(result)
     return datetime.fromtimestamp(run.started_at_s, UTC)
+
+
+def _created(result: Results) -> datetime:
+    return datetime.fromisoformat(result.created_at).astimezone(UTC)
 
 
 def _means(runs: Iterable[Run]) -> dict[PointKey, float]:

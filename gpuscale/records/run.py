@@ -298,6 +298,8 @@ class Header(Record, frozen=True, kw_only=True):
     environment: Environment
     injections: tuple[Name, ...] = ()
     """Faults that were made on purpose: such results never pass for real ones."""
+    left_out: Line | None = None
+    """Why no other night is compared with this one, as `gpuscale leave-out` was told."""
 
 
 class Results(Header, frozen=True, kw_only=True):
@@ -316,15 +318,18 @@ class Results(Header, frozen=True, kw_only=True):
 
 
 def without_repeated(read: Iterable[Results]) -> list[Results]:
-    """The results with each run once, in the first of them: twice, it would narrow intervals."""
+    """The results with each run once, in the first of them: twice, it would narrow intervals.
+
+    A run of results that are left out is left out of all.
+    """
     seen: set[tuple[object, ...]] = set()
-    kept = []
-    for results in read:
+    kept = {}
+    for at, results in sorted(enumerate(read), key=lambda each: each[1].left_out is None):
         runs = {run.identity: run for run in results.runs}
         first = tuple(run for identity, run in runs.items() if identity not in seen)
         seen.update(runs)
-        kept.append(msgspec.structs.replace(results, runs=first))
-    return kept
+        kept[at] = msgspec.structs.replace(results, runs=first)
+    return [kept[at] for at in sorted(kept)]
 
 
 def with_measured(run: Run) -> Run:

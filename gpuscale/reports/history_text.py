@@ -43,6 +43,8 @@ def _lines(history: History, screen: Screen) -> Iterator[str]:
 def notes(history: History) -> Iterator[str]:
     """What there is beside the changes: that none was, losses in all, single nights, and gaps."""
     names, rows, row_names = night_names(history.nights), history.rows, _row_names(history)
+    if history.left_out:
+        yield f"left out: {', '.join(history.left_out)}"
     if not history.events:
         yield _no_change_text(history)
     for row in rows:

@@ -231,6 +231,7 @@ WORDS: Mapping[str, str] = {
         "gains are between {before:sessions} before and {now} now, too few to tell how much "
         "sessions differ ({deviation:percent} of T is assumed); measure both in turn to be sure"
     ),
+    "nights_left_out": "left out: {nights:list}",
     "expired": (
         "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
         "do; measure again and run 'gpuscale baseline update --expires DATE', which without "

@@ -10,6 +10,7 @@ from gpuscale.store.results import (
     ResultsWriter,
     ResumedResults,
     default_results_path,
+    leave_out,
     newest_results,
     refuse_unwritable,
 )

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
 
+from msgspec.structs import replace
+
 from gpuscale.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
 from gpuscale.records.as_json import is_json
@@ -83,6 +85,19 @@ def refuse_unwritable(folder: Path) -> None:
             pass
     except FileError as error:
         raise file_error(nearest, f"{error.problem}, with --results FILE") from None
+
+
+def leave_out(path: Path, reason: str | None) -> Results:
+    """Writes into the header of a results file why it is left out; None takes that back."""
+    locked = ResumedResults(path)
+    try:
+        marked = replace(locked.results, left_out=reason)
+        with file_errors(path):
+            _, _, runs = path.read_bytes().partition(b"\n")
+            replace_file(path, encode_header(marked).encode() + b"\n" + runs)
+    finally:
+        locked.close()
+    return marked
 
 
 class _RunAppender:

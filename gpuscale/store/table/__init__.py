@@ -18,6 +18,7 @@ from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_
 from gpuscale.store.table.numbers import day_of, measures_of, whole_number
 from gpuscale.store.table.reading import Problems, Row, tables_in
 from gpuscale.store.table.selection import (
+    cell_of,
     is_no_value,
     rows_of_machine,
     rows_with_figure,
@@ -45,6 +46,8 @@ class TableDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """The number of first times of each night that the source leaves out."""
     cluster: str | None = None
     """The machine whose rows are taken, where the table has a column of machines."""
+    columns: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """What columns are that no header tells, by header: `name`, `skip` or a known header."""
 
 
 class FiguresOfTable(NamedTuple):
@@ -76,22 +79,24 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
     Rows of the same case, strategy and number of GPUs are repetitions of each other.
     """
     problems = Problems()
-    tables = [table for table in tables_in(text, problems) if has_gpus(table[0])]
+    asked = defaults.columns
+    found = tables_in(text, problems)
+    tables = [table for table in found if has_gpus(table[0], asked)]
     if len(tables) != 1:
-        problem = "no table has a column 'gpus' (or 'n'); docs/baselines.md shows one"
+        problem = "no table has a column 'gpus' (or 'n'); name one with --column HEADER=gpus"
         if tables:
             lines = ", ".join(str(table[0].line) for table in tables)
             problem = f"several tables have a column of GPUs (lines {lines}); keep one of them"
         problems.add(1, problem)
+        if len(found) == 1:
+            columns_of(found[0][0], problems, asked)
         return FiguresOfTable((), (), problems.in_order())
     head, *rows = tables[0]
-    columns = columns_of(head, problems)
+    columns = columns_of(head, problems, asked)
     measure = measure_in(columns)
     if measure is None:
-        if not problems.found:
-            problem = "expected a column of times or of throughput, found none"
-            problems.add(head.line, f"{problem}; name it 'time (s)' or 'samples/s'")
-        return FiguresOfTable((), (), problems.in_order())
+        problem = "expected a column of times or of throughput, found none"
+        problems.add(head.line, f"{problem}; name it 'time (s)' or 'samples/s', or with --column")
     timed = None
     with problems.on(head.line):
         timed = _timed(measure, defaults)
@@ -106,7 +111,7 @@ def figures_from_table(text: str, defaults: TableDefaults, hardware: Hardware) -
     left_out = (
         *(f"the rows of {other}" for other in others),
         *(f"line {line}: {text}" for line, text in without.items()),
-        *(f"column '{each.header}': {why}" for each, why in unused_columns(columns, measure)),
+        *(f"column '{each.header}': {why}" for each, why in unused_columns(rows, columns, measure)),
     )
     return FiguresOfTable(figures, left_out, problems.in_order())
 
@@ -115,8 +120,8 @@ class _Table(NamedTuple):
     """What the rows of a table are read by."""
 
     columns: Sequence[Column | None]
-    measure: Column
-    """Of the figures."""
+    measure: Column | None
+    """Of the figures; None if the table has none, and only its problems are wanted."""
     timed: Timed | None
     signs: Collection[str]
     """What stands before decimals, as far as the table tells it."""
@@ -124,9 +129,9 @@ class _Table(NamedTuple):
     hardware: Hardware
 
 
-def _timed(measure: Column, defaults: TableDefaults) -> Timed | None:
+def _timed(measure: Column | None, defaults: TableDefaults) -> Timed | None:
     """The span of the times; None for throughputs."""
-    if measure.meaning not in ("time", "epoch_time"):
+    if measure is None or measure.meaning not in ("time", "epoch_time"):
         return None
     of_header: Timed | None = "epoch" if measure.meaning == "epoch_time" else None
     if of_header is None and defaults.timed is None:
@@ -139,13 +144,13 @@ def _timed(measure: Column, defaults: TableDefaults) -> Timed | None:
 
 
 def _figures(table: _Table, rows: Sequence[Row], problems: Problems) -> Iterator[PublishedFigure]:
-    repetitions: dict[EntryKey, list[_Measured]] = {}
+    repetitions: dict[tuple[str, EntryKey], list[_Measured]] = {}
     for row in rows:
-        values = _values(row, table, problems)
-        if values is not None:
-            with problems.on(row.line):
-                measured = _measured(row.line, values, table)
-                known = repetitions.setdefault(measured.key, [measured])
+        with problems.on(row.line):
+            measured = _measured(row.line, _values(row, table, problems), table, problems)
+            if measured is not None:
+                machine = cell_of(row, table.columns, "cluster") or ""
+                known = repetitions.setdefault((machine.casefold(), measured.key), [measured])
                 if known[0] is not measured:
                     _refuse_unlike(known[0], measured)
                     known.append(measured)
@@ -154,66 +159,88 @@ def _figures(table: _Table, rows: Sequence[Row], problems: Problems) -> Iterator
             yield _joined(measured_rows, table)
 
 
-def _values(row: Row, table: _Table, problems: Problems) -> dict[str, Any] | None:
-    """The value of each cell that is filled, by the meaning of its column; None of a bad row."""
+def _values(row: Row, table: _Table, problems: Problems) -> dict[str, Any]:
+    """The value of each cell that is filled, by the meaning of its column; None of a bad cell."""
     values: dict[str, Any] = {}
-    before = len(problems.found)
     for column, text in zip(table.columns, row.cells, strict=True):
         if column is None or not text or is_no_value(text):
             continue
+        meaning = "measures" if column is table.measure else column.meaning
+        values.setdefault(meaning, None)
         with problems.on(row.line, place=f"column '{column.header}'"):
             if column is table.measure:
                 kind = _TIMES if column.meaning in TIMES else _THROUGHPUTS
-                values["measures"] = converted(kind, measures_of(text, column, table.signs))
-            elif column.meaning in COUNTS:
+                values[meaning] = converted(kind, measures_of(text, column, table.signs))
+            elif meaning in COUNTS:
                 number = whole_number(text, table.signs)
-                values[column.meaning] = converted(COUNTS[column.meaning], number)
-            elif column.meaning in _NAMES:
-                values[column.meaning] = converted(_NAMES[column.meaning], text)
-            elif column.meaning == "date":
-                values["date"] = day_of(text)
-    return values if len(problems.found) == before else None
+                values[meaning] = converted(COUNTS[meaning], number)
+            elif meaning in _NAMES:
+                values[meaning] = converted(_NAMES[meaning], text)
+            elif meaning == "name":
+                values[meaning] = (*(values[meaning] or ()), text)
+            elif meaning == "date":
+                values[meaning] = day_of(text)
+            else:
+                values[meaning] = text
+    return values
 
 
-def _measured(line: int, cells: Mapping[str, Any], table: _Table) -> _Measured:
-    """A row with what the options say of it."""
+def _measured(
+    line: int, cells: Mapping[str, Any], table: _Table, problems: Problems
+) -> _Measured | None:
+    """A row with what the options say of it; None if something of it is missing or bad."""
     defaults, gpus = table.defaults, cells.get("gpus")
-    if gpus is None:
-        raise DecodeError("", "no number of GPUs; fill its cell, or give a number of GPUs there")
-    if "measures" not in cells:
-        raise DecodeError("", "neither a time nor a throughput; fill its cell, or delete the row")
-    share, odd = divmod(cells.get("global_batch", 0), gpus)
-    if odd:
-        problem = f"a global batch of {cells['global_batch']} does not go evenly on {gpus} GPUs"
-        raise DecodeError("", f"{problem}; give the batch per GPU")
-    batch = cells.get("batch_per_gpu", share or defaults.batch_per_gpu)
-    said = {
-        "case": cells.get("case", defaults.case),
+    share = (cells["global_batch"] or gpus or 1) if "global_batch" in cells else 0
+    said: dict[str, Any] = {
+        "case": ", ".join(filter(None, (cells.get("case", defaults.case), *cells.get("name", ())))),
         "strategy": cells.get("strategy", defaults.strategy),
-        "batch_per_gpu": batch,
+        "batch_per_gpu": cells.get("batch_per_gpu", share // (gpus or 1) or defaults.batch_per_gpu),
     }
-    if missing := [name for name, value in said.items() if value is None]:
-        names = " and no ".join(name.partition("_")[0] for name in missing)
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
-        remedy = "fill its cell, or give" if len(missing) == 1 else "fill their cells, or give"
-        raise DecodeError("", f"no {names}; {remedy} {options}")
-    if "date" not in cells and any(each and each.meaning == "date" for each in table.columns):
-        raise DecodeError("", "no date; fill its cell, or remove the column")
-    lower = str(said["strategy"]).lower()
+    missing = [name for name, value in said.items() if not value and name not in cells]
+    before = len(problems.found)
+    for problem in _missing_texts(cells, missing, table):
+        problems.add(line, problem)
+    if gpus and share % gpus:
+        problem = f"a global batch of {share} does not go evenly on {gpus} GPUs"
+        problems.add(line, f"{problem}; give the batch per GPU")
+    nodes = 1
+    if gpus:
+        with problems.on(line):
+            nodes = _nodes(cells.get("nodes", defaults.nodes), gpus, table.hardware)
+    bad = len(problems.found) > before or None in cells.values()
+    if bad or table.measure is None or gpus is None:
+        return None
+    batch, lower = said["batch_per_gpu"], said["strategy"].lower()
     strategy = lower if lower in STRATEGIES else said["strategy"]
     values = tuple(_in_records(value, table.measure, gpus, batch) for value in cells["measures"])
     # Several epochs are of one job; several whole jobs or loops are repetitions of it.
     repetitions = 1 if table.timed == "epoch" else len(values)
     return _Measured(
         line=line,
-        key=EntryKey(said["case"], strategy, gpus),
-        nodes=_nodes(cells.get("nodes", defaults.nodes), gpus, table.hardware),
+        key=EntryKey(converted(Name, said["case"]), strategy, gpus),
+        nodes=nodes,
         batch_per_gpu=batch,
         values=values,
         day=cells.get("date"),
         runs=cells.get("runs", repetitions),
         note=cells.get("note"),
     )
+
+
+def _missing_texts(
+    cells: Mapping[str, Any], missing: Sequence[str], table: _Table
+) -> Iterator[str]:
+    if "gpus" not in cells:
+        yield "no number of GPUs; fill its cell, or give a number of GPUs there"
+    if table.measure is not None and "measures" not in cells:
+        yield "neither a time nor a throughput; fill its cell, or delete the row"
+    if missing:
+        names = " and no ".join(name.partition("_")[0] for name in missing)
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        remedy = "fill its cell, or give" if len(missing) == 1 else "fill their cells, or give"
+        yield f"no {names}; {remedy} {options}"
+    if "date" not in cells and any(each and each.meaning == "date" for each in table.columns):
+        yield "no date; fill its cell, or remove the column"
 
 
 def _in_records(value: float, measure: Column, gpus: int, batch_per_gpu: int) -> float:

@@ -1,7 +1,9 @@
 """What the columns of a table mean, by their headers as people write them."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpuscale.errors import DecodeError
@@ -48,7 +50,9 @@ COUNTS = {
     **dict.fromkeys(("batch_per_gpu", "global_batch", "runs"), PositiveCount),
 }
 """The columns of whole numbers, with their bounds."""
-TEXTS = ("case", "strategy", "note", "date", "cluster")
+NAMES = ("case", "strategy", "name")
+"""The columns that a row's name is made of; `name` is any that was asked for."""
+TEXTS = (*NAMES, "note", "date", "cluster", "skip")
 """Those of no numbers."""
 SECONDS = {
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
@@ -105,7 +109,7 @@ def _with_unit(header: str, meaning: str, unit: str) -> Column | None:
         per_gpu = meaning == "throughput_per_gpu"
         return Column(header, meaning if per_gpu else of_unit[0], of_unit[1])
     known = "s, min, h or ms" if meaning in TIMES else "samples/s or images/s"
-    raise DecodeError(f"column '{header}'", f"the unit {shown(unit)} is not {known}")
+    raise DecodeError("", f"the unit {shown(unit)} is not {known}; leave it out: {_skip(header)}")
 
 
 def measure_of_unit(unit: str) -> tuple[str, float] | None:
@@ -125,31 +129,59 @@ def measure_of_unit(unit: str) -> tuple[str, float] | None:
     return ("epoch_time", SECONDS[one]) if one in SECONDS and other == "epoch" else None
 
 
-def columns_of(head: Row, problems: Problems) -> list[Column | None]:
-    """The columns under a row of headers; None where a header has no meaning of its own."""
+def columns_of(
+    head: Row, problems: Problems, asked: Mapping[str, str] = MappingProxyType({})
+) -> list[Column | None]:
+    """The columns under a row of headers; None where a header has no meaning of its own.
+
+    `asked` says for some headers what they are: `name`, `skip`, or a header that is known.
+    """
     columns: list[Column | None] = []
     first: dict[str, Column] = {}
+    wanted = {header.casefold(): meaning for header, meaning in asked.items()}
     for header in head.cells:
         column = None
-        with problems.on(head.line):
-            column = column_of(header)
-            if column is None:
-                problem = "not a column that is known (docs/baselines.md); rename or delete it"
-                if not header:
-                    problem = "no header above what it holds; name the column, or delete it"
-                raise DecodeError(f"column '{header}'", problem)
+        with problems.on(head.line, place=f"column '{header}'"):
+            column = _column_asked_for(header, wanted.pop(header.casefold(), None))
             other = first.setdefault(column.meaning, column)
-            if other is not column and column.meaning != "derived":
-                problem = f"means the same as '{other.header}'; keep one of them"
+            if other is not column and column.meaning not in ("derived", "name", "skip"):
+                problem = f"means the same as '{other.header}'; leave one out: {_skip(header)}"
                 column = None
-                raise DecodeError(f"column '{header}'", problem)
+                raise DecodeError("", problem)
         columns.append(column)
+    for header in (each for each in asked if each.casefold() in wanted):
+        there = ", ".join(f"'{each}'" for each in head.cells)
+        problems.add(head.line, f"--column: no column is '{header}'; there are {there}")
     return columns
 
 
-def has_gpus(head: Row) -> bool:
+def _column_asked_for(header: str, meaning: str | None) -> Column:
+    if meaning in ("name", "skip"):
+        return Column(header, meaning)
+    column = column_of(meaning or header)
+    if column is not None:
+        return column._replace(header=header)
+    if meaning is not None:
+        problem = f"--column: '{meaning}' is neither name nor skip nor a header that is known"
+        raise DecodeError("", f"{problem} (docs/baselines.md)")
+    if not header:
+        raise DecodeError("", "no header above what it holds; name the column, or delete it")
+    name = shlex.quote(f"{header}=name")
+    raise DecodeError(
+        "",
+        f"not known; make it part of the row's name with --column {name}, or leave it out: "
+        f"{_skip(header)}",
+    )
+
+
+def _skip(header: str) -> str:
+    return f"--column {shlex.quote(f'{header}=skip')}"
+
+
+def has_gpus(head: Row, asked: Mapping[str, str]) -> bool:
     """True where one of the headers is that of numbers of GPUs."""
-    return any(column and column.meaning == "gpus" for column in columns_of(head, Problems()))
+    columns = columns_of(head, Problems(), asked)
+    return any(column and column.meaning == "gpus" for column in columns)
 
 
 def measure_in(columns: Sequence[Column | None]) -> Column | None:

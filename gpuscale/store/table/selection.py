@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
 from gpuscale.errors import DecodeError
-from gpuscale.store.table.columns import COUNTS, MEASURES, TEXTS, TIMES, Column
+from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, Column
 from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
 from gpuscale.store.table.reading import Problems, Row
 
@@ -30,7 +30,10 @@ def cell_of(row: Row, columns: Sequence[Column | None], meaning: str) -> str | N
 def rows_of_machine(
     rows: Sequence[Row], columns: Sequence[Column | None], cluster: str, problems: Problems
 ) -> tuple[list[Row], Counter[str]]:
-    """The rows of the machine that is asked for, and how many there are of each other one."""
+    """The rows of the machine that is asked for, and how many there are of each other one.
+
+    All rows if none is of it: they may have other problems.
+    """
     found: list[Row] = []
     others: Counter[str] = Counter()
     for row in rows:
@@ -45,13 +48,15 @@ def rows_of_machine(
         named = ", ".join(f"'{machine}'" for machine in others)
         problem = f"no row is of '{cluster}'; choose one of {named} with --cluster"
         problems.add(rows[0].line, problem)
-    return found, others
+    return found or list(rows), others
 
 
 def rows_with_figure(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
 ) -> tuple[list[Row], dict[int, str]]:
     """The rows that measured something, and what the others say instead, by line."""
+    if measure is None:
+        return list(rows), {}
     at = columns.index(measure)
     others = {
         row.line: text
@@ -67,20 +72,32 @@ def is_no_value(text: str) -> bool:
 
 
 def unused_columns(
-    columns: Sequence[Column | None], measure: Column
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
 ) -> Iterator[tuple[Column, str]]:
     """The columns that figures are not made of, and why not."""
-    for column in columns:
-        if column is None or column is measure:
+    for at, column in enumerate(columns):
+        if column is None or measure is None or column is measure:
             continue
-        if column.meaning == "derived":
+        if column.meaning == "skip":
+            alike: dict[object, set[str]] = defaultdict(set)
+            for row in rows:
+                alike[_name_of(row, columns), cell_of(row, columns, "gpus")].add(row.cells[at])
+            merged = any(len(texts) > 1 for texts in alike.values())
+            beside = "; rows that differ in nothing else count as repetitions" if merged else ""
+            yield column, f"as --column asks{beside}"
+        elif column.meaning == "derived":
             yield column, "follows from the figures"
         elif column.meaning in MEASURES:
             yield column, f"'{measure.header}' says it better"
 
 
+def _name_of(row: Row, columns: Sequence[Column | None]) -> tuple[str, ...]:
+    named = zip(columns, row.cells, strict=True)
+    return tuple(text for column, text in named if column and column.meaning in NAMES)
+
+
 def signs_of_table(
-    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column
+    rows: Sequence[Row], columns: Sequence[Column | None], measure: Column | None
 ) -> Collection[str]:
     """What stands before decimals: as other cells show it, else as only one is credible."""
     found: set[str] = set()
@@ -88,6 +105,8 @@ def signs_of_table(
         if column is not None and column.meaning not in TEXTS:
             whole = column.meaning in COUNTS
             found |= decimal_signs((row.cells[at] for row in rows), whole=whole)
+    if measure is None:
+        return found
     credible = [sign for sign in SIGNS if _is_credible(rows, columns, measure, sign)]
     return found or (credible if len(credible) == 1 else ())
 
@@ -103,6 +122,5 @@ def _is_credible(
             values = measures_of(row.cells[columns.index(measure)], measure, (sign,))
             gpus = whole_number(cell_of(row, columns, "gpus") or "", (sign,))
             share = gpus if measure.meaning in TIMES else 1 / gpus
-            case = cell_of(row, columns, "case"), cell_of(row, columns, "strategy")
-            by_case[case] += [value * share for value in values]
+            by_case[_name_of(row, columns)] += [value * share for value in values]
     return all(max(values) <= _MOST_APART * min(values) for values in by_case.values())

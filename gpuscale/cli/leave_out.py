@@ -1,0 +1,40 @@
+"""`gpuscale leave-out`: no other night is compared with a bad one, until that is taken back."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuscale.cli.inputs import results_file
+from gpuscale.errors import ExitCode, UsageError
+from gpuscale.history import left_out_of
+from gpuscale.printable import clean, visible
+from gpuscale.store import leave_out, read_results
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.description = (
+        "Leave nights out of history, compare --history, report, plot, export and baselines, all "
+        "of which name them with the reason. It is written into the header of the results file; "
+        "the runs stay as they are."
+    )
+    text = "results files, or folders of one night each"
+    parser.add_argument("nights", metavar="NIGHT", nargs="+", help=text)
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--because", metavar="TEXT", help="why, such as 'cooling failure'")
+    choice.add_argument("--undo", action="store_true", help="let them count again")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Mark all nights, or none if one of them cannot be read."""
+    reason = None if arguments.undo else clean(arguments.because).strip()
+    if reason == "":
+        raise UsageError("--because: say why, such as 'cooling failure'")
+    files = [results_file(Path(text)) for text in arguments.nights]
+    for path in files:
+        read_results(path)
+    for path in files:
+        (said,) = left_out_of([leave_out(path, reason)]) or ("counts again",)
+        word = "" if arguments.undo else "left out: "
+        sys.stdout.write(f"{visible(str(path))}: {word}{said}\n")
+    return ExitCode.OK

@@ -1,0 +1,157 @@
+"""A bad night that is left out: once said, every output names it, until it is taken back."""
+
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from builders import results_text
+from changing import replace
+from test_over_nights import gpuscale, write_nights
+
+from gpuscale.cli import main
+from gpuscale.store import read_baseline, read_results
+
+REASON = "cooling failure"
+NAMED = f"2026-09-25 ({REASON})"
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def here(*arguments: object) -> Answer:
+    """A command in this process."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([*map(str, arguments)])
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> list[Path]:
+    """Nine nights, of which the fifth lost a quarter."""
+    (tmp_path / "nights").mkdir()
+    paths = write_nights(tmp_path / "nights", 9, lambda night: 1.25 if night == 4 else 1.0, runs=3)
+    assert (
+        "stood out for one night (rows): 2026-09-25"
+        in gpuscale("history", paths[0].parent.parent).stdout
+    )
+    return paths
+
+
+def leave_out(path: Path) -> None:
+    answer = here("leave-out", path, "--because", REASON)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.endswith(f"results.jsonl: left out: {NAMED}\n")
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_every_output_that_reads_nights_leaves_it_out_and_names_it(
+    nights: list[Path], tmp_path: Path
+) -> None:
+    folder, last = nights[0].parent.parent, nights[-1]
+    leave_out(nights[4].parent)
+    history = gpuscale("history", folder).stdout
+    assert f"left out: {NAMED}\n" in history
+    assert "history   8 nights of" in history
+    assert "stood out" not in history
+    files = [f"{name}={tmp_path / name}" for name in ("json", "markdown")]
+    compared = gpuscale(
+        "compare", "--history", folder, last, *(x for f in files for x in ("--format", f))
+    )
+    assert compared.returncode == 0, compared.stdout
+    assert f"note: left out: {NAMED}" in compared.stdout
+    assert "jobs 0, 1, 2, 3 and 3 more, 21 runs a row" in flat(compared.stdout)
+    assert f"left out: {NAMED}" in json.loads((tmp_path / "json").read_text())["notes"]
+    assert f"left out: {NAMED}" in (tmp_path / "markdown").read_text()
+    assert gpuscale("report", last, folder, "-o", tmp_path / "r.html").returncode == 0
+    assert f"left out: {NAMED}" in (tmp_path / "r.html").read_text()
+    picture = tmp_path / "h.svg"
+    assert gpuscale("plot", folder, "--figure", "history", "-o", picture).returncode == 0
+    assert "cooling" in picture.read_text()
+    exported = gpuscale("export", "otava", tmp_path / "o.csv", folder)
+    assert f"left out: {NAMED}" in exported.stderr
+    assert len((tmp_path / "o.csv").read_text().splitlines()) == 1 + 8
+    baseline = tmp_path / "b.json"
+    recorded = gpuscale("baseline", "record", *nights, "--cluster", "x", "-o", baseline)
+    assert f"left out: {NAMED}" in recorded.stderr
+    assert {run.allocation for run in read_baseline(baseline).runs} == set("01235678")
+    assert f"left out: {NAMED}" in gpuscale("compare", baseline, nights[4], last).stderr
+
+
+def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> None:
+    folder, before = nights[0].parent.parent, nights[4].read_bytes()
+    first = here("history", folder).out
+    leave_out(nights[4])
+    assert nights[4].read_bytes().partition(b"\n")[2] == before.partition(b"\n")[2]
+    answer = here("leave-out", "--undo", nights[4].parent)
+    assert answer.out.endswith("results.jsonl: counts again\n")
+    assert nights[4].read_bytes() == before
+    assert here("history", folder).out == first
+
+
+def test_its_runs_are_left_out_of_copies_and_bundles_too(nights: list[Path]) -> None:
+    folder = nights[0].parent.parent
+    copy = read_results(nights[4])
+    bundle = folder / "all.jsonl"
+    bundle.write_text(results_text(replace(copy, runs=(*read_results(nights[3]).runs, *copy.runs))))
+    leave_out(nights[4])
+    history = here("history", folder).out
+    assert "history   8 nights of" in history
+    assert "stood out" not in history
+
+
+def test_alone_it_is_shown_and_judged_but_never_what_others_are_compared_with(
+    nights: list[Path], tmp_path: Path
+) -> None:
+    bad, good = nights[4], nights[5]
+    baseline = tmp_path / "b.json"
+    here("baseline", "record", *nights[:3], "--cluster", "x", "-o", baseline)
+    leave_out(bad)
+    for command in (("show", bad), ("compare", baseline, bad)):
+        answer = here(*command)
+        assert "mnist_cnn/ddp" in answer.out
+        assert f"left out: {NAMED}; it was given alone" in answer.err
+    kept = baseline.read_bytes()
+    for refused in (
+        ("compare", bad, good),
+        ("baseline", "record", bad, "--cluster", "x", "-o", tmp_path / "c.json"),
+        ("baseline", "update", "--add", baseline, bad),
+    ):
+        answer = here(*refused)
+        assert answer.code == 2
+        assert "'gpuscale leave-out --undo NIGHT' takes it back" in answer.err
+    assert baseline.read_bytes() == kept
+
+
+def test_what_cannot_be_left_out_is_said_in_one_line_and_nothing_changes(
+    nights: list[Path], tmp_path: Path
+) -> None:
+    before = [path.read_bytes() for path in nights]
+    (tmp_path / "empty").mkdir()
+    because = ("--because", "rain")
+    for arguments, why in (
+        ((nights[0].parent.parent, *because), "has 9 results files; name a single night"),
+        ((nights[0], tmp_path / "empty", *because), "has 0 results files; name a single night"),
+        ((nights[0], tmp_path / "none", *because), "there is no such file"),
+        ((nights[0], "--because", " "), "say why"),
+    ):
+        answer = here("leave-out", *arguments)
+        assert answer.code == 2
+        assert why in answer.err
+        assert len(answer.err.splitlines()) == 1
+    assert [path.read_bytes() for path in nights] == before
+    for path in nights:
+        leave_out_all = here("leave-out", path, *because)
+        assert leave_out_all.code == 0
+    nothing = here("history", nights[0].parent.parent)
+    assert nothing.code == 2
+    assert "no valid run of what was asked for; left out: 2026-09-21 (rain), " in nothing.err
