@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 import torch
 from measuring import BENCH_CASES, run_pytest
@@ -151,14 +152,14 @@ def test_telemetry_of_amd_gpus_is_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "_AMD_DRIVER", tmp_path)
-    monkeypatch.setattr(nvml.pynvml, "nvmlInit", no_library)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
     with pytest.raises(nvml.DriverAbsentError, match="AMD") as caught, nvml.open_nvml():
         pass
     assert not isinstance(caught.value, nvml.DriverBrokenError)
 
 
 def no_library() -> None:
-    raise nvml.pynvml.NVMLError(nvml.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def test_a_cudnn_that_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

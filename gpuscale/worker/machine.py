@@ -81,7 +81,7 @@ def describe_to(path: str, device: str) -> None:
     RecordFile(Path(path), Environment).write(found)
 
 
-def _versions(cudnn_version: str | None, *, has_nccl: bool) -> dict[str, str | None]:
+def _versions(cudnn_version: str | None, *, has_nccl: bool) -> dict[str, Any]:
     """The versions of CUDA's libraries, or those of ROCm, for which torch uses the same names."""
     nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
     if torch.version.hip is None:
