@@ -193,9 +193,12 @@ class LogReader:
         )
 
     def _refuse_other_batch(self, reported_step_s: float | None, step_s: float) -> None:
-        """Raise CommandError if the lines report samples/s that the batch of the run contradicts."""
+        """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
         assert self._format is not None
         if reported_step_s is None or self._format.unit != "samples/s":
+            return
+        if self._format.counts in _BY_SAMPLES:
+            # Their number of samples needs no batch.
             return
         times = reported_step_s / step_s
         if max(times, 1 / times) > _SAME_BATCH:
@@ -203,7 +206,7 @@ class LogReader:
             raise self.failed(
                 f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
                 f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
-                f"command seems to train on about {batch / times:.3g}; give that with --batch, or "
+                f"command seems to train on about {round(batch / times)}; give that with --batch, or "
                 "write {batch} where the command takes it. If the lines count otherwise, read the "
                 "steps alone, by --step-regex"
             )
