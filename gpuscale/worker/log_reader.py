@@ -206,9 +206,9 @@ class LogReader:
             raise self.failed(
                 f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
                 f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
-                f"command seems to train on about {round(batch / times)}; give that with --batch, or "
-                "write {batch} where the command takes it. If the lines count otherwise, read the "
-                "steps alone, by --step-regex"
+                f"command seems to train on about {round(batch / times)}; give that with --batch, "
+                "or write {batch} where the command takes it. If the lines count otherwise, read "
+                "the steps alone, by --step-regex"
             )
 
     def _reported_step_s(
