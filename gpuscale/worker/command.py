@@ -95,8 +95,8 @@ def _measure_or_error(
 
 def _tell_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
     """Leave why there is no result, and time for those who know more of it."""
-    rank_told = error.failure.rank if rank is None else rank
-    failure = replace(error.failure, rank=rank_told, host=socket.gethostname())
+    own_rank = error.failure.rank if rank is None else rank
+    failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
     lost_peer = is_end and LOST_PEER.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
@@ -190,15 +190,14 @@ def _refuse_end(
     codes: list[int | None], reader: LogReader, directory: RunDirectory, rank: int | None
 ) -> None:
     """Raise CommandError for a command that ended too early, unless another node's told enough."""
-    own = {f"rank {number}": code for number, code in enumerate(codes) if code}
-    words = reader.last_words(own if len(codes) > 1 else {})
-    code = next((code for code in codes if code), 0)
-    if words is not None and words.exit_code is not None:
-        # Also if the command itself ended well, as a shell does that pipes torchrun's output.
-        code = words.exit_code
-    elif code < 0:
-        words = None
-    if code:
+    failed = {f"rank {number}": code for number, code in enumerate(codes) if code}
+    code = next(iter(failed.values()), 0)
+    if len(codes) == 1:
+        # What a killed command started may have survived its exceptions.
+        failed = {OF_COMMAND: code} if code < 0 else {}
+    words = reader.last_words(failed)
+    # That of a rank also if the command ended well, as a shell does that pipes torchrun's output.
+    if code := code if words.exit_code is None else words.exit_code:
         raise _failed_end(code, words, reader, rank)
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
@@ -211,20 +210,12 @@ def _refuse_end(
         raise reader.failed(f"the command ended too early{left}: {reader.told_so_far()}", kind)
 
 
-def _failed_end(
-    code: int, words: LastWords | None, reader: LogReader, rank: int | None
-) -> CommandError:
+def _failed_end(code: int, words: LastWords, reader: LogReader, rank: int | None) -> CommandError:
     """The error of a command, or of the rank that ended it, with an exit code other than 0."""
-    who, lines = OF_COMMAND, [*reader.latest]
-    if words is not None:
-        who, lines = words.source, [*words.lines]
-    shown = "its last lines are below"
-    if not lines:
-        shown = "it printed nothing, and the last lines of others are below"
     kind: FailureKind = "raised"
-    if words is not None and words.exception is not None:
-        if rank is not None:
-            who = f"rank {rank} on {socket.gethostname()}"
+    who = words.source
+    if words.exception is not None:
+        who = who if rank is None else f"rank {rank} on {socket.gethostname()}"
         end = f"raised {words.exception}"
     elif code < 0:
         kind = "killed"
@@ -232,9 +223,12 @@ def _failed_end(
         end = f"was killed by {signal.Signals(-code).name}{_place(rank)}{reason}"
     else:
         end = f"ended with exit code {code}{_place(rank)}"
-    error = reader.failed(f"{who} {end}; {shown}", kind, lines=lines)
-    if who.startswith("rank ") and rank is None:
-        error.failure = replace(error.failure, rank=int(who.removeprefix("rank ")))
+    shown = "its last lines are below"
+    if not words.lines:
+        shown = "it printed nothing, and the last lines of others are below"
+    error = reader.failed(f"{who} {end}; {shown}", kind, lines=words.lines)
+    number = words.source.removeprefix("rank ")
+    error.failure = replace(error.failure, rank=int(number) if number.isdigit() else rank)
     return error
 
 

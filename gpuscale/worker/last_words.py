@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class _Traceback(NamedTuple):
 
 
 def last_words(
-    lines: Mapping[str, Sequence[Line]], exit_codes: Mapping[str, int]
+    lines: Mapping[str, Collection[Line]], exit_codes: Mapping[str, int]
 ) -> LastWords | None:
     """Find the process that ended a command, by the last lines of each; None if nothing tells.
 
@@ -67,7 +67,7 @@ def last_words(
     first = killed if exit_codes else [*codes][-1:]
     surely = [source for source in first if source in (*own, *killed)]
     for source in chain(surely, own, killed, first, codes, raised):
-        printed, found = lines.get(source, ()), raised.get(source)
+        printed, found = [*lines.get(source, ())], raised.get(source)
         shown = len(printed) - _SHOWN_LINES
         if found is not None:
             shown = min(shown, max(found.first_line, len(printed) - _MOST_SHOWN_LINES))
@@ -81,7 +81,7 @@ def last_words(
     return None
 
 
-def _summarised(lines: Sequence[Line]) -> dict[str, int]:
+def _summarised(lines: Iterable[Line]) -> dict[str, int]:
     """The exit codes in the last summary of torchrun, the rank that failed first at the end."""
     codes: dict[str, int] = {}
     for rank, code in _SUMMARY.findall("\n".join(line.text for line in lines)):
@@ -90,18 +90,18 @@ def _summarised(lines: Sequence[Line]) -> dict[str, int]:
     return codes
 
 
-def _raised(lines: Sequence[Line]) -> _Traceback | None:
+def _raised(lines: Iterable[Line]) -> _Traceback | None:
     """The last traceback of a process that is not of losing others, else the last one."""
     found = [each for each in _tracebacks(lines) if not _OF_STARTER.match(each.exception)]
     own = [each for each in found if not LOST_PEER.search(each.exception)]
     return next(iter((*reversed(own), *reversed(found))), None)
 
 
-def _tracebacks(lines: Sequence[Line]) -> Iterator[_Traceback]:
+def _tracebacks(lines: Iterable[Line]) -> Iterator[_Traceback]:
     begin = None
     for number, line in enumerate(lines):
         if _TRACEBACK.match(line.text):
-            begin = number
+            begin = number, line.arrived_s
         elif begin is not None and (found := _EXCEPTION.fullmatch(line.text)):
-            yield _Traceback(begin, lines[begin].arrived_s, found["exception"])
+            yield _Traceback(*begin, found["exception"])
             begin = None

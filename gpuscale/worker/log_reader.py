@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -53,7 +53,7 @@ class LogReader:
         self._request, self._shared = request, shared_pipe
         self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
         """The last lines, as they were printed."""
-        self._latest_of: dict[str, deque[Line]] = {}
+        self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._lines: list[Line] = []
         self._series: dict[str, Series] = {}
@@ -71,7 +71,7 @@ class LogReader:
         new = lines = [line._replace(text=plain(line.text)) for line in lines]
         self.latest.extend(line.text for line in lines)
         for line in lines:
-            self._latest_of.setdefault(line.source, deque(maxlen=KEPT_LINES)).append(line)
+            self._latest_of[line.source].append(line)
         if not self._is_settled:
             for line in lines:
                 self._recognition.take(line.text)
@@ -195,10 +195,9 @@ class LogReader:
     def _refuse_other_batch(self, reported_step_s: float | None, step_s: float) -> None:
         """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
         assert self._format is not None
-        if reported_step_s is None or self._format.unit != "samples/s":
-            return
-        if self._format.counts in _BY_SAMPLES:
-            # Their number of samples needs no batch.
+        # Counters of samples need no batch.
+        has_batch = self._format.unit == "samples/s" and self._format.counts not in _BY_SAMPLES
+        if reported_step_s is None or not has_batch:
             return
         times = reported_step_s / step_s
         if max(times, 1 / times) > _SAME_BATCH:
@@ -318,13 +317,10 @@ class LogReader:
         by_most = ranks or [*told.values()]
         return max(by_most, key=lambda series: count_of(series.stretches), default=None)
 
-    def last_words(self, exit_codes: Mapping[str, int]) -> LastWords | None:
-        """The end of the process that ended the command, if its lines tell it.
-
-        Exit codes are those that are known, by the source of the lines.
-        """
-        lines = {source: tuple(latest) for source, latest in self._latest_of.items()}
-        return last_words(lines, exit_codes)
+    def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
+        """The end of the process that ended the command; exit codes are by the lines' source."""
+        of_command = LastWords(OF_COMMAND, None, None, tuple(self.latest))
+        return last_words(self._latest_of, exit_codes) or of_command
 
     def failed(
         self, message: str, kind: FailureKind = "invalid", *, lines: Sequence[str] = ()
