@@ -72,14 +72,7 @@ class CommandCase(Case):
     @classmethod
     def starts_ranks(cls) -> bool:
         """True of a command that starts the processes of all GPUs by itself."""
-        return cls.starter() is not None
-
-    @classmethod
-    def starter(cls) -> str | None:
-        """The program among the words, or in a shell's script, that starts the ranks."""
-        scripts = (_words_of_script(word) for word in cls.words())
-        names = (Path(word).name for script in scripts for word in script)
-        return next((name for name in names if name in _STARTERS), None)
+        return starter_of(cls.words()) is not None
 
     @classmethod
     def placeholders(cls) -> set[str]:
@@ -107,7 +100,7 @@ def refuse_unscaled(case: type[CommandCase], gpus: Collection[int], *, on_gpu: b
     """
     if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
         return
-    starter = case.starter()
+    starter = starter_of(case.words())
     takes_all, remedy = True, "or let --launch torchrun start a script once for each"
     if starter is not None:
         option, text = _STARTERS[starter], case.command.replace("-", "_")
@@ -182,6 +175,12 @@ def _fields(word: str) -> Iterator[str]:
 def fields_of(words: Iterable[str]) -> set[str]:
     """The names of all placeholders in these words."""
     return {name for word in words for name in _fields(word)}
+
+
+def starter_of(words: Iterable[str]) -> str | None:
+    """The program among the words, or in a shell's script, that starts the ranks."""
+    names = (Path(part).name for word in words for part in _words_of_script(word))
+    return next((name for name in names if name in _STARTERS), None)
 
 
 def _words_of_script(word: str) -> list[str]:

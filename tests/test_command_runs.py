@@ -191,9 +191,12 @@ def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    request = request_for(tmp_path, "open('told', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    watch(tmp_path, replace(request, devices=(1, 0))).wait()
-    assert Path("told").read_text() == "7,4"
+    # Which goes before it on AMD's GPUs.
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,5")
+    names = "'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'"
+    script = f"open('told', 'w').write(' '.join(os.environ[name] for name in ({names})))\n"
+    watch(tmp_path, replace(request_for(tmp_path, script), devices=(1, 0))).wait()
+    assert Path("told").read_text() == "7,4 5,2"
 
 
 def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
@@ -317,6 +320,17 @@ def test_ranks_that_processes_show_are_held_against_the_gpus_of_the_run(
     assert watch(tmp_path, request).wait() == is_refused
     failures = RunDirectory(path=tmp_path / "run").failures()
     assert all(f"in a run on {gpus}" in report.failure.message for report in failures)
+
+
+def test_a_starter_that_starts_a_single_process_is_seen_on_cpu_ranks(tmp_path: Path) -> None:
+    # As `accelerate launch --cpu --num_processes 2` does.
+    (tmp_path / "accelerate").symlink_to(sys.executable)
+    command = f"{tmp_path}/accelerate {tmp_path}/train.py {{gpus}}"
+    failure = measured(tmp_path, FOREVER, gpus=2, command=command).failure
+    assert failure is not None
+    assert "1 rank in a run on 2 CPU ranks; see why" in failure.message
+    (tmp_path / "one").mkdir()
+    assert measured(tmp_path / "one", FOREVER, command=command).failure is None
 
 
 def test_variables_that_were_there_before_are_no_ranks_of_the_command(

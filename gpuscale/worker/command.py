@@ -12,7 +12,7 @@ from types import FrameType
 
 from msgspec.structs import replace
 
-from gpuscale.command_case import fields_of, filled
+from gpuscale.command_case import fields_of, filled, starter_of
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, FailureKind, RunRequest
@@ -174,15 +174,24 @@ def _count_ranks(request: RunRequest, reader: LogReader) -> bool:
             for name in _RANK_COUNTS:
                 if (count := variables.get(name, "")).isdigit() and count != os.environ.get(name):
                     counts.add(int(count))
+    if not (counts or request.devices or any(name in os.environ for name in _RANK_COUNTS)):
+        # Without GPUs, each rank that a starter makes has such a variable; else it made none.
+        counts = {1} if starter_of(command.words) else counts
     if not counts or gpus in counts:
         return True
+    has_number = "gpus" in fields_of(command.words)
+    remedy = (
+        "see why, since it has {gpus}"
+        if has_number
+        else "write {gpus} where the command has their number"
+    )
     ranks, on = max(counts), f"{gpus} {'GPU' if request.devices else 'CPU rank'}"
     # A rank may drive several GPUs, if their number depends on what was asked for.
-    if request.devices and gpus % ranks == 0 and "gpus" in fields_of(command.words):
+    if request.devices and gpus % ranks == 0 and has_number:
         return True
     raise reader.failed(
         f"the command started {ranks} rank{'' if ranks == 1 else 's'} in a run on {on}"
-        f"{'' if gpus == 1 else 's'}; write {{gpus}} where the command has their number"
+        f"{'' if gpus == 1 else 's'}; {remedy}"
     )
 
 
@@ -315,15 +324,14 @@ def _links_of(pipes: dict[str, tuple[int, int]]) -> str:
 
 def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -> dict[str, str]:
     """What a command is told in its environment beside what this process has."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    devices = dict.fromkeys(request.devices)
-    named = [visible[device] if visible[0] else str(device) for device in devices]
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        "GPUSCALE_REPORT": "1",
-        # Empty on CPU ranks: what is recorded as `cpu` must not use a GPU.
-        "CUDA_VISIBLE_DEVICES": ",".join(named),
-    }
+    variables = {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1"}
+    # On AMD's GPUs HIP's goes before CUDA's. Both are empty on CPU ranks: what is recorded as `cpu`
+    # must not use a GPU.
+    hip = [name for name in ("HIP_VISIBLE_DEVICES",) if os.environ.get(name)]
+    for name in ("CUDA_VISIBLE_DEVICES", *hip):
+        visible = dict(enumerate(filter(None, os.environ.get(name, "").split(","))))
+        devices = dict.fromkeys(request.devices)
+        variables[name] = ",".join(visible.get(device, str(device)) for device in devices)
     if rank is not None:
         # Ranks lie on their hosts in blocks, of which the last may be smaller.
         block = directory.ranks_per_host(request.gpus)
