@@ -3,7 +3,7 @@
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import ClassVar, Literal
@@ -18,9 +18,15 @@ from gpuscale.strategies import COMMAND
 LAUNCHES = ("plain", "torchrun")
 """How a command is started on one node: once, or once a GPU with the variables of torchrun."""
 PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
-_STARTERS = frozenset(
-    {"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torch.distributed.run"}
-)
+_STARTERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
+    **dict.fromkeys(("mpirun", "mpiexec", "srun"), "-n"),
+    "accelerate": "--num_processes",
+    "deepspeed": "--num_gpus",
+}
+"""Programs that start ranks, each with its option for their number."""
+_ON_ALL_GPUS = ("accelerate", "deepspeed")
+"""Those that start a rank on each GPU they see, unless they are given a number."""
 _SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
@@ -66,12 +72,12 @@ class CommandCase(Case):
     @classmethod
     def starts_ranks(cls) -> bool:
         """True of a command that starts the processes of all GPUs by itself."""
-        return any(Path(word).name in _STARTERS for word in cls.words())
+        return starter_of(cls.words()) is not None
 
     @classmethod
     def placeholders(cls) -> set[str]:
         """The names in braces that the command has."""
-        return {name for word in cls.words() for name in _fields(word)}
+        return fields_of(cls.words())
 
 
 def refuse_unusable(case: type[CommandCase]) -> None:
@@ -84,6 +90,30 @@ def refuse_unusable(case: type[CommandCase]) -> None:
         )
     for problem in _problems(case):
         raise CaseError(f"{escaped(name)}: {problem}")
+
+
+def refuse_unscaled(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
+    """Raise a CaseError if the command would do the same on each of several numbers of GPUs.
+
+    It need not be given the number if gpuscale starts the ranks, or if they take all GPUs that
+    `CUDA_VISIBLE_DEVICES` leaves them.
+    """
+    if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
+        return
+    starter = starter_of(case.words())
+    takes_all, remedy = True, "or let --launch torchrun start a script once for each"
+    if starter is not None:
+        option, text = _STARTERS[starter], case.command.replace("-", "_")
+        remedy = f"such as {starter} {option} {{gpus}}"
+        given = re.search(rf"{option.replace('-', '_')}[= ]+(\S+)", text)
+        # torchrun has words for all GPUs.
+        takes_all = starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
+    if not (takes_all and on_gpu):
+        kind = "GPUs" if on_gpu else "CPU ranks"
+        raise CaseError(
+            f"{escaped(case.name())}: the command has no {{gpus}}, so it would do the same on any "
+            f"number of {kind}; write {{gpus}} where it takes that number, {remedy}"
+        )
 
 
 def _problems(case: type[CommandCase]) -> Iterator[str]:
@@ -140,6 +170,25 @@ def _fields(word: str) -> Iterator[str]:
         if form or conversion or not name.isidentifier():
             raise ValueError(f"{{{name}}} is no placeholder")
         yield name
+
+
+def fields_of(words: Iterable[str]) -> set[str]:
+    """The names of all placeholders in these words."""
+    return {name for word in words for name in _fields(word)}
+
+
+def starter_of(words: Iterable[str]) -> str | None:
+    """The program among the words, or in a shell's script, that starts the ranks."""
+    names = (Path(part).name for word in words for part in _words_of_script(word))
+    return next((name for name in names if name in _STARTERS), None)
+
+
+def _words_of_script(word: str) -> list[str]:
+    """The words of a shell's script that is given as one word."""
+    try:
+        return shlex.split(word)
+    except ValueError:
+        return [word]
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:

@@ -12,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE_FAMILIES = (
-    *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE"),
-    *("OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "UCX_"),
+    *("CUBLAS_", "CUDA_", "CUDNN_", "CXI_", "FI_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "MKL_"),
+    *("MPICH_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_"),
+    *("TORCHINDUCTOR_", "UCX_"),
 )
 """How the environment variables begin that tell ranks how to compute and to communicate."""
 
-VARIABLES_OF_THE_JOB = frozenset({"CUDA_VISIBLE_DEVICES"})
+VARIABLES_OF_THE_JOB = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+)
 """Those of them that tell what a job was given on one node, which is another in the next job."""
 
 _PR_SET_PDEATHSIG = 1

@@ -191,9 +191,12 @@ def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    request = request_for(tmp_path, "open('told', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    watch(tmp_path, replace(request, devices=(1, 0))).wait()
-    assert Path("told").read_text() == "7,4"
+    # Which goes before it on AMD's GPUs.
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,5")
+    names = "'CUDA_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'"
+    script = f"open('told', 'w').write(' '.join(os.environ[name] for name in ({names})))\n"
+    watch(tmp_path, replace(request_for(tmp_path, script), devices=(1, 0))).wait()
+    assert Path("told").read_text() == "7,4 5,2"
 
 
 def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
@@ -214,3 +217,124 @@ def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
     assert report.lost_peer
     # How far a run is tells only a rank that knows it.
     assert not directory.progress.exists()
+
+
+TORCHRUN = f"{sys.executable} -m torch.distributed.run --master-port {{master_port}}"
+ON_RANK_1 = """
+if os.environ["RANK"] == "1":
+    steps(range(5))
+    {end}
+steps(range(10**6))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "said", "shown"),
+    [
+        (
+            "raise RuntimeError('label 7 is out of range')",
+            "raised",
+            "rank 1 raised RuntimeError: label 7 is out of range;",
+            "Traceback",
+        ),
+        ("os.kill(os.getpid(), 9)", "killed", "rank 1 was killed by SIGKILL", '"step": 4'),
+        ("sys.exit('I give up')", "raised", "rank 1 ended with exit code 1;", "I give up"),
+    ],
+)
+def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(
+    tmp_path: Path, end: str, kind: str, said: str, shown: str
+) -> None:
+    command = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
+    run = measured(tmp_path, ON_RANK_1.format(end=end), gpus=2, command=command)
+    failure = run.failure
+    assert failure is not None
+    assert failure.kind == kind
+    assert failure.message.startswith(said)
+    assert failure.rank == 1
+    assert shown in failure.detail
+    # Nothing of what torchrun says of it.
+    assert "exitcode" not in failure.detail
+
+
+def test_a_shell_that_reads_the_output_of_ranks_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "print('as rank', os.environ['RANK'], file=sys.stderr)\n" + FOREVER
+    inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
+    run = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>errors | tee log'")
+    assert run.failure is None
+    # Lines of one rank, in its own pipe, and not those that the shell prints again.
+    assert run.step_time_s == pytest.approx(0.01, rel=0.4)
+    lines = Path("log").read_text().splitlines()
+    assert lines.count('GPUSCALE {"step": 7}') == 2
+    told = Path("errors").read_text()
+    assert "as rank 0" in told
+    assert "as rank 1" in told
+
+
+def test_a_shell_that_ends_well_hides_no_rank_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = ON_RANK_1.format(end="raise RuntimeError('label 7')")
+    inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
+    failure = measured(tmp_path, script, gpus=2, command=f"sh -c '{inner} 2>&1 | tee log'").failure
+    assert failure is not None
+    assert failure.message.startswith("rank 1 raised RuntimeError: label 7;")
+    assert "RuntimeError: label 7" in Path("log").read_text()
+
+
+def test_more_ranks_than_were_asked_for_make_no_number(tmp_path: Path) -> None:
+    command = f"{TORCHRUN} --nproc-per-node 2 {tmp_path}/train.py"
+    failure = measured(tmp_path, FOREVER, command=command).failure
+    assert failure is not None
+    assert failure.kind == "invalid"
+    assert "2 ranks in a run on 1 CPU rank; write {gpus}" in failure.message
+
+
+RANKS = """
+if "CHILD" in os.environ:
+    steps(range(10**6))
+variables = {**os.environ, "CHILD": "1", "WORLD_SIZE": sys.argv[1]}
+subprocess.run([sys.executable, __file__], env=variables)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "devices", "is_refused"),
+    [
+        ("2", 2, (), False),
+        ("1", 2, (), True),
+        ("4", 2, (0, 1), True),
+        # A rank may drive several GPUs, if their number depends on what was asked for.
+        ("2", 4, (0, 1, 2, 3), True),
+        ("2 {gpus}", 4, (0, 1, 2, 3), False),
+    ],
+)
+def test_ranks_that_processes_show_are_held_against_the_gpus_of_the_run(
+    tmp_path: Path, words: str, gpus: int, devices: tuple[int, ...], is_refused: bool
+) -> None:
+    command = f"{sys.executable} {tmp_path}/train.py {words}"
+    request = replace(request_for(tmp_path, RANKS, gpus=gpus, command=command), devices=devices)
+    assert watch(tmp_path, request).wait() == is_refused
+    failures = RunDirectory(path=tmp_path / "run").failures()
+    assert all(f"in a run on {gpus}" in report.failure.message for report in failures)
+
+
+def test_a_starter_that_starts_a_single_process_is_seen_on_cpu_ranks(tmp_path: Path) -> None:
+    # As `accelerate launch --cpu --num_processes 2` does.
+    (tmp_path / "accelerate").symlink_to(sys.executable)
+    command = f"{tmp_path}/accelerate {tmp_path}/train.py {{gpus}}"
+    failure = measured(tmp_path, FOREVER, gpus=2, command=command).failure
+    assert failure is not None
+    assert "1 rank in a run on 2 CPU ranks; see why" in failure.message
+    (tmp_path / "one").mkdir()
+    assert measured(tmp_path / "one", FOREVER, command=command).failure is None
+
+
+def test_variables_that_were_there_before_are_no_ranks_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert measured(tmp_path, FOREVER).failure is None

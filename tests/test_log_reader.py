@@ -86,7 +86,11 @@ def test_a_counter_of_samples_is_counted_in_steps() -> None:
         ("nanogpt", "iter {step}: loss 3.1, time 500.00ms, mfu 38.10%", 0.5),
         ("tqdm", " 10%|█   | {step}/999 [00:07<00:00, 2.00it/s]", 0.5),
         # Of the 128 samples that each of two GPUs has in a step.
-        ("timm", "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  512.0/s  LR: 1", 0.5),
+        (
+            "timm",
+            "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  819.2/s  LR: 1",
+            0.3125,
+        ),
         ("tqdm-samples", " 10%|█   | {samples}/99999 [00:07<00:00, 256.00img/s]", 0.5),
         # The average since the start holds the warm-up.
         ("keras", "{step}/999 ━━━━ 2s 500ms/step - loss: 2.1", None),
@@ -102,6 +106,23 @@ def test_what_the_lines_report_of_a_step_stands_beside_what_was_measured(
     outcome = reader.outcome(told, started_s=0, clock_s=0)
     assert outcome.windows[0].time_s / outcome.steps_per_window == 0.25
     assert outcome.reported_step_s == reported_s
+
+
+@pytest.mark.parametrize(("per_s", "batch"), [(256.0, "32"), (2048.0, "256"), (1024.0, None)])
+def test_a_batch_that_the_reported_samples_contradict_makes_no_number(
+    per_s: float, batch: str | None
+) -> None:
+    line = "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  {per_s}/s  LR: 1"
+    lines = [(n * 0.25, line.format(step=n, per_s=per_s)) for n in range(60)]
+    reader = reader_of("timm", lines, gpus=2)
+    if batch is None:
+        assert reader.outcome(known(reader.windows), started_s=0, clock_s=0).batch_per_gpu == 128
+        return
+    said = (
+        f"{per_s:.4g} samples/s, and a batch of 128 .* 1024: .* trains? on about {batch}; .*--batch"
+    )
+    with pytest.raises(CommandError, match=said):
+        reader.outcome(known(reader.windows), started_s=0, clock_s=0)
 
 
 def test_a_counter_that_stands_while_lines_go_on_is_a_hang() -> None:

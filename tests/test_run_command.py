@@ -12,13 +12,14 @@ from hosts import processes_in, within_limit
 from measuring import run_pytest
 
 from gpuscale.cli import main
-from gpuscale.command_case import CommandCase, filled, joined, refuse_unusable
+from gpuscale.command_case import CommandCase, filled, joined, refuse_unscaled, refuse_unusable
 from gpuscale.errors import CaseError
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment
 from gpuscale.store import read_results
 
+RANKS_OF_TORCH = (sys.executable, "-m", "torch.distributed.run")
 QUICK = ("--device", "cpu", "--run-seconds", "0.5")
 DDP = """
 import torch
@@ -52,7 +53,7 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
 
 
 def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
-    starter = (sys.executable, "-m", "torch.distributed.run", "--master-port", "{master_port}")
+    starter = (*RANKS_OF_TORCH, "--master-port", "{master_port}")
     command = (*starter, "--nproc-per-node", "{gpus}", script(tmp_path, DDP))
     asked = ("--gpus", "2", "--runs", "1", "--results", "r.jsonl", "--oversubscribe", *QUICK)
     process = gpuscale(tmp_path, "run", *asked, "--", *command)
@@ -151,6 +152,14 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         (["--gpus", "1", "--", "no-such-program"], "cannot be started"),
         (["--gpus", "1,2", "--samples-per-step", "3", "--", "python"], "divided among 2 GPUs"),
         (["--gpus", "1", "--", __file__], "make it executable"),
+        (["--gpus", "1", "--batch", "8,16", "--", "python"], "write {batch} where"),
+        # The same on each number of GPUs.
+        (
+            ["--gpus", "1,2", "--", *RANKS_OF_TORCH, "--nproc-per-node", "2"],
+            "write {gpus} where it takes that number, such as torch.distributed.run",
+        ),
+        (["--gpus", "1,2", "--", *RANKS_OF_TORCH], "write {gpus} where"),
+        (["--gpus", "1,2", "--device", "cpu", "--", "python"], "any number of CPU ranks"),
         (["--gpus", "1", "--name", "x" * 300, "--", "python"], "1 to 200 characters"),
         (["--gpus", "1", "--name", " x", "--", "python"], "without spaces around them"),
         (
@@ -194,6 +203,50 @@ def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
     assert Uneven.batch_per_gpu(2, batch=8) == 4
     with pytest.raises(CaseError, match="divides it"):
         Uneven.batch_per_gpu(2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "launch", "on_gpu", "is_refused"),
+    [
+        ("torchrun --nproc-per-node {gpus} train.py", "plain", True, False),
+        ("torchrun --nproc_per_node=2 train.py", "plain", True, True),
+        ("torchrun --nproc-per-node=gpu train.py", "plain", True, False),
+        ("torchrun --nproc-per-node gpu train.py", "plain", False, True),
+        ("torchrun train.py --device gpu", "plain", True, True),
+        ("sh -c 'torchrun --nproc-per-node 2 train.py | tee log'", "plain", True, True),
+        ("sh -c 'torchrun --nproc-per-node {gpus} train.py | tee log'", "plain", True, False),
+        ("mpirun -n 2 python train.py", "plain", True, True),
+        # These take all GPUs that they see, unless they are given a number.
+        ("accelerate launch train.py", "plain", True, False),
+        ("accelerate launch --num-processes 2 train.py", "plain", True, True),
+        ("deepspeed --num_gpus=2 train.py", "plain", True, True),
+        # A script may take the GPUs that it sees. On CPU ranks nothing tells it how many to start.
+        ("python train.py", "plain", True, False),
+        ("python train.py", "plain", False, True),
+        ("python train.py", "torchrun", False, False),
+    ],
+)
+def test_a_command_that_would_do_the_same_on_all_numbers_of_gpus_is_refused(
+    typed: str, launch: str, on_gpu: bool, is_refused: bool
+) -> None:
+    case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
+    refuse_unscaled(case, (2, 2), on_gpu=on_gpu)
+    if not is_refused:
+        refuse_unscaled(case, (1, 2), on_gpu=on_gpu)
+        return
+    with pytest.raises(CaseError, match=r"write \{gpus\} where"):
+        refuse_unscaled(case, (1, 2), on_gpu=on_gpu)
+
+
+def test_a_command_case_without_its_number_of_gpus_is_refused_before_it_starts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_train.py").write_text(CASE)
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    done = run_pytest(tmp_path, "test_train.py", "--gpus", "1,2", *QUICK)
+    assert done.exit_code == 4, done.output
+    assert "write {gpus} where it takes that number" in done.output
+    assert not (tmp_path / "started").exists()
 
 
 def test_words_with_blanks_and_braces_stay_words() -> None:

@@ -5,17 +5,31 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 import torch
 from measuring import BENCH_CASES, run_pytest
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
 from gpuscale.errors import GpuscaleError
+from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.terminal import header_lines
+from gpuscale.records import Environment
+from gpuscale.reports.phrases import software_text
+from gpuscale.run_directory import RecordFile
+from gpuscale.telemetry import nvml
+from gpuscale.worker import machine
 from gpuscale.worker.machine import _cudnn_version, refuse_missing_kernels
 
 CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+ROCM_6_3 = ["gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100"]
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_120"]
+
+
+def nvidia_gpu(major: int, minor: int) -> SimpleNamespace:
+    return SimpleNamespace(name="Some model", major=major, minor=minor)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +46,7 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_120", "co
 def test_a_gpu_that_torch_has_kernels_for_is_measured(
     capability: tuple[int, int], built_for: list[str]
 ) -> None:
-    refuse_missing_kernels(0, "a GPU", capability, built_for)
+    refuse_missing_kernels(0, nvidia_gpu(*capability), built_for)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +61,105 @@ def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
     capability: tuple[int, int], built_for: list[str], remedy: str
 ) -> None:
     with pytest.raises(GpuscaleError, match=r"GPU 2 \(Some model\)") as caught:
-        refuse_missing_kernels(2, "Some model", capability, built_for)
+        refuse_missing_kernels(2, nvidia_gpu(*capability), built_for)
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "built_for", "is_served"),
+    [
+        ("gfx90a:sramecc+:xnack-", ROCM_6_3, True),
+        ("gfx942:sramecc+:xnack-", ROCM_6_3, True),
+        ("gfx1100", ROCM_6_3, True),
+        ("gfx950:sramecc+:xnack-", ROCM_6_3, False),
+        ("gfx90a:sramecc+:xnack-", ["gfx90a:xnack-"], True),
+        ("gfx90a:sramecc+:xnack-", ["gfx90a:xnack+", "gfx942"], False),
+        # Generic builds, each for its own family.
+        ("gfx906:sramecc+:xnack-", ["gfx9-generic"], True),
+        ("gfx90a:sramecc+:xnack-", ["gfx9-generic", "gfx9-4-generic"], False),
+        ("gfx942:sramecc+:xnack-", ["gfx9-4-generic"], True),
+        ("gfx950:sramecc+:xnack-", ["gfx9-4-generic"], True),
+        ("gfx942:sramecc+:xnack-", ["gfx9-generic", "gfx11-generic"], False),
+        ("gfx1036", ["gfx10-3-generic"], True),
+        ("gfx1010:xnack-", ["gfx10-3-generic"], False),
+        ("gfx1201", ["gfx12-generic"], True),
+        # A torch that does not name it is not doubted.
+        ("", ["gfx90a"], True),
+    ],
+)
+def test_a_gpu_of_amd_is_judged_by_its_target_and_not_by_a_compute_capability(
+    target: str, built_for: list[str], is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.3.42134-a9a80e791")
+    gpu = SimpleNamespace(name="AMD Instinct", major=9, minor=0, gcnArchName=target)
+    if is_served:
+        refuse_missing_kernels(0, gpu, built_for)
+        return
+    with pytest.raises(GpuscaleError) as caught:
+        refuse_missing_kernels(0, gpu, built_for)
+    said = str(caught.value)
+    assert f"GPU 0 (AMD Instinct) is {target}, and torch" in said
+    assert f"kernels for {', '.join(built_for)} only" in said
+    assert "compute capability" not in said
+    assert "CUDA" not in said.replace(torch.__version__, "")
+
+
+def test_a_record_of_amd_gpus_names_rocm_and_its_libraries_and_no_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(
+        name="AMD Instinct MI250X",
+        major=9,
+        minor=0,
+        gcnArchName="gfx90a:sramecc+:xnack-",
+        uuid="65303434-3830-3136-3839-323537666234",
+        total_memory=64 << 30,
+    )
+    monkeypatch.setattr(torch.version, "hip", "6.3.42134-a9a80e791")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 3_003_000)
+    for name, value in {
+        "is_available": True,
+        "init": None,
+        "device_count": 1,
+        "get_device_properties": gpu,
+        "get_arch_list": ROCM_6_3,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 21, 5))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    for function in ("die_with_parent", "end_at_interrupt"):
+        monkeypatch.setattr(machine, function, lambda: None)
+    set_here = ("RCCL_X", "HSA_X", "HIP_X", "ROCR_X", "MIOPEN_X", "MPICH_X", "CXI_X", "NCCL_X")
+    for name in set_here:
+        monkeypatch.setenv(name, "1")
+    path = tmp_path / "environment.json"
+    machine.describe_to(str(path), "auto")
+    found = RecordFile(path, Environment).read()
+    assert (found.device, found.gpu_names) == ("cuda", ("AMD Instinct MI250X",))
+    assert found.rocm_version == "6.3.42134-a9a80e791"
+    assert (found.rccl_version, found.miopen_version) == ("2.21.5", "3003000")
+    assert (found.cuda_version, found.cudnn_version, found.nccl_version) == (None, None, None)
+    assert found.variables.keys() >= {*set_here}
+    said = software_text(found)
+    assert "ROCm 6.3.42134-a9a80e791, RCCL 2.21.5" in said
+    assert "CUDA" not in said
+    options = parse_options({"gpus": "1"})
+    assert "1× AMD Instinct MI250X, RCCL" in next(header_lines(found, options, None))
+
+
+def test_telemetry_of_amd_gpus_is_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "_AMD_DRIVER", tmp_path)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
+    with pytest.raises(nvml.DriverAbsentError, match="AMD") as caught, nvml.open_nvml():
+        pass
+    assert not isinstance(caught.value, nvml.DriverBrokenError)
+
+
+def no_library() -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def test_a_cudnn_that_torch_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

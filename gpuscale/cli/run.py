@@ -1,13 +1,20 @@
 """`gpuscale run`: a training script as it is, measured like any other case."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpuscale.command_case import LAUNCHES, PLACEHOLDERS, CommandCase, joined, refuse_unusable
+from gpuscale.command_case import (
+    LAUNCHES,
+    PLACEHOLDERS,
+    CommandCase,
+    joined,
+    refuse_unscaled,
+    refuse_unusable,
+)
 from gpuscale.errors import CaseError, UsageError
-from gpuscale.plugin.options import OPTIONS, Option, parse_options
+from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
 
 _SCRIPT_ENDINGS = (".py", ".sh")
 
@@ -54,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     batches = options.batches
     if batches and arguments.global_batch:
         raise UsageError("--batch and --samples-per-step say the same in two ways; leave out one")
-    case = _case(arguments, gpus=options.gpus, batch=batches[0] if batches else None)
+    case = _case(arguments, options)
     words = [word for option, value in given.items() for word in _given(option, value)]
     # Here, since it takes a while, and whoever mistypes an option should not wait for it.
     from gpuscale.plugin.command_item import measured_in_session
@@ -62,9 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     return measured_in_session(case, words)
 
 
-def _case(
-    arguments: argparse.Namespace, *, gpus: Sequence[int], batch: int | None
-) -> type[CommandCase]:
+def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[CommandCase]:
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
         raise UsageError("there is no command; give one after --, such as -- python train.py")
@@ -73,7 +78,7 @@ def _case(
         "name": classmethod(lambda cls: name),
         "__module__": __name__,
         "command": joined(words),
-        "batch": batch,
+        "batch": next(iter(options.batches or ()), None),
         "global_batch": arguments.global_batch,
         "launch": arguments.launch,
         "log_format": arguments.log_format,
@@ -83,8 +88,12 @@ def _case(
     try:
         refuse_unusable(case)
         # Here, since the others would be measured for hours before.
-        for number in gpus:
-            case.batch_per_gpu(number)
+        for number in options.gpus:
+            for batch in options.batches or (None,):
+                case.batch_per_gpu(number, batch)
+        if options.launcher == "local":
+            # Whether there is a GPU is looked at later.
+            refuse_unscaled(case, options.gpus, on_gpu=options.device != "cpu")
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

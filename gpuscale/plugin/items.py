@@ -122,8 +122,10 @@ def refuse_unmeasuring(items: Sequence[pytest.Item]) -> None:
             )
 
 
-def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> None:
-    """Refuses namesakes, a size that a case does not have, and a fault without its rank."""
+def refuse_unmeasurable(
+    plans: Sequence[ItemPlan], options: MeasureOptions, environment: Environment
+) -> None:
+    """Refuse namesakes, commands without {gpus}, unknown sizes, and faults without their rank."""
     cases: dict[str, type[Case]] = {}
     for plan in plans:
         first = cases.setdefault(plan.case.name(), plan.case)
@@ -134,7 +136,10 @@ def refuse_unmeasurable(plans: Sequence[ItemPlan], options: MeasureOptions) -> N
                 "choose one of the tests"
             )
     problems = []
-    for _, case in sorted(cases.items()):
+    for name, case in sorted(cases.items()):
+        if issubclass(case, CommandCase) and not environment.nodes:
+            gpus = {plan.gpus for plan in plans if plan.case.name() == name}
+            command_case.refuse_unscaled(case, gpus, on_gpu=environment.device == "cuda")
         try:
             if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
                 case().named_size(options.size)

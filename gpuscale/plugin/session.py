@@ -126,7 +126,7 @@ class _MeasuringSession:
         requests = [request for request in asked if not isinstance(request, str)]
         try:
             refuse_unmeasuring(items)
-            refuse_unmeasurable(plans, self._options)
+            refuse_unmeasurable(plans, self._options, self._recorder.environment)
             if self._options.batches and len(requests) < len(asked):
                 problems = dict.fromkeys(each for each in asked if isinstance(each, str))
                 raise UsageError(f"--batch: {'; '.join(problems)}")

@@ -72,7 +72,8 @@ def header_lines(
     if options.injections:
         yield injection_warning(options.injections)
     if environment.device == "cuda":
-        yield f"gpuscale {__version__}: {environment.hardware_label}, NCCL (device: cuda)"
+        library = "NCCL" if environment.rocm_version is None else "RCCL"
+        yield f"gpuscale {__version__}: {environment.hardware_label}, {library} (device: cuda)"
     else:
         why = "--device cpu" if options.device == "cpu" else "no GPU found"
         yield (

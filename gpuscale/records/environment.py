@@ -53,6 +53,10 @@ class Environment(Record, frozen=True, kw_only=True):
     cuda_version: Line | None = None
     cudnn_version: Line | None = None
     nccl_version: Line | None = None
+    rocm_version: Line | None = None
+    """HIP's version in place of CUDA's, for a torch that was built for AMD GPUs."""
+    miopen_version: Line | None = None
+    rccl_version: Line | None = None
     driver_version: Line | None = None
     kernel: Line | None = None
     variables: Mapping[Line, Line] = msgspec.field(default_factory=dict)

@@ -129,6 +129,8 @@ def software_text(environment: Environment) -> str:
         "torch": environment.torch_version,
         "CUDA": environment.cuda_version if environment.device == "cuda" else None,
         "NCCL": environment.nccl_version,
+        "ROCm": environment.rocm_version if environment.device == "cuda" else None,
+        "RCCL": environment.rccl_version,
         "driver": environment.driver_version,
         "Python": environment.python_version,
         "cases": environment.cases_revision,

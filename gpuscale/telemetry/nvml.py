@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
@@ -26,6 +27,8 @@ _SHARED = "measured only for the whole GPU, which other MIG devices share"
 _WHOLE_GPU = "the UUID is that of a whole GPU in MIG mode; name the MIG device by its own UUID"
 _OTHER_CLOCK_US = 3600e6
 """Samples further than this from now carry times that are not Unix times."""
+_AMD_DRIVER = Path("/dev/kfd")
+"""There if the kernel has AMD's driver for computing."""
 _MOST_XIDS = 100  # of a device between two ticks: more say nothing new
 
 _AT_EVERY_TICK = [moment for moment, field in MOMENTS.items() if field.when == "windows"]
@@ -71,7 +74,10 @@ def open_nvml() -> Iterator[str | None]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        raise DriverAbsentError("no NVIDIA driver: libnvidia-ml.so.1 not found") from None
+        why = "no NVIDIA driver: libnvidia-ml.so.1 not found"
+        if _AMD_DRIVER.exists():
+            why = "NVML is NVIDIA's, and the counters of AMD's GPUs are not read yet"
+        raise DriverAbsentError(why) from None
     except pynvml.NVMLError_DriverNotLoaded:
         raise DriverAbsentError("no NVIDIA driver: its kernel module is not loaded") from None
     except pynvml.NVMLError as error:

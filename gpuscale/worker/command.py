@@ -1,7 +1,6 @@
 """The process that starts the command of a run, times its lines, and ends all that it started."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,12 +12,13 @@ from types import FrameType
 
 from msgspec.structs import replace
 
-from gpuscale.command_case import filled
+from gpuscale.command_case import fields_of, filled, starter_of
 from gpuscale.errors import GpuscaleError
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
+from gpuscale.worker.last_words import LOST_PEER, LastWords
 from gpuscale.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
 from gpuscale.worker.output import OF_COMMAND, Output
 
@@ -27,13 +27,25 @@ _DRAIN_S = 1.0
 _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 _WAIT_FOR_OTHERS_S = 3.0
-_LOST_PEER = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-"""In torch's words: who talked to another rank, which most likely ended before."""
+_RANK_COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables by which torchrun, DeepSpeed, Open MPI and MPICH say how many ranks there are."""
 _RANK_PYTHON = """\
 #!/bin/sh
-# What torchrun starts as Python for each rank: the output goes into pipes of the rank's own.
-if [ -p "$GPUSCALE_PIPES/$RANK.out" ]; then
-    exec >"$GPUSCALE_PIPES/$RANK.out" 2>"$GPUSCALE_PIPES/$RANK.err"
+# What torchrun starts as Python for each rank: the output goes into pipes of the rank's own. If a
+# shell or torchrun has sent it elsewhere, as in `torchrun … | tee log`, it goes there as well.
+copy() {
+    [ -p "$1.copy" ] || mkfifo "$1.copy"
+    # No child of Python's, and not ended with it: the last lines count most.
+    (trap '' HUP INT TERM; exec tee "$1" <"$1.copy" &)
+}
+is_copied() {
+    case " $GPUSCALE_OUTPUT " in *" $(readlink "/proc/$$/fd/$1") "*) return 1 ;; esac
+    command -v tee >/dev/null && command -v mkfifo >/dev/null && command -v readlink >/dev/null
+}
+pipe=$GPUSCALE_PIPES/$RANK
+if [ -p "$pipe.out" ]; then
+    if is_copied 1; then copy "$pipe.out"; exec >"$pipe.out.copy"; else exec >"$pipe.out"; fi
+    if is_copied 2; then copy "$pipe.err" >&2; exec 2>"$pipe.err.copy"; else exec 2>"$pipe.err"; fi
 fi
 python=${GPUSCALE_PYTHON_EXEC:-$(tr '\\0' '\\n' <"/proc/$PPID/cmdline" | head -n 1)}
 exec "$python" "$@"
@@ -83,9 +95,10 @@ def _measure_or_error(
 
 def _tell_failure(error: CommandError, directory: RunDirectory, rank: int | None) -> None:
     """Leave why there is no result, and time for those who know more of it."""
-    failure = replace(error.failure, rank=rank, host=socket.gethostname())
+    own_rank = error.failure.rank if rank is None else rank
+    failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
-    lost_peer = is_end and _LOST_PEER.search(failure.detail) is not None
+    lost_peer = is_end and LOST_PEER.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
     directory.failure(rank or 0).write(report)
     if rank is not None and (lost_peer or failure.kind == "timeout"):
@@ -103,7 +116,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
     for descriptor, source in pipes:
         output.listen(descriptor, source)
     processes = list(_started(request, directory, rank, output))
-    looked_s = started_s
+    looked_s, has_counted_ranks = started_s, rank is not None
     while True:
         reader.take(output.lines(_LOOK_S))
         now_s = time.monotonic()
@@ -111,6 +124,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
             continue
         looked_s, windows = now_s, reader.windows
         reader.refuse_unread(rank or 0, is_late=now_s > deadline_s)
+        has_counted_ranks = has_counted_ranks or _count_ranks(request, reader)
         codes = [process.poll() for process in processes]
         is_over = None not in codes or any(codes)
         if is_over:
@@ -142,22 +156,58 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         _tell(directory, found, wanted, knows=rank is None or reader.has_steps())
 
 
+def _count_ranks(request: RunRequest, reader: LogReader) -> bool:
+    """Return True once a step was told and there are as many ranks as GPUs; else CommandError.
+
+    Processes that do not show how many ranks there are are not doubted.
+    """
+    command, gpus = request.command, request.gpus
+    assert command is not None
+    if not reader.has_steps():
+        return False
+    counts = set[int]()
+    for process in descendants():
+        # It may have ended, or be another user's.
+        with suppress(OSError):
+            text = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
+            variables = dict(each.partition("=")[::2] for each in text.split("\0"))
+            for name in _RANK_COUNTS:
+                if (count := variables.get(name, "")).isdigit() and count != os.environ.get(name):
+                    counts.add(int(count))
+    if not (counts or request.devices or any(name in os.environ for name in _RANK_COUNTS)):
+        # Without GPUs, each rank that a starter makes has such a variable; else it made none.
+        counts = {1} if starter_of(command.words) else counts
+    if not counts or gpus in counts:
+        return True
+    has_number = "gpus" in fields_of(command.words)
+    remedy = (
+        "see why, since it has {gpus}"
+        if has_number
+        else "write {gpus} where the command has their number"
+    )
+    ranks, on = max(counts), f"{gpus} {'GPU' if request.devices else 'CPU rank'}"
+    # A rank may drive several GPUs, if their number depends on what was asked for.
+    if request.devices and gpus % ranks == 0 and has_number:
+        return True
+    raise reader.failed(
+        f"the command started {ranks} rank{'' if ranks == 1 else 's'} in a run on {on}"
+        f"{'' if gpus == 1 else 's'}; {remedy}"
+    )
+
+
 def _refuse_end(
     codes: list[int | None], reader: LogReader, directory: RunDirectory, rank: int | None
 ) -> None:
     """Raise CommandError for a command that ended too early, unless another node's told enough."""
-    code = next((code for code in codes if code), 0)
-    place = _place(rank)
-    if code < 0:
-        end = signal.Signals(-code).name
-        reason = " (out of memory?)" if -code == signal.SIGKILL else ""
-        raise reader.failed(
-            f"the command was killed by {end}{place}{reason}; its last lines are below", "killed"
-        )
-    if code:
-        raise reader.failed(
-            f"the command ended with exit code {code}{place}; its last lines are below", "raised"
-        )
+    failed = {f"rank {number}": code for number, code in enumerate(codes) if code}
+    code = next(iter(failed.values()), 0)
+    if len(codes) == 1:
+        # What a killed command started may have survived its exceptions.
+        failed = {OF_COMMAND: code} if code < 0 else {}
+    words = reader.last_words(failed)
+    # That of a rank also if the command ended well, as a shell does that pipes torchrun's output.
+    if code := code if words.exit_code is None else words.exit_code:
+        raise _failed_end(code, words, reader, rank)
     deadline_s = time.monotonic() + _WAIT_FOR_OTHERS_S
     while rank is not None and time.monotonic() < deadline_s:
         if directory.enough.exists():
@@ -167,6 +217,28 @@ def _refuse_end(
         left = " (processes that it left in the background do not count)" if _living() else ""
         kind: FailureKind = "invalid" if reader.has_steps() else "unread"
         raise reader.failed(f"the command ended too early{left}: {reader.told_so_far()}", kind)
+
+
+def _failed_end(code: int, words: LastWords, reader: LogReader, rank: int | None) -> CommandError:
+    """The error of a command, or of the rank that ended it, with an exit code other than 0."""
+    kind: FailureKind = "raised"
+    who = words.source
+    if words.exception is not None:
+        who = who if rank is None else f"rank {rank} on {socket.gethostname()}"
+        end = f"raised {words.exception}"
+    elif code < 0:
+        kind = "killed"
+        reason = " (out of memory?)" if -code == signal.SIGKILL else ""
+        end = f"was killed by {signal.Signals(-code).name}{_place(rank)}{reason}"
+    else:
+        end = f"ended with exit code {code}{_place(rank)}"
+    shown = "its last lines are below"
+    if not words.lines:
+        shown = "it printed nothing, and the last lines of others are below"
+    error = reader.failed(f"{who} {end}; {shown}", kind, lines=words.lines)
+    number = words.source.removeprefix("rank ")
+    error.failure = replace(error.failure, rank=int(number) if number.isdigit() else rank)
+    return error
 
 
 def _place(rank: int | None) -> str:
@@ -227,7 +299,7 @@ def _started(
             yield subprocess.Popen(
                 words,
                 cwd=command.folder,
-                env={**given, **place},
+                env={**given, **place, "GPUSCALE_OUTPUT": _links_of(pipes)},
                 stdin=subprocess.DEVNULL,
                 stdout=pipes["stdout"][1],
                 stderr=pipes["stderr"][1],
@@ -244,17 +316,22 @@ def _started(
             output.listen(reading, source)
 
 
+def _links_of(pipes: dict[str, tuple[int, int]]) -> str:
+    """The names by which Linux shows where the command writes: `pipe:[17] pipe:[18]`."""
+    ends = (Path(f"/proc/self/fd/{writing}") for _, writing in pipes.values())
+    return " ".join(str(end.readlink()) for end in ends if end.is_symlink())
+
+
 def _variables(request: RunRequest, directory: RunDirectory, rank: int | None) -> dict[str, str]:
     """What a command is told in its environment beside what this process has."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    devices = dict.fromkeys(request.devices)
-    named = [visible[device] if visible[0] else str(device) for device in devices]
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        "GPUSCALE_REPORT": "1",
-        # Empty on CPU ranks: what is recorded as `cpu` must not use a GPU.
-        "CUDA_VISIBLE_DEVICES": ",".join(named),
-    }
+    variables = {"PYTHONUNBUFFERED": "1", "GPUSCALE_REPORT": "1"}
+    # On AMD's GPUs HIP's goes before CUDA's. Both are empty on CPU ranks: what is recorded as `cpu`
+    # must not use a GPU.
+    hip = [name for name in ("HIP_VISIBLE_DEVICES",) if os.environ.get(name)]
+    for name in ("CUDA_VISIBLE_DEVICES", *hip):
+        visible = dict(enumerate(filter(None, os.environ.get(name, "").split(","))))
+        devices = dict.fromkeys(request.devices)
+        variables[name] = ",".join(visible.get(device, str(device)) for device in devices)
     if rank is not None:
         # Ranks lie on their hosts in blocks, of which the last may be smaller.
         block = directory.ranks_per_host(request.gpus)

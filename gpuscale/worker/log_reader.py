@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from gpuscale.log_formats import (
@@ -18,6 +18,7 @@ from gpuscale.log_formats import (
 from gpuscale.log_formats.unread import UnreadLines
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
+from gpuscale.worker.last_words import KEPT_LINES, LastWords, last_words
 from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
 from gpuscale.worker.output import OF_COMMAND, Line
 
@@ -30,6 +31,8 @@ _KEPT_LINES = 500
 """Of those that are looked at for their format."""
 _MOST_STEPS = 10**9
 """That a run is recorded with."""
+_SAME_BATCH = 1.5
+"""Most times by which the samples/s of the lines may differ from those that were measured."""
 _BY_SAMPLES = ("samples", "tokens")
 
 
@@ -50,6 +53,7 @@ class LogReader:
         self._request, self._shared = request, shared_pipe
         self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
         """The last lines, as they were printed."""
+        self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._lines: list[Line] = []
         self._series: dict[str, Series] = {}
@@ -66,6 +70,8 @@ class LogReader:
         """Read lines; raises CommandError for one after which no result can come."""
         new = lines = [line._replace(text=plain(line.text)) for line in lines]
         self.latest.extend(line.text for line in lines)
+        for line in lines:
+            self._latest_of[line.source].append(line)
         if not self._is_settled:
             for line in lines:
                 self._recognition.take(line.text)
@@ -171,6 +177,9 @@ class LogReader:
                 "lines of the command arrive many at once, so they were buffered and their moments "
                 "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
             )
+        reported_step_s = self._reported_step_s(series, spans)
+        step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / windows.steps
+        self._refuse_other_batch(reported_step_s, step_s)
         return CommandOutcome(
             batch_per_gpu=self.global_batch // self._request.gpus,
             warmup_steps=windows.warmup_steps,
@@ -180,8 +189,26 @@ class LogReader:
                 CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
                 for begin_s, end_s in spans
             ),
-            reported_step_s=self._reported_step_s(series, spans),
+            reported_step_s=reported_step_s,
         )
+
+    def _refuse_other_batch(self, reported_step_s: float | None, step_s: float) -> None:
+        """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
+        assert self._format is not None
+        # Counters of samples need no batch.
+        has_batch = self._format.unit == "samples/s" and self._format.counts not in _BY_SAMPLES
+        if reported_step_s is None or not has_batch:
+            return
+        times = reported_step_s / step_s
+        if max(times, 1 / times) > _SAME_BATCH:
+            batch = self.global_batch / self._request.gpus
+            raise self.failed(
+                f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
+                f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
+                f"command seems to train on about {round(batch / times)}; give that with --batch, "
+                "or write {batch} where the command takes it. If the lines count otherwise, read "
+                "the steps alone, by --step-regex"
+            )
 
     def _reported_step_s(
         self, series: Series, spans: Sequence[tuple[float, float]]
@@ -283,12 +310,22 @@ class LogReader:
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        # The first one of those that told most: all ranks may print the same.
-        told = (series for series in self._series.values() if series.stretches)
-        return max(told, key=lambda series: count_of(series.stretches), default=None)
+        # The first one of those that told most: all ranks may print the same. A shell that reads
+        # their lines from torchrun, as `| tee log` does, may print them again, mixed and later.
+        told = {source: series for source, series in self._series.items() if series.stretches}
+        ranks = [series for source, series in told.items() if source != OF_COMMAND]
+        by_most = ranks or [*told.values()]
+        return max(by_most, key=lambda series: count_of(series.stretches), default=None)
 
-    def failed(self, message: str, kind: FailureKind = "invalid") -> CommandError:
-        """The failure with this message, and with the last lines of the output."""
+    def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
+        """The end of the process that ended the command; exit codes are by the lines' source."""
+        of_command = LastWords(OF_COMMAND, None, None, tuple(self.latest))
+        return last_words(self._latest_of, exit_codes) or of_command
+
+    def failed(
+        self, message: str, kind: FailureKind = "invalid", *, lines: Sequence[str] = ()
+    ) -> CommandError:
+        """The failure with this message and with these lines, or the last ones of the output."""
         series = self._leading()
-        failure = Failure(kind=kind, message=message, detail="\n".join(self.latest))
+        failure = Failure(kind=kind, message=message, detail="\n".join(lines or self.latest))
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)

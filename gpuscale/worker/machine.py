@@ -37,6 +37,11 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 _FIRST_OF_CUDA_13 = (7, 5)
 """The least capability that default builds of torch serve from 2.11 on; those for CUDA 12.6, which
 serve older ones, end with 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
+_AMD_FAMILIES = {
+    "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
+    "gfx9-4-generic": ("gfx94", "gfx950"),
+}
+"""How the names of the processors begin that run a generic build, if not as its own name does."""
 
 
 def describe_to(path: str, device: str) -> None:
@@ -67,15 +72,24 @@ def describe_to(path: str, device: str) -> None:
         torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
         lightning_version=_lightning_version(),
-        cuda_version=torch.version.cuda,
-        cudnn_version=cudnn_version,
-        nccl_version=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        **_versions(cudnn_version, has_nccl=has_nccl),
         kernel=platform.release(),
         variables={name: value for name, value in set_here if name.startswith(VARIABLE_FAMILIES)},
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
     RecordFile(Path(path), Environment).write(found)
+
+
+def _versions(cudnn_version: str | None, *, has_nccl: bool) -> dict[str, Any]:
+    """The versions of CUDA's libraries, or those of ROCm, for which torch uses the same names."""
+    nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    if torch.version.hip is None:
+        names = ("cuda_version", "cudnn_version", "nccl_version")
+    else:
+        names = ("rocm_version", "miopen_version", "rccl_version")
+    runtime = torch.version.hip or torch.version.cuda
+    return dict(zip(names, (runtime, cudnn_version, nccl_version), strict=True))
 
 
 def _gpus(device: str) -> tuple[GpuDevice, ...]:
@@ -94,14 +108,20 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        remedy = (
+            "see whether 'nvidia-smi' works; of a GPU in MIG mode choose an instance, with "
+            "CUDA_VISIBLE_DEVICES=MIG-…"
+        )
+        runtime = "CUDA"
+        if torch.version.hip is not None:
+            runtime, remedy = "ROCm", "see whether 'rocminfo' works"
         raise GpuscaleError(
-            f"CUDA does not start: {str(error).splitlines()[0]} (see whether 'nvidia-smi' works; "
-            "of a GPU in MIG mode choose an instance, with CUDA_VISIBLE_DEVICES=MIG-…)"
+            f"{runtime} does not start: {str(error).splitlines()[0]} ({remedy})"
         ) from None
     found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
     built_for = torch.cuda.get_arch_list()
     for number, gpu in enumerate(found):
-        refuse_missing_kernels(number, gpu.name, (gpu.major, gpu.minor), built_for)
+        refuse_missing_kernels(number, gpu, built_for)
     known = known_to_driver()
     return tuple(
         GpuDevice(
@@ -166,7 +186,7 @@ def _gpus_of_driver() -> int:
 
 def _why_no_cuda() -> str:
     if torch.version.cuda is None:
-        return "it was built without CUDA"
+        return "it was built " + ("for ROCm" if torch.version.hip else "without CUDA")
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -174,32 +194,61 @@ def _why_no_cuda() -> str:
     return "it counts none"
 
 
-def refuse_missing_kernels(
-    number: int, name: str, capability: tuple[int, int], built_for: Sequence[str]
-) -> None:
-    """A GpuscaleError where torch has no kernels for a GPU; only the first one would tell.
+def refuse_missing_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
+    """Raise a GpuscaleError if torch has no kernels for a GPU; else its first kernel would fail.
 
-    `built_for` is as `torch.cuda.get_arch_list()` has it: `sm_80` runs on 8.0 and 8.6, and
-    `compute_80`, which is compiled at its first use, on all from 8.0.
+    `gpu` is what `torch.cuda.get_device_properties()` returns, and `built_for` what
+    `torch.cuda.get_arch_list()` does.
     """
-    for architecture in built_for:
-        kind, _, version = architecture.partition("_")
-        if not version.isdigit():
-            # Such as sm_90a, which runs on 9.0 alone; it stands beside an sm_90.
-            continue
-        major, minor = int(version[:-1]), int(version[-1])
-        same = kind == "sm" and major == capability[0] and minor <= capability[1]
-        if same or (kind == "compute" and (major, minor) <= capability):
+    capability = (gpu.major, gpu.minor)
+    if torch.version.hip is not None:
+        # Its compute capability is 9.0 for gfx900, gfx908 and gfx90a; before 2.1 torch has no name.
+        target = getattr(gpu, "gcnArchName", "")
+        if not target or any(_runs_on_amd(each, target) for each in built_for):
             return
+        has, variable = f"is {target}", "HIP_VISIBLE_DEVICES"
+    else:
+        if any(_runs_on_nvidia(each, capability) for each in built_for):
+            return
+        has = "has compute capability {}.{}".format(*capability)
+        variable = "CUDA_VISIBLE_DEVICES"
     remedy = "a torch that was built for it"
-    if capability < _FIRST_OF_CUDA_13:
+    if torch.version.hip is None and capability < _FIRST_OF_CUDA_13:
         older = "torch 2.14 or older, built for CUDA 12.6"
         remedy = f"{older}, or torch 2.6, whose default build serves it"
     raise GpuscaleError(
-        f"GPU {number} ({name}) has compute capability {capability[0]}.{capability[1]}, and torch "
-        f"{torch.__version__} has kernels for {', '.join(built_for) or 'no GPU'} only; "
-        f"install {remedy}, or leave the GPU out with CUDA_VISIBLE_DEVICES"
+        f"GPU {number} ({gpu.name}) {has}, and torch {torch.__version__} has kernels for "
+        f"{', '.join(built_for) or 'no GPU'} only; install {remedy}, or leave the GPU out with "
+        f"{variable}"
     )
+
+
+def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
+    """True if `sm_80` (8.0 and 8.6) or `compute_80` (from 8.0) has kernels for this capability."""
+    kind, _, version = architecture.partition("_")
+    if not version.isdigit():
+        # Such as sm_90a, which runs on 9.0 alone; it stands beside an sm_90.
+        return False
+    built_for = int(version[:-1]), int(version[-1])
+    if kind == "compute":
+        return built_for <= capability
+    return kind == "sm" and built_for[0] == capability[0] and built_for[1] <= capability[1]
+
+
+def _runs_on_amd(architecture: str, target: str) -> bool:
+    """True if `gfx90a`, `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
+
+    The target carries its features: `gfx90a:sramecc+:xnack-`. What a build does not name runs
+    with either (LLVM's User Guide for AMDGPU, "Target ID" and "Generic Processors").
+    """
+    built_for, *wanted = architecture.split(":")
+    processor, *features = target.split(":")
+    if built_for.endswith("-generic"):
+        own_name = built_for.removesuffix("-generic").replace("-", "")
+        is_built_for = processor.startswith(_AMD_FAMILIES.get(built_for, own_name))
+    else:
+        is_built_for = processor == built_for
+    return is_built_for and set(wanted) <= set(features)
 
 
 def _cudnn_version() -> str | None:

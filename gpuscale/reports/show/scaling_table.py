@@ -44,6 +44,7 @@ def scaling_lines(results: Results, columns: int | None, steps: int | None = Non
         *table_notes(points),
         *_slow_windows(runs),
         *_other_step_times(runs),
+        *_untold_batches(runs),
         *_ratio_lines(runs),
         *budget_lines(runs),
     ]
@@ -185,6 +186,20 @@ def _other_step_times(runs: Sequence[Run]) -> Iterator[str]:
                 "was measured; see whether --batch and the counter of steps mean what was timed "
                 "(docs/commands.md)"
             )
+
+
+def _untold_batches(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each command whose batch was given to gpuscale, but not to the command."""
+    first = {run.configuration: run for run in reversed(runs) if run.is_valid}
+    for configuration, run in reversed(first.items()):
+        words = configuration.command
+        # Without a kind of scaling its lines told the batch.
+        if words is None or configuration.scaling is None or "batch}" in words:
+            continue
+        yield (
+            f"{run.key.label}: samples/s are those of a batch of {run.batch_per_gpu} on each GPU, "
+            "as given; the command has no {batch}, so see that it trains on as many"
+        )
 
 
 def _slow_windows(runs: Sequence[Run]) -> Iterator[str]:

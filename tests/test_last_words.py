@@ -1,0 +1,116 @@
+"""Which process ended a command, by what each printed last."""
+
+import pytest
+
+from gpuscale.worker.last_words import last_words
+from gpuscale.worker.output import OF_COMMAND, Line
+
+OWN = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    raise ValueError("no data")
+ValueError: no data"""
+OF_TORCH = "\n".join(f"[rank1]: {line}" for line in OWN.splitlines())
+LOST = OWN.replace("ValueError: no data", "RuntimeError: [gloo/pair.cc:534] Connection closed")
+OF_STARTER = OWN.replace("ValueError: no data", "x.errors.ChildFailedError: ")
+SUMMARY = """\
+Failures:
+[1]:
+  rank      : {other} (local_rank: {other})
+  exitcode  : {other_code} (pid: 7)
+Root Cause (first observed failure):
+[0]:
+  rank      : {first} (local_rank: {first})
+  exitcode  : {code} (pid: 8)"""
+
+
+def summary(first: int, code: int, other_code: int = -15) -> str:
+    return SUMMARY.format(first=first, code=code, other=1 - first, other_code=other_code)
+
+
+def printed(**texts: str) -> dict[str, list[Line]]:
+    """Lines of sources, in the order in which they came; `rank_1` is rank 1."""
+    sources = {"command": OF_COMMAND, "rank_0": "rank 0", "rank_1": "rank 1"}
+    return {
+        sources[name]: [Line(sources[name], line, at_s) for line in text.splitlines()]
+        for at_s, (name, text) in enumerate(texts.items())
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "codes", "source", "exception", "code"),
+    [
+        # A script by itself, and one whose starter raises after it.
+        (printed(command=OWN), {}, OF_COMMAND, "ValueError: no data", None),
+        (printed(command=f"{OWN}\n{OF_STARTER}"), {}, OF_COMMAND, "ValueError: no data", None),
+        # torchrun, whose summary names the rank; without it the rank with a cause of its own.
+        (
+            printed(rank_0=LOST, rank_1=OF_TORCH, command=f"{OF_STARTER}\n{summary(1, 1)}"),
+            {},
+            "rank 1",
+            "ValueError: no data",
+            1,
+        ),
+        (
+            printed(rank_0=LOST, rank_1=OF_TORCH, command=OF_STARTER),
+            {},
+            "rank 1",
+            "ValueError: no data",
+            None,
+        ),
+        # Both at once, and the summary names the wrong one first.
+        (
+            printed(rank_0=LOST, rank_1=OF_TORCH, command=summary(0, 1, 1)),
+            {},
+            "rank 1",
+            "ValueError: no data",
+            1,
+        ),
+        # Killed without a word, while the other one logged something that it survived.
+        (printed(rank_0=OWN, command=summary(1, -9)), {}, "rank 1", None, -9),
+        (printed(rank_0=LOST, command=summary(0, 1, -9)), {}, "rank 1", None, -9),
+        (printed(rank_0=LOST, rank_1="I give up", command=summary(1, 3)), {}, "rank 1", None, 3),
+        # What a rank survived, before it was killed, is not why it ended.
+        (printed(rank_1=OWN, command=summary(1, -9)), {}, "rank 1", None, -9),
+        # Ranks that gpuscale started.
+        (printed(rank_0=LOST, rank_1=OWN), {"rank 0": 1}, "rank 1", "ValueError: no data", None),
+        (printed(rank_0=LOST), {"rank 0": 1, "rank 1": -9}, "rank 1", None, -9),
+        # All ranks lost others: the first one that is known to have ended.
+        (
+            printed(rank_0=LOST, rank_1=LOST),
+            {"rank 1": 1},
+            "rank 1",
+            "RuntimeError: [gloo/pair.cc:534] Connection closed",
+            1,
+        ),
+        # A shell prints again what the ranks printed.
+        (printed(rank_1=OF_TORCH, command=OF_TORCH), {}, "rank 1", "ValueError: no data", None),
+    ],
+)
+def test_the_process_that_ended_a_command_is_found(
+    lines: dict[str, list[Line]],
+    codes: dict[str, int],
+    source: str,
+    exception: str | None,
+    code: int | None,
+) -> None:
+    found = last_words(lines, codes)
+    assert found is not None
+    assert (found.source, found.exception, found.exit_code) == (source, exception, code)
+
+
+def test_lines_that_tell_of_no_end_are_not_guessed_from() -> None:
+    assert last_words(printed(rank_0="step 1", command="step 1"), {}) is None
+
+
+def test_a_long_traceback_is_shown_from_its_beginning_and_an_endless_one_cut() -> None:
+    def shown(frames: int) -> tuple[str, ...]:
+        head, *_, last = OWN.splitlines()
+        text = "\n".join(["before", head, *(["  File"] * frames), last])
+        found = last_words(printed(command=text), {})
+        assert found is not None
+        return found.lines
+
+    assert shown(1)[0] == "before"
+    assert shown(60)[0].startswith("Traceback")
+    assert len(shown(300)) == 100
