@@ -18,7 +18,7 @@ from gpuscale.compare.decision import (
     decide,
     required_runs,
 )
-from gpuscale.compare.matching import Row, Side
+from gpuscale.compare.matching import Row, Side, usual_logs
 from gpuscale.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.compare.spread import (
     RunSample,
@@ -169,11 +169,12 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
     """The pairing of each row, all of which have valid runs on both sides.
 
     Every sample is moderated by all the others of the comparison, also by those of rows that
-    are not judged: how much runs differ is told by all of them.
+    are not judged: how much runs differ is told by all of them. Outlying runs are left out of the
+    baseline alone: tonight's may be the loss.
     """
     configurations = {entry.point.configuration for entry in before.entries}
     then, now = moderated_samples(
-        {key: entry.logs for key, entry in before.by_point.items()},
+        {key: usual_logs(entry, after.by_point.get(key)) for key, entry in before.by_point.items()},
         {
             key: entry.logs
             for key, entry in after.by_point.items()
