@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import (
     NAMING_SIGNIFICANCE,
-    ONE_ANALYSIS,
     OTHER_WEIGHT,
     TIME_WEIGHT,
     Decision,
@@ -274,7 +273,8 @@ def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
     """By the rates of one look, in a session too: both then say the same of the same runs."""
 
     def settles(further_runs: int) -> bool:
-        its = pairing.quantities(rule.tolerances, ONE_ANALYSIS, further_runs=further_runs)
+        rates = ErrorRates(significance=rule.tolerances.significance)
+        its = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
         # The other rows' p are not known then: the strictest correction is the safe one.
         tested = its.with_tests(map(rule.alone, its.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE
