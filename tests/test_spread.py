@@ -92,10 +92,10 @@ def test_a_row_is_moderated_by_the_other_rows_and_by_its_own_other_side() -> Non
     # Of y the prior is its own other side, made median-unbiased: of 2 degrees of freedom, 1.3863.
     assert variances["y", "before"] == variances["y", "now"]
     assert variances["y", "now"] == pytest.approx(0.2**2 * 2 / (2 * math.log(2)))
-    # Of x the bound that 4 degrees of freedom put on it, which is far below the noisy ones.
-    assert variances["x", "before"] == variances["x", "now"]
-    chi_squared = 4 * (1 - 2 / 36 - 1.6448536 * math.sqrt(2 / 36)) ** 3
-    assert variances["x", "now"] == pytest.approx(4 * 0.02**2 / chi_squared, rel=1e-6)
+    # Of x as well: it excludes the noisy ones, and is moderated as if it were alone.
+    alone, _ = moderated_samples({"x": quiet}, {"x": quiet})
+    assert before["x"] == now["x"] == alone["x"]
+    assert variances["x", "now"] == pytest.approx(0.02**2 * 2 / (2 * math.log(2)))
     # A row that only one side has is moderated by the others alone.
     before, now = moderated_samples({"x": quiet}, {"x": quiet, "new": noisy})
     prior = now["new"].moderated.prior
@@ -109,30 +109,57 @@ def nights(*values: float) -> Runs:
 
 
 def test_one_run_a_night_is_moderated_by_what_the_nights_of_other_rows_tell() -> None:
-    calm, wild = nights(0.0, 0.02, 0.04, 0.02), nights(0.0, 0.2, 0.4, 0.2)
+    calm, wild = nights(0.0, 0.03, 0.06, 0.03), nights(0.0, 0.2, 0.4, 0.2)
     before, now = moderated_samples({"x": calm, "y": wild}, {"x": {"now": (0.0,)}})
-    # Less their means and the nights' (−0.11, 0, 0.11, 0) they are ±(0.09, 0, −0.09, 0), of which
-    # two rows hide half: 2 · 0.0081 · 2 / 3, made median-unbiased: of 3 degrees of freedom, 2.366.
+    # Less their means and what the other row tells of the night they are ±(0.17, 0, −0.17, 0),
+    # which holds both rows' deviations: 2 · 0.17² / 2 / 3, made median-unbiased: of 3 degrees of
+    # freedom, 2.366.
     prior = before["x"].moderated.prior
     assert prior is not None
-    assert prior.variance == pytest.approx(0.0108 * 3 / 2.366, rel=1e-3)
-    # The nights of x deviate by 0.0008/3; (3·s² + 2·s0²)/(3 + 2), 1 + 1/4 times. What allocations
+    assert prior.variance == pytest.approx(0.17**2 / 3 * 3 / 2.366, rel=1e-3)
+    # The nights of x deviate by 0.0018/3; (3·s² + 2·s0²)/(3 + 2), 1 + 1/4 times. What allocations
     # are declared to do is in s0² where that is more.
     for deviation, expected in ((0.01, prior.variance), (0.5, 0.25)):
         gain = gain_of(side(before["x"]), side(now["x"]), deviation=deviation)
-        assert gain.variance == pytest.approx((0.0008 + 2 * expected) / 5 * 1.25, rel=1e-6)
+        assert gain.variance == pytest.approx((0.0018 + 2 * expected) / 5 * 1.25, rel=1e-6)
+
+
+def test_a_bad_night_of_one_row_says_little_of_the_nights_of_the_others() -> None:
+    calm = nights(0.0, 0.01, 0.02, 0.01)
+    sick = nights(0.0, 0.01, 0.7, 0.01)
+    now = {"x": {"now": (0.0,)}}
+    healthy = {"x": calm, **{f"y{i}": nights(0.01, 0.0, 0.01, 0.02) for i in range(5)}}
+    with_sick = {**healthy, "z": sick}
+    variances = [
+        prior.variance
+        for rows in (healthy, with_sick)
+        if (prior := moderated_samples(rows, now)[0]["x"].moderated.prior)
+    ]
+    assert len(variances) == 2
+    assert variances[1] < 2 * variances[0]
+
+
+def test_what_a_row_excludes_by_its_own_nights_does_not_widen_it() -> None:
+    own = nights(*map(math.log, (41.1, 41.2, 41.3, 41.1, 40.9, 41.1)))
+    other = nights(*map(math.log, (1.08, 1.15, 1.19, 2.60)))
+    now = {"x": {"now": (math.log(44.8),)}}
+    gains = []
+    for rows in ({"x": own}, {"x": own, "y": other}):
+        before, tonight = moderated_samples(rows, now)
+        gains.append(gain_of(side(before["x"]), side(tonight["x"]), deviation=0.01))
+    assert gains[1].half_width(0.975) == pytest.approx(gains[0].half_width(0.975), rel=0.05)
 
 
 def test_a_night_that_is_slower_in_all_rows_does_not_widen_any() -> None:
     priors = [
         moderated_samples(
-            {"x": nights(0.0, 0.02, 0.04, 0.02 + slower), "y": nights(0.0, 0.2, 0.4, 0.2 + slower)},
+            {"x": nights(0.0, 0.03, 0.06, 0.03 + slower), "y": nights(0.0, 0.2, 0.4, 0.2 + slower)},
             {"x": {"now": (0.0,)}},
         )[0]["x"].moderated.prior
         for slower in (0.0, 0.3)
     ]
     assert None not in priors
-    assert [prior.variance for prior in priors if prior] == pytest.approx([0.013694] * 2, rel=1e-3)
+    assert [prior.variance for prior in priors if prior] == pytest.approx([0.012216] * 2, rel=1e-3)
 
 
 def test_a_row_that_is_alone_in_its_nights_tells_nothing_of_runs() -> None:

@@ -60,12 +60,14 @@ def test_a_prior_is_raised_to_the_spread_of_as_many_runs_on_the_other_side(
 def test_a_prior_is_lowered_to_the_bound_that_the_row_itself_puts_on_its_variance() -> None:
     then, now = log_sample([0.0, 0.01, 0.02, 0.01, 0.0, 0.02]), log_sample([0.0, 0.01, 0.03])
     pooled = (known(then.variance) * 5 + known(now.variance) * 2) / 7
-    bound = pooled * 7 / stats.chi2.ppf(0.05, 7)
-    far, near = (Term(variance=pooled * ratio, df=3.0) for ratio in (100, 3))
+    bound = pooled * 7 / stats.chi2.ppf(0.1, 7)
+    far, near = (Term(variance=pooled * ratio, df=3.0) for ratio in (100, 2))
     lowered = known(not_above(far, then, now))
     assert lowered.variance == pytest.approx(bound, rel=0.01)
     assert lowered.df == 3.0
     assert not_above(near, then, now) == near
+    wider = known(not_above(far, then, now, excluded=0.01))
+    assert wider.variance == pytest.approx(pooled * 7 / stats.chi2.ppf(0.01, 7), rel=0.05)
     # Two runs tell little, one nothing, and those that are all alike may be rounded.
     assert not_above(far, log_sample([0.0, 0.02])) == far
     assert not_above(far, log_sample([0.0])) == far
@@ -193,6 +195,17 @@ def test_the_priors_of_several_samples_count_as_one_contribution() -> None:
     assert term.variance == pytest.approx(1.0)
     # A part of 0.75 with 3 degrees of freedom, and two of 0.125 with 1 each.
     assert term.df == pytest.approx(1 / (0.75**2 / 3 + 2 * 0.125**2))
+
+
+def test_a_prior_that_widens_leaves_the_degrees_of_freedom_of_the_runs_themselves() -> None:
+    own = Sample(mean=0.0, variance=1.0, count=3, df=2)
+    widened = Moderated(sample=own, prior=Term(variance=30.0, df=1.0))
+    term = moderated_term([(widened, 0.5), (widened, 0.5)])
+    assert term is not None
+    assert (term.variance, term.df) == pytest.approx(((2 + 30) / 3, 4))
+    # A single run has none of its own.
+    single = Moderated(sample=log_sample([0.5]), prior=Term(variance=30.0, df=1.0))
+    assert known(moderated_term([(widened, 0.5), (single, 1.0)])).df < 2
 
 
 def test_prior_is_worth_no_more_than_a_median_of_the_others_has() -> None:

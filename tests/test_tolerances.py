@@ -155,3 +155,16 @@ def test_a_hand_edit_that_breaks_an_override_is_named_by_place(
         decode_baseline(_document(*overrides))
     assert caught.value.place == place
     assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("significance", "verdict"), [(0.01, Verdict.REGRESSED), (0.001, Verdict.INCONCLUSIVE)]
+)
+def test_a_site_chooses_how_sure_a_finding_must_be(significance: float, verdict: Verdict) -> None:
+    before = replace(_then(), tolerances=Tolerances(significance=significance))
+    (row,) = (
+        entry
+        for entry in compare(before, [measured({1: [0.104 * f for f in NOW]})]).entries
+        if entry.key.gpus == 1
+    )
+    assert row.verdict is verdict

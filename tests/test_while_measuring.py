@@ -44,10 +44,10 @@ def _key(gpus: int) -> EntryKey:
 
 
 def test_each_look_of_a_plan_errs_less_than_one_comparison_and_more_than_its_share() -> None:
-    rates = PLAN.rates
+    rates = PLAN.rates()
     assert 0.01 / 5 < rates.significance < 0.01
     assert 0.05 / 6 < 1 - rates.confidence < 0.05
-    alone = SequentialPlan(fewest_runs=3, most_runs=3).rates
+    alone = SequentialPlan(fewest_runs=3, most_runs=3).rates()
     assert (alone.significance, alone.confidence) == (0.01, 0.95)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.compare.decision import ONE_ANALYSIS, ErrorRates, Judgement
+from gpuscale.compare.decision import ErrorRates, Judgement
 from gpuscale.compare.hardware import hardware_label, machine_mismatch
 from gpuscale.compare.matching import Side, match, side_of_baseline, side_of_results
 from gpuscale.compare.measured import judge_measured
@@ -92,7 +92,8 @@ def compare(
     speedups. Raises UsageError for one that neither side has.
     """
     choice = Choice(cases=cases, gpus=gpus)
-    assessment = assess(baseline, results, choice, ONE_ANALYSIS)
+    rates = ErrorRates(significance=baseline.tolerances.significance)
+    assessment = assess(baseline, results, choice, rates)
     if assessment.known_keys:
         choice.refuse_unknown(assessment.known_keys)
     entries = [judgement.entry for judgement in assessment.judgements]

@@ -27,9 +27,6 @@ class ErrorRates:
     """Of the bound that *ok* puts on a loss."""
 
 
-ONE_ANALYSIS = ErrorRates()
-"""For a comparison that is made once."""
-
 TIME_WEIGHT = 1.0
 OTHER_WEIGHT = 0.1
 """The share of the family's error for a test of a speedup or metric; that of T has 1.

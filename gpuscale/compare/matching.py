@@ -26,6 +26,7 @@ from gpuscale.scaling import (
     published_speedup,
     scaling_points,
 )
+from gpuscale.statistics.levels import outlying_allocations
 from gpuscale.strategies import STRATEGIES
 
 PUBLISHED_SIZE = "full"
@@ -82,6 +83,32 @@ class Entry:
             return None
         kinds = Counter("" if run.failure is None else run.failure.kind for run in self.failed)
         return {"valid": valid, "made": valid + failed, "failures": kinds}
+
+
+def outlying_runs(before: Entry, after: Entry | None) -> Mapping[tuple[str, int], float]:
+    """By how much the logarithm of T of the baseline's outlying runs is above the others'.
+
+    Each is given as its allocation and its place among the runs there. One that a run of tonight
+    is more like than like the others is not outlying: the machine does so.
+    """
+    tonight = [] if after is None else after.all_logs
+    found = {}
+    for name, logs in before.logs.items():
+        far = outlying_allocations({str(place): log for place, log in enumerate(logs)})
+        for place, apart in far.items():
+            half_way = logs[int(place)] - apart / 2
+            if not any((log - half_way) * apart > 0 for log in tonight):
+                found[name, int(place)] = apart
+    return found
+
+
+def usual_logs(before: Entry, after: Entry | None) -> Mapping[str, tuple[float, ...]]:
+    """The baseline's logarithms of T by allocation, without those of outlying runs."""
+    far = outlying_runs(before, after)
+    return {
+        name: tuple(log for place, log in enumerate(logs) if (name, place) not in far)
+        for name, logs in before.logs.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from gpuscale.compare.decision import (
     NAMING_SIGNIFICANCE,
-    ONE_ANALYSIS,
     OTHER_WEIGHT,
     TIME_WEIGHT,
     Decision,
@@ -18,7 +17,7 @@ from gpuscale.compare.decision import (
     decide,
     required_runs,
 )
-from gpuscale.compare.matching import Row, Side
+from gpuscale.compare.matching import Row, Side, usual_logs
 from gpuscale.compare.other_metrics import MetricChange, metric_changes
 from gpuscale.compare.spread import (
     RunSample,
@@ -196,11 +195,12 @@ def _pairings(rows: Sequence[Row], before: Side, after: Side) -> list[_Pairing]:
     """The pairing of each row, all of which have valid runs on both sides.
 
     Every sample is moderated by all the others of the comparison, also by those of rows that
-    are not judged: how much runs differ is told by all of them.
+    are not judged: how much runs differ is told by all of them. Outlying runs are left out of the
+    baseline alone: tonight's may be the loss.
     """
     configurations = {entry.point.configuration for entry in before.entries}
     then, now = moderated_samples(
-        {key: entry.logs for key, entry in before.by_point.items()},
+        {key: usual_logs(entry, after.by_point.get(key)) for key, entry in before.by_point.items()},
         {
             key: entry.logs
             for key, entry in after.by_point.items()
@@ -310,7 +310,8 @@ def _required_runs(pairing: _Pairing, rule: _Rule) -> RequiredRuns:
     """By the rates of one look, in a session too: both then say the same of the same runs."""
 
     def settles(further_runs: int) -> bool:
-        its = pairing.quantities(rule.tolerances, ONE_ANALYSIS, further_runs=further_runs)
+        rates = ErrorRates(significance=rule.tolerances.significance)
+        its = pairing.quantities(rule.tolerances, rates, further_runs=further_runs)
         # The other rows' p are not known then: the strictest correction is the safe one.
         tested = its.with_tests(map(rule.alone, its.tests))
         return decide(tested).verdict is not Verdict.INCONCLUSIVE

@@ -7,7 +7,14 @@ from dataclasses import replace
 from datetime import date
 
 from gpuscale.compare.hardware import foreign_note
-from gpuscale.compare.matching import Entry, Row, Side, point_differences
+from gpuscale.compare.matching import (
+    Entry,
+    Row,
+    Side,
+    outlying_runs,
+    point_differences,
+    usual_logs,
+)
 from gpuscale.compare.spread import MINIMUM_ALLOCATIONS
 from gpuscale.environment_diff import changes
 from gpuscale.records import (
@@ -38,7 +45,8 @@ def notes_of(
     baseline: Baseline, rows: Sequence[Row], entries: Sequence[EntryVerdict], after: Side
 ) -> tuple[Statement, ...]:
     """All notes of a comparison, in order of weight."""
-    judged = [entry for row in rows if row.obstacle is None and (entry := row.before)]
+    pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
+    judged = [before for before, _ in pairs]
     return (
         *_emptiness(baseline, rows, after.entries),
         *_idle_overrides(baseline),
@@ -46,7 +54,8 @@ def notes_of(
         *_few_runs(judged),
         *_newer_baseline(rows),
         *_same_allocation(rows),
-        *_outlying_allocations(judged),
+        *_outlying_runs(pairs),
+        *_outlying_allocations(pairs),
         *_pooled_allocations(rows, baseline),
         *_published(rows),
         *_failed_runs(rows),
@@ -161,11 +170,31 @@ def _newer_baseline(rows: Sequence[Row]) -> Iterable[Statement]:
         yield Statement.of("newer_baseline")
 
 
-def _outlying_allocations(judged: Sequence[Entry]) -> Iterable[Statement]:
+def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
+    """All of them together, by the run that differed most."""
+    found = [
+        (abs(apart), apart, entry, night, place)
+        for entry, tonight in pairs
+        for (night, place), apart in outlying_runs(entry, tonight).items()
+    ]
+    if found:
+        _, apart, entry, night, place = max(found, key=lambda each: each[0])
+        yield Statement.of(
+            "outlying_runs",
+            run=entry.runs[night][place].index,
+            name=night,
+            row=entry.point.key,
+            change=exponential(apart) - 1,
+            others=len(found) - 1,
+        )
+
+
+def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
     """All of them together, by the row that differed most."""
     found = []
-    for entry in judged:
-        means = {name: statistics.fmean(logs) for name, logs in entry.logs.items()}
+    for entry, tonight in pairs:
+        usual = usual_logs(entry, tonight)
+        means = {name: statistics.fmean(logs) for name, logs in usual.items()}
         apart = outlying_allocations(means)
         found += [(abs(its), its, name, entry.point.key) for name, its in apart.items()]
     if found:

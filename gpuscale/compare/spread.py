@@ -3,12 +3,13 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpuscale.records import Statement
 from gpuscale.statistics.estimates import (
+    EXCLUDED,
     Difference,
     Moderated,
     Sample,
@@ -40,6 +41,13 @@ deviation.
 
 _FAR_NOISIER = 4.0
 """Ratio of variances: with less, the other rows are not named as what makes a row uncertain."""
+EXCLUDED_BY_NIGHTS = 0.01
+"""As `EXCLUDED`, where nights put the bound: with more, runs of 5% deviation alarm too often."""
+
+_WIDE = 10.0
+"""Times the median variance between nights, beyond which a row tells less of the others."""
+_SMALLEST_SPREAD = 1e-8
+"""The least that rows are taken to vary: nothing is measured to less than 0.01%."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,8 @@ def moderated_samples(
     """The samples of both sides of a whole comparison, by row.
 
     Each variance is moderated by all the other samples, and by no less than the same row has on
-    the other side, if that side knows it as well.
+    the other side, if that side knows it as well. A row whose own runs exclude what the other
+    rows tell is moderated as if it were alone.
     """
     sides = [*baseline.values(), *current.values()]
     samples = [grouped_log_sample(values.values()) for values in sides]
@@ -113,14 +122,20 @@ def moderated_samples(
         told = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
         for i, values in enumerate(sides):
             if len(values) < MINIMUM_ALLOCATIONS:
-                samples[i] = told[i] = log_sample([run for (run,) in values.values()])
+                samples[i] = told[i] = log_sample([*_only_runs(values)])
     priors = priors_of(told)
+    # A run differs from another one by no more than from a run of another night.
+    own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
+    excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
     then = {key: i for i, key in enumerate(baseline)}
     for i, key in enumerate(current, start=len(baseline)):
         if key in then:
             other = then[key]
-            for at in (i, other):
-                priors[at] = not_above(priors[at], samples[i], samples[other])
+            lone = priors_of((samples[i], samples[other]))
+            for at, without_others in zip((i, other), lone, strict=True):
+                lowered = not_above(priors[at], own[i], own[other], excluded=excluded)
+                is_alone = lowered != priors[at] and None not in lone
+                priors[at] = without_others if is_alone else lowered
             priors[i] = not_below(priors[i], samples[i], samples[other])
             priors[other] = not_below(priors[other], samples[other], samples[i])
     moderated = [
@@ -141,26 +156,43 @@ def _runs_beside_others(
     """The only run of each allocation, by row, with the variance that is left without allocations.
 
     These are the residuals of rows and allocations, which hold what runs differ by and what an
-    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3).
+    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3). What an
+    allocation does to a row is told by the other rows, each weighted by its own precision: one
+    row's bad night says little of theirs.
     """
-    apart: dict[str, list[float]] = defaultdict(list)
-    for values, sample in rows:
+    spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
+    wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
+    weights = [1 / max(spread, wide) for spread in spreads]
+    apart: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for (values, sample), weight in zip(rows, weights, strict=True):
         for name, (run,) in values.items():
-            apart[name].append(run - sample.mean)
+            apart[name].append((weight, weight**2, weight * (run - sample.mean)))
+    sums = {
+        name: [math.fsum(each) for each in zip(*its, strict=True)] for name, its in apart.items()
+    }
 
-    def residual(sample: Sample, name: str, run: float) -> float:
-        others = apart[name]
-        return (run - sample.mean - statistics.fmean(others)) / math.sqrt(1 - 1 / len(others))
+    def residual(departure: float, weight: float, name: str) -> float:
+        total, squares, weighted = sums[name]
+        others = total - weight
+        of_night = (weighted - weight * departure) / others
+        return (departure - of_night) / math.sqrt(1 + (squares - weight**2) / others**2)
 
     told = []
-    for values, sample in rows:
-        residuals = [
-            residual(sample, name, run) for name, (run,) in values.items() if len(apart[name]) > 1
-        ]
-        df = max(0, len(residuals) - 1)
-        variance = math.fsum(each**2 for each in residuals) / df if df else None
-        told.append(replace(sample, variance=variance, df=df))
+    for (values, sample), weight in zip(rows, weights, strict=True):
+        residuals = {
+            name: residual(run - sample.mean, weight, name)
+            for name, (run,) in values.items()
+            if len(apart[name]) > 1
+        }
+        far = outlying_allocations(residuals)
+        usual = log_sample([each for name, each in residuals.items() if name not in far] or [0.0])
+        told.append(replace(sample, variance=usual.variance, df=usual.df))
     return told
+
+
+def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
+    """The only run of each allocation."""
+    return (run for (run,) in values.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,16 +39,15 @@ class SequentialPlan:
     fewest_runs: int
     most_runs: int
 
-    @property
-    def rates(self) -> ErrorRates:
-        """The error rates of each interim analysis.
+    def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
+        """The error rates of each interim analysis, where all together have this significance.
 
         A loss needs a confirming run, so it can first be called after `fewest_runs + 1`.
         """
         if self.fewest_runs == self.most_runs:
-            return ErrorRates()
+            return ErrorRates(significance=significance)
         return ErrorRates(
-            significance=nominal_error(SIGNIFICANCE, self.fewest_runs + 1, self.most_runs),
+            significance=nominal_error(significance, self.fewest_runs + 1, self.most_runs),
             confidence=1 - nominal_error(1 - CONFIDENCE, self.fewest_runs, self.most_runs),
         )
 
@@ -170,7 +169,8 @@ class _Session:
                 if after < position <= until or self._serves_always(run, after)
             )
             part.append(msgspec.structs.replace(result, runs=runs))
-        return assess(self._baseline, part, self._choice, self._plan.rates)
+        rates = self._plan.rates(self._baseline.tolerances.significance)
+        return assess(self._baseline, part, self._choice, rates)
 
     def _serves_always(self, run: Run, after: int) -> bool:
         is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after

@@ -14,6 +14,7 @@ SPEEDUP = "speedup"
 JUDGED = (THROUGHPUT, SPEEDUP, *(name for name, metric in METRICS_BY_NAME.items() if metric.limits))
 """The names of what is judged, as overrides give them."""
 Fraction = Annotated[float, Meta(ge=0, le=0.99)]
+Significance = Annotated[float, Meta(ge=1e-4, le=0.05)]
 OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 
 
@@ -62,6 +63,8 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Declared relative standard deviation of T between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
     """The same for S and E, whose two ends were measured on the same nodes."""
+    significance: Significance = 0.01
+    """One-sided p, adjusted for all tests of a comparison, below which a change counts."""
     published_within_node: Fraction = 0.10
     published_across_nodes: Fraction = 0.20
     overrides: tuple[ToleranceOverride, ...] = ()

@@ -181,6 +181,10 @@ WORDS: Mapping[str, str] = {
         "the results come from an allocation that the baseline was recorded in ({name}); "
         "they cannot tell what changed since"
     ),
+    "outlying_runs": (
+        "left out of the baseline: run {run} of {name} for {row:row}, whose T differed by "
+        "{change:signed} from the other runs{others:and more runs}"
+    ),
     "outlying_allocations": (
         "left out of the baseline's spread: {names:listed}, where T of {row:row}{others:and more} "
         "differed by up to {change:signed} from the other allocations"
@@ -356,6 +360,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "times": lambda factor: f"{significant(factor, 2)} times",
     "sessions": lambda count: counted(count, "session"),
     "device": lambda name: _DEVICES.get(name, name),
+    "and more runs": lambda count: f", and {count} more such" if count else "",
     "and more": lambda count: f" and {count} more" if count else "",
     "and more rows": lambda count: (
         f", those of {counted(count, 'other row')} from few too" if count else ""

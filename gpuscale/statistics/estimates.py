@@ -30,7 +30,7 @@ _PRIOR_DF = 3.0
 """The most degrees of freedom that the deviation of the other entries is worth."""
 _MEDIAN_EFFICIENCY = 0.37
 """Of normal values, a median deviation tells as much as the variance of 37% of them."""
-_EXCLUDED = 0.05
+EXCLUDED = 0.1
 """One-sided: so rarely a row that is as noisy as its neighbours excludes their deviation."""
 _LARGEST_EXPONENT = 600.0
 _SMALLEST_TAIL = 1e-12
@@ -270,7 +270,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
     return replace(prior, variance=max(prior.variance, variance))
 
 
-def not_above(prior: Term | None, *of_row: Sample) -> Term | None:
+def not_above(prior: Term | None, *of_row: Sample, excluded: float = EXCLUDED) -> Term | None:
     """The prior, lowered to the bound that the row's own samples put on their variance.
 
     A row that knows itself well enough is not moderated by neighbours that are far noisier.
@@ -282,7 +282,7 @@ def not_above(prior: Term | None, *of_row: Sample) -> Term | None:
         return prior
     # The quantile of a chi-squared variable, after Wilson and Hilferty (1931).
     share = 2 / (9 * df)
-    root = 1 - share + normal_quantile(_EXCLUDED) * math.sqrt(share)
+    root = 1 - share + normal_quantile(excluded) * math.sqrt(share)
     if root <= 0:
         return prior
     return replace(prior, variance=min(prior.variance, squares / (df * root**3)))
@@ -334,6 +334,8 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     independent ones they would promise degrees of freedom that nobody measured: simulated,
     identical runs of one entry, 2 against 2, were then told apart at p < 0.01 in 2.3% of cases.
     Each sample has its share, 1 / `count` where its mean goes into the difference.
+
+    A prior that widens takes no degrees of freedom away: noisy neighbours would count twice.
     """
     used = [(sample, share) for sample, share in parts if share]
     if any(sample.variance is None for sample, _ in used):
@@ -341,4 +343,10 @@ def moderated_term(parts: Iterable[tuple[Moderated, float]]) -> Term | None:
     own = [Term(variance=each.own_part * share, df=each.sample.df) for each, share in used]
     prior = math.fsum(each.prior_part * share for each, share in used)
     prior_df = min((each.prior.df for each, _ in used if each.prior is not None), default=math.inf)
-    return welch_term([*own, Term(variance=prior, df=prior_df)])
+    merged = welch_term([*own, Term(variance=prior, df=prior_df)])
+    if any(each.sample.df == 0 for each, _ in used):
+        return merged
+    without_prior = welch_term(
+        Term(variance=(each.variance or 0.0) * share, df=each.sample.df) for each, share in used
+    )
+    return replace(merged, df=max(merged.df, without_prior.df))

@@ -18,13 +18,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from gpuscale import __version__
 from gpuscale.errors import ExitCode
 from validation.plot import validation_svg
-from validation.rule_comparison import Validation, validate
+from validation.rule_comparison import Validation, choose, validate
 from validation.simulated_machine import LossKind
 from validation.simulation import Simulation, Standing, simulate
-from validation.tables import figures_table, lossy_table, peculiar_table, quiet_table, rule_tables
+from validation.tables import (
+    choice_table,
+    figures_table,
+    lossy_table,
+    peculiar_table,
+    quiet_table,
+    rule_tables,
+)
 
 COMPARISONS_BY_EVERY_RULE = 2
 """For each comparison without a loss of the simulation."""
+COMPARISONS_PER_CHOICE = 3
+"""Comparisons without a loss of the simulation for each one at every significance."""
 TEMPLATE = Path(__file__).with_name("template.md")
 
 
@@ -52,12 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         processes=processes,
         progress=_told("comparison by every rule"),
     )
+    choice = choose(
+        comparisons=asked.comparisons // COMPARISONS_PER_CHOICE,
+        seed=asked.seed,
+        processes=processes,
+        progress=_told("comparison at each significance"),
+    )
     command = (
         f"python tests/validation/page.py --comparisons {asked.comparisons} --seed {asked.seed} "
         f"--page {asked.page.name if asked.page.is_absolute() else asked.page}"
     )
     picture = asked.page.with_suffix(".svg")
-    page = validation_page(simulation, validation, command=command, picture=picture.name)
+    page = validation_page(simulation, validation, choice, command=command, picture=picture.name)
     asked.page.write_text(page, encoding="utf-8")
     picture.write_text(validation_svg(validation), encoding="utf-8")
     sys.stdout.write(f"{summary_line(simulation)}\n")
@@ -65,13 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def validation_page(
-    simulation: Simulation, validation: Validation, *, command: str, picture: str
+    simulation: Simulation,
+    validation: Validation,
+    choice: Validation,
+    *,
+    command: str,
+    picture: str,
 ) -> str:
     """The page as Markdown.
 
     Args:
         simulation: of gpuscale's rule on many machines.
         validation: of all rules on a few machines.
+        choice: of gpuscale's rule at each significance that a site may choose.
         command: that made both.
         picture: the file name of the picture beside the page.
     """
@@ -90,6 +111,8 @@ def validation_page(
         peculiar=peculiar_table(simulation),
         every=lossy_table(simulation, LossKind.EVERY_N),
         largest=lossy_table(simulation, LossKind.LARGEST_N),
+        choice=choice_table(choice),
+        choices=f"{choice.comparisons:,}",
         each=f"{validation.comparisons:,}",
         rules=rule_tables(validation),
     )

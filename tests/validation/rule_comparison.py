@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from msgspec.structs import replace
+
 from gpuscale.compare import compare
 from gpuscale.records import EntryKey, Rate, Results, Verdict
 from gpuscale.statistics.significance import rate_of
@@ -33,6 +35,10 @@ MACHINES = tuple(
         ("Shared CPU machine", 0.05),
     )
 )
+CHOICES = {f"{significance:.1%}": significance for significance in (0.001, 0.005, 0.01, 0.02)}
+"""Significances that a site may choose, by the names of their lines in a table."""
+CHOICE_RUN_DEVIATIONS = (0.02, 0.03, 0.05)
+CHOICE_LOSSES = (0.05, 0.10, 0.15)
 _STREAM = 1_000_000
 """Keeps these random streams apart from those of the simulation with the same seed."""
 
@@ -75,6 +81,21 @@ def validation_scenarios() -> tuple[Scenario, ...]:
     )
 
 
+def choice_scenarios() -> tuple[Scenario, ...]:
+    """Three noisy runs against six of another night, without and with each loss of a case."""
+    losses = [None, *(Loss(kind=LossKind.EVERY_N, size=size) for size in CHOICE_LOSSES)]
+    return tuple(
+        Scenario(
+            machine=SimulatedMachine(
+                run_deviation=run_deviation, allocation_deviation=ALLOCATION_DEVIATION
+            ),
+            current_runs=3,
+            loss=loss,
+        )
+        for run_deviation, loss in product(CHOICE_RUN_DEVIATIONS, losses)
+    )
+
+
 def validate(*, comparisons: int, seed: int, processes: int, progress: Progress) -> Validation:
     """Judge the same random nights by every rule.
 
@@ -89,14 +110,48 @@ def validate(*, comparisons: int, seed: int, processes: int, progress: Progress)
     judged = judged_in_chunks(
         judge_by_every_rule, dict.fromkeys(scenarios, each), seed + _STREAM, processes, progress
     )
+    return _validation(judged, rule_names())
+
+
+def choose(*, comparisons: int, seed: int, processes: int, progress: Progress) -> Validation:
+    """Judge the same noisy nights at each significance that a site may choose, as `validate`."""
+    scenarios = choice_scenarios()
+    each = max(1, comparisons // len(scenarios))
+    judged = judged_in_chunks(
+        judge_at_each_significance,
+        dict.fromkeys(scenarios, each),
+        seed + 2 * _STREAM,
+        processes,
+        progress,
+    )
+    return _validation(judged, [*CHOICES])
+
+
+def _validation(judged: Mapping[Scenario, Sequence[Counts]], rules: Sequence[str]) -> Validation:
     return Validation(
-        comparisons=each,
+        comparisons=max(map(len, judged.values())),
         outcomes=tuple(
-            _outcome(rule, scenario, judged[scenario])
-            for scenario in scenarios
-            for rule in rule_names()
+            _outcome(rule, scenario, counts)
+            for scenario, counts in judged.items()
+            for rule in rules
         ),
     )
+
+
+def judge_at_each_significance(chunk: Chunk) -> list[Counts]:
+    """The judgement of the comparisons of a chunk at each significance."""
+    found: list[Counts] = []
+    for rng in random_streams(chunk):
+        nights, tonight = simulated_nights(rng, chunk.scenario)
+        baseline = recorded(chunk.scenario.machine, nights)
+        counts = {}
+        for name, significance in CHOICES.items():
+            tolerances = replace(baseline.tolerances, significance=significance)
+            comparison = compare(replace(baseline, tolerances=tolerances), [tonight])
+            raised = {each.key: each.verdict is Verdict.REGRESSED for each in comparison.entries}
+            counts[name] = _counts(chunk.scenario, raised)
+        found.append(counts)
+    return found
 
 
 def judge_by_every_rule(chunk: Chunk) -> list[Counts]:

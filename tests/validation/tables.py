@@ -72,6 +72,19 @@ def rule_tables(validation: Validation) -> str:
     )
 
 
+def choice_table(choice: Validation) -> str:
+    """What is found of noisy runs at each significance that a site may choose."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    headers = ["noise", "significance"]
+    for outcome in choice.outcomes:
+        scenario, loss = outcome.scenario, outcome.scenario.loss
+        noise = f"{scenario.machine.run_deviation * 100:.2g} %"
+        row = cells.setdefault((noise, outcome.rule), [])
+        row.append(_rate(outcome.alarms) if loss is None else coarse_rate_text(outcome.alarms))
+        headers.append("false alarms" if loss is None else f"loss {loss.size:.0%}")
+    return _markdown([[*key, *row] for key, row in cells.items()], [*dict.fromkeys(headers)])
+
+
 def machine_text(machine: SimulatedMachine) -> str:
     """A machine in a few words: `Quiet GPU node: 0.26% between runs`."""
     return f"{machine.peculiarity}: {machine.run_deviation * 100:.2g}% between runs"

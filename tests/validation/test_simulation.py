@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from validation import rule_comparison, simulation
 from validation.page import exit_code, main, validation_page
 from validation.plot import validation_svg
 from validation.rule_comparison import (
+    CHOICES,
     OWN_RULE,
     RuleOutcome,
     Validation,
+    choice_scenarios,
+    judge_at_each_significance,
     judge_by_every_rule,
     rule_names,
     validation_scenarios,
@@ -141,20 +145,23 @@ def _simulation() -> Simulation:
     )
 
 
-def _validation() -> Validation:
+def _validation(
+    scenarios: Sequence[Scenario] = validation_scenarios(), rules: Sequence[str] = rule_names()
+) -> Validation:
     return Validation(
         comparisons=50,
         outcomes=tuple(
             RuleOutcome(rule=rule, scenario=scenario, alarms=_rate(3, 50), nights=_rate(9, 50))
-            for scenario in validation_scenarios()
-            for rule in rule_names()
+            for scenario in scenarios
+            for rule in rules
         ),
     )
 
 
 def test_the_page_has_every_figure_scenario_and_rule() -> None:
     simulated, validation = _simulation(), _validation()
-    page = validation_page(simulated, validation, command="python …", picture="some.svg")
+    choice = _validation(choice_scenarios(), [*CHOICES])
+    page = validation_page(simulated, validation, choice, command="python …", picture="some.svg")
     for figure in simulated.figures:
         assert figure.promise.statement in page
     for outcome in simulated.quiet:
@@ -164,6 +171,9 @@ def test_the_page_has_every_figure_scenario_and_rule() -> None:
     for rule in rule_names():
         # For each world and number of runs.
         assert len(re.findall(rf"^\| . : 6 +\| {re.escape(rule)} ", page, re.MULTILINE)) == 9
+    for name in CHOICES:
+        # For each noise.
+        assert len(re.findall(rf"^\| . % +\| {re.escape(name)} ", page, re.MULTILINE)) == 3
     assert "10 of 16 promised figures met" in page
     assert "(some.svg)" in page
     assert "$" not in page
@@ -176,6 +186,19 @@ def test_the_picture_is_the_same_for_the_same_validation() -> None:
     assert "<dc:date>" not in picture
     for rule in rule_names():
         assert rule.replace("<", "&lt;") in picture
+
+
+def test_a_higher_significance_finds_no_less_in_the_same_nights() -> None:
+    loss = Loss(kind=LossKind.EVERY_N, size=0.10)
+    machine = SimulatedMachine(run_deviation=0.03, allocation_deviation=0.01)
+    (chunk,) = chunks_of({Scenario(machine=machine, current_runs=3, loss=loss): 12}, seed=4)
+    for counts in judge_at_each_significance(chunk):
+        found = [counts[name][3] for name in CHOICES]
+        assert found == sorted(found)
+    totals = [
+        sum(counts[name][3] for counts in judge_at_each_significance(chunk)) for name in CHOICES
+    ]
+    assert totals[0] < totals[-1]
 
 
 @pytest.mark.thorough
