@@ -240,7 +240,8 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         last = departure([nights[i].log_step_times[point] for i in before], values[-1])
     alone = last is not None and stands_out(values[begin:-1], last)
     lost = _unrecovered_loss(found)
-    is_lost = lost is not None and found[lost].change < 2 * (values[-1] - found[lost].before)
+    if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
+        lost = None
     return RowHistory(
         point=point,
         nights=tuple(indices),
@@ -255,9 +256,9 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
             and len(values) - begin <= REMEMBERED
             and (is_far(values, last) or suspect_nights(values[begin:]) > 1)
             # Of a slow drift, which is told, tonight is always far from the nights before.
-            and not (alone or is_lost)
+            and not (alone or lost is not None)
         ),
-        lost=_lost_level(values, found, changes, nights, lost) if is_lost else None,
+        lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
     )
 
 
