@@ -347,7 +347,7 @@ def test_other_numbers_of_gpus_tell_which_end_of_a_lost_speedup_moved(
 
 
 def test_a_speedup_whose_end_is_unknown_waits_for_the_throughput() -> None:
-    row = _row(compare(_then(n1=0.1, n8=0.1), [_now(n1=0.1, n8=0.103)]), 8)
+    row = _row(compare(_then(n1=0.1, n8=0.1), [_now(n1=0.099, n8=0.1025)]), 8)
     assert row.reason.code == "unknown_end_moved"
     # 1% is declared of T, and half of that of S.
     remedy = row.reason.facts["remedy"]
