@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.statistics.levels import departure, level_changes, outlying, stands_out
+from gpuscale.statistics.levels import (
+    departure,
+    level_changes,
+    outlying,
+    stands_out,
+    suspect_nights,
+)
 
 STEP = math.log(1.03)
 SERIES = 400
@@ -122,3 +128,39 @@ def test_nights_that_lie_far_are_outlying_unless_they_are_more_than_a_quarter() 
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.0]) == (2,)
     assert outlying([0.0, 0.0, 0.5, 0.0, 0.001, 0.5]) == ()
     assert outlying([math.log(rate) for rate in (251, 261, 309, 582, 576, 586)]) == ()
+
+
+def test_a_lasting_loss_is_shown_though_no_two_nights_show_it() -> None:
+    # One run a night that deviates by 2%; from the sixth of ten nights on 12% less throughput.
+    rng = random.Random(6)
+    shown = []
+    for _ in range(SERIES // 2):
+        series = [rng.gauss(0, 0.02) - (math.log(0.88) if i >= 5 else 0.0) for i in range(10)]
+        shown.append([change.onset for change in level_changes(series) if change.change > 0])
+    # Pairs of nights alone show it in 62%.
+    assert share([bool(onsets) for onsets in shown]) >= 0.75
+    assert share([onsets in ([], [5]) for onsets in shown]) >= 0.9
+
+
+def test_a_slow_recovery_from_a_loss_is_a_change_too() -> None:
+    # Throughput 100 for 15 nights, 96 for 15, then in 45 nights slowly to 101, and 10 of that.
+    rng = random.Random(7)
+    last = []
+    for _ in range(SERIES // 4):
+        rates = [100.0] * 15 + [96.0] * 15 + [96 + i / 9 for i in range(1, 46)] + [101.0] * 10
+        series = [rng.gauss(0, 0.003) - math.log(rate) for rate in rates]
+        changes = level_changes(series)
+        last.append(bool(changes) and changes[-1].change < 0)
+    # Of losses alone and of steps for the better, 17 of 100.
+    assert share(last) >= 0.95
+
+
+def test_last_nights_that_may_be_slower_are_suspect_before_they_are_a_step() -> None:
+    level = [0.0, 0.01, -0.01, 0.01, -0.01]
+    assert suspect_nights([*level, 0.12]) == 1
+    assert suspect_nights([*level, 0.12, 0.15, 0.11]) == 3
+    assert suspect_nights([*level, 0.12, 0.0, 0.01]) == 0
+    # Faster ones are not, nor fewer than four nights before them, nor a loss within the margin.
+    assert suspect_nights([*level, -0.12]) == 0
+    assert suspect_nights([0.0, 0.0, 0.0, 0.12]) == 0
+    assert suspect_nights([0.0, 0.001, 0.0, 0.001, 0.019]) == 0

@@ -3,11 +3,12 @@
 import errno
 import gzip
 import json
+import math
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from comparison_records import comparison, entry, view
 from statements import known
 
 from gpuscale.cli.inputs import read_all_results, read_nights
-from gpuscale.compare.over_nights import with_levels
+from gpuscale.compare import compare as compared_with
+from gpuscale.compare.over_nights import earlier_nights, with_levels
 from gpuscale.errors import FileError
 from gpuscale.figures import FIGURES, Measurements
 from gpuscale.history import History, history_of
+from gpuscale.recording import baseline_of_results
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
 from gpuscale.reports.comparison import as_text
-from gpuscale.reports.history_text import STANDING, notes, standings, verdict
+from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
+from gpuscale.reports.screen import Screen
 from gpuscale.store import read_results
 
 BEGAN_AT_S = 1.79e9
@@ -103,6 +107,69 @@ def test_a_slow_drift_and_a_loss_that_nobody_mended_are_no_pass(tmp_path: Path) 
     late = compare("--history", tmp_path / "step", step[25])
     assert late.returncode == 1
     assert "less from 2026-" in late.stdout
+
+
+def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
+    """One run a night."""
+    return [
+        replace(
+            results(
+                replace(run(1, time_s), started_at_s=BEGAN_AT_S + DAY_S * night),
+                where=environment(job_id=str(night)),
+            ),
+            created_at=datetime.fromtimestamp(BEGAN_AT_S + DAY_S * night, UTC).isoformat(),
+        )
+        for night, time_s in enumerate(step_times_s)
+    ]
+
+
+def test_a_lasting_loss_stays_one_on_each_night_and_its_first_night_is_named(
+    tmp_path: Path,
+) -> None:
+    # Nights differ by 2%, and the sixth and all after it have 12% less throughput.
+    times_ms = [100.7, 101.8, 96.9, 100.7, 100.3, 116.9, 112.5, 114.2, 110.3, 114.4, 113.4, 110.6]
+    paths = [tmp_path / f"night-{night:02d}.jsonl" for night in range(len(times_ms))]
+    for path, night in zip(paths, nights_on_1_gpu([t / 1000 for t in times_ms]), strict=True):
+        path.write_text(results_text(night))
+    assert [compare("--history", tmp_path, path).returncode for path in paths[5:]] == [1] * 7
+    for count in (10, 12):
+        shown = gpuscale("history", *paths[:count]).stdout
+        assert shown.startswith("SLOWER    1 of 1 row from 2026-09-26 on, throughput:")
+        assert "from 2026-09-26  1 of 1 row slower" in shown
+
+
+def judged_on_night(nights: Sequence[Results], at: int) -> Verdict:
+    """The verdict on the first row of that night beside those before it."""
+    earlier = earlier_nights(nights[:at], [nights[at]])
+    compared = compared_with(baseline_of_results(earlier.last, name="nights"), [nights[at]])
+    return with_levels(compared, history_of([*earlier.all, nights[at]])).entries[0].verdict
+
+
+def test_a_lasting_loss_is_found_on_each_of_seven_nights() -> None:
+    # One row and one run a night of 2% deviation, 60 machines; 12% lost from the sixth night on.
+    rng = random.Random(8)
+    found = [0] * 12
+    for _ in range(60):
+        times = [0.1 * math.exp(rng.gauss(0, 0.02)) / (0.88 if i >= 5 else 1) for i in range(12)]
+        nights = nights_on_1_gpu(times)
+        for at in range(5, 12):
+            found[at] += judged_on_night(nights, at) is Verdict.REGRESSED
+    # Had slow nights stayed in the reference: 28 to 40 of 60 from the seventh night on.
+    assert min(found[5:]) >= 48
+
+
+def test_a_loss_that_was_made_good_in_part_is_still_one_and_one_made_good_slowly_is_none() -> None:
+    def samples_per_s(*rates: tuple[int, float]) -> History:
+        noise = random.Random(5)
+        each = [rate for count, rate in rates for _ in range(count)]
+        return history_of(nights_on_1_gpu([noise.gauss(10, 0.02) / rate for rate in each]))
+
+    (partly,) = samples_per_s((15, 100), (10, 90), (8, 93)).rows
+    assert partly.recent_loss is not None
+    assert partly.recent_loss.throughput.value == pytest.approx(-0.07, abs=0.005)
+    slowly = samples_per_s((15, 100), (15, 96), *((1, 96 + i / 9) for i in range(1, 46)))
+    assert (slowly.rows[0].lost, slowly.rows[0].changes[-1].is_loss) == (None, False)
+    assert [line for line in render(slowly, Screen()).splitlines() if "faster" in line]
 
 
 def test_the_night_after_a_sick_one_is_mended_is_no_loss(tmp_path: Path) -> None:

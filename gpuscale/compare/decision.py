@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpuscale.compare.matching import Row
 from gpuscale.records import EntryVerdict, Finding, Limits, QuantityName, Statement, Verdict
+from gpuscale.statistics.distributions import normal_quantile
 from gpuscale.statistics.estimates import (
     CONFIDENCE,
     FURTHER_RUNS,
@@ -127,6 +128,9 @@ def _below(probability: float | None, limit: float) -> bool:
     return probability is not None and probability < limit
 
 
+LIKELIER = 8.0
+"""Ratio of likelihoods from which a loss on n GPUs is believed rather than a gain on 1 GPU."""
+_SMALLEST_TAIL = 1e-12
 NAMING_SIGNIFICANCE = 0.05
 """One-sided p at which T(1) is named as what moved; no loss is claimed on its strength."""
 
@@ -190,13 +194,31 @@ def _decide_lost_speedup(quantities: Quantities, speedup: Quantity) -> Decision:
     significance = time.rates.significance
     # Had 1 GPU got faster, n would have lost nothing beside k, whatever the night did to all.
     lost_beside = any(each.moved_worse(significance) for each in quantities.beside)
-    if time.moved_worse(significance) or (time.excess_loss > 0 and lost_beside):
+    is_likelier = reference is not None and _is_loss_likelier(time.gain, reference.gain)
+    if time.moved_worse(significance) or (time.excess_loss > 0 and (lost_beside or is_likelier)):
         return Decision(Verdict.REGRESSED, Finding.SCALING_LOSS, speedup)
     reference_is_faster = reference is not None and reference.moved_better(NAMING_SIGNIFICANCE)
     if reference_is_faster and (time.is_ok or time.is_better):
         verdict = Verdict.IMPROVED if time.is_better else Verdict.OK
         return Decision(verdict, Finding.REFERENCE_FASTER, time)
     return Decision(Verdict.INCONCLUSIVE, None, speedup)
+
+
+def _is_loss_likelier(time: Difference, reference: Difference) -> bool:
+    """True if a lost speedup is far likelier a loss on n GPUs than a gain on 1 GPU.
+
+    A loss on n takes a night that did to all what T(1) shows, a gain on 1 what T(n) shows. The
+    ratio of the likelihoods of these two nights decides.
+    """
+    p_of_time, p_of_reference = time.p_below_zero(), reference.p_below_zero()
+    if p_of_time is None or p_of_reference is None:
+        return False
+    of_time, of_reference = map(_normal_deviate, (p_of_time, p_of_reference))
+    return of_time < 0 and of_time**2 - of_reference**2 > 2 * math.log(LIKELIER)
+
+
+def _normal_deviate(probability: float) -> float:
+    return normal_quantile(min(max(probability, _SMALLEST_TAIL), 1 - _SMALLEST_TAIL))
 
 
 def _slowdown(quantities: Quantities) -> Finding:

@@ -59,7 +59,7 @@ def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
     taken = {
         (row.point, history.nights[night].allocation)
         for row in history.rows
-        for night in nights_before(tonight, row.nights, row.changes)
+        for night in nights_before(tonight, row.point, history.nights, row.changes)
     }
     return _chosen(
         earlier, lambda run, result: (PointKey.of(run), result.allocation_of(run)) in taken

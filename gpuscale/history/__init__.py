@@ -21,6 +21,7 @@ from gpuscale.statistics.levels import (
     level_changes,
     outlying,
     stands_out,
+    suspect_nights,
 )
 
 
@@ -92,9 +93,10 @@ class RowHistory:
     stands_out: bool
     """The last night lies so far from its level that a second one like it would be a change."""
     is_unclear: bool
-    """It lies far from the `nights_before` it, which are too few to tell whether it stands out."""
+    """It lies far from the `nights_before` it, which are too few to tell whether it stands out,
+    or several last nights do."""
     lost: LostLevel | None
-    """None where the last change was to the better, and where the last night lies as near to the
+    """None if later changes made most of the loss good, and if the last night lies as near to the
     level before it."""
 
     @property
@@ -254,12 +256,14 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         )
         for number, change in enumerate(found)
     )
-    before = nights_before(indices[-1], indices, changes)
+    before = nights_before(indices[-1], point, nights, changes)
     last = None
     if len(values) > FEWEST_NIGHTS:
         last = departure([nights[i].log_step_times[point] for i in before], values[-1])
     alone = last is not None and stands_out(values[begin:-1], last)
-    is_lost = bool(found) and 0 < found[-1].change < 2 * (values[-1] - found[-1].before)
+    lost = _unrecovered_loss(found)
+    if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
+        lost = None
     return RowHistory(
         point=point,
         nights=tuple(indices),
@@ -272,25 +276,36 @@ def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
         is_unclear=(
             last is not None
             and len(values) - begin <= REMEMBERED
-            and is_far(values, last)
+            and (is_far(values, last) or suspect_nights(values[begin:]) > 1)
             # Of a slow drift, which is told, tonight is always far from the nights before.
-            and not (alone or is_lost)
+            and not (alone or lost is not None)
         ),
-        lost=_lost_level(values, found, changes, nights) if is_lost else None,
+        lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
     )
 
 
 def nights_before(
-    night: int, nights: Iterable[int], changes: Iterable[RowChange]
+    night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
 ) -> tuple[int, ...]:
     """Of a row's nights those that one is compared with.
 
-    They are those of the 15 before it since the last step. A drift begins no level: its nights are
-    all that there is.
+    They are those of the 15 before it since the last step, without the last ones if these may be
+    slower already. A drift begins no level: its nights are all that there is.
     """
     steps = (each.onset for each in changes if each.kind == "step")
     begun = max(night - REMEMBERED, *steps, 0)
-    return tuple(each for each in nights if begun <= each < night)
+    before = tuple(i for i in range(begun, night) if point in nights[i].log_step_times)
+    suspect = suspect_nights([nights[i].log_step_times[point] for i in before])
+    return before[: len(before) - suspect]
+
+
+def _unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
+    """Index of the last loss of which the present level has not made most good."""
+    last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
+    if last is None:
+        return None
+    reached = found[-1].before + found[-1].change
+    return last if found[last].change < 2 * (reached - found[last].before) else None
 
 
 def _lost_level(
@@ -298,9 +313,10 @@ def _lost_level(
     found: Sequence[LevelChange],
     changes: Sequence[RowChange],
     nights: Sequence[Night],
+    last: int,
 ) -> LostLevel:
-    """What the last change has lost, with those before it that follow each other unexplained."""
-    first = last = len(found) - 1
+    """What the last loss has cost, with those before it that follow each other unexplained."""
+    first = last
     while first and found[first - 1].change > 0:
         if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
             break
@@ -310,7 +326,7 @@ def _lost_level(
         since=changes[first].onset,
         onset=changes[last].onset,
         is_new=found[last].seen == len(values) - 1,
-        throughput=_throughput_change(values, found, first, last),
+        throughput=_throughput_change(values, found, first, len(found) - 1),
     )
 
 

@@ -2,17 +2,20 @@
 
 A night counts as its logarithm. Single nights may lie anywhere, so a change is believed only when
 two in succession lie beyond the level and agree, or lie far beyond it, or three do in any way, or
-when the median of a week has moved away from the best week since the last change, which a slow
-drift does in steps too small for the first. How far is beyond was set by simulation
-(docs/history.md has the rates, tests/test_levels.py holds them).
+when three and more differ from all nights before them by a t test, or when the median of a week has
+moved away from the best or worst week since the last change, which a slow drift does in steps too
+small for the others. The limits were set by simulation (docs/history.md has the rates,
+tests/test_levels.py holds them).
 """
 
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
+
+from gpuscale.statistics.distributions import t_quantile
 
 Kind = Literal["step", "drift"]
 
@@ -21,11 +24,18 @@ REMEMBERED = 15
 FEWEST_NIGHTS = 4
 """Nights that a level needs before another can be told from it."""
 _SMALLEST_STEP = math.log(1.015)
-_STEP_DEVIATIONS = 2.6
+_STEP_DEVIATIONS = 2.42
 _FAR = 5 / 3
 """How far beyond two nights must lie that do not agree, since one of them may be outlying."""
-_OF_FEW_NIGHTS = 5.0
+_OF_FEW_NIGHTS = 6.5
 """Few nights tell their level and deviation badly: the step is larger by this over their number."""
+_FEWEST_LASTING = 3
+"""Nights on a new level that a t test believes."""
+_LASTING_CONFIDENCE = 1 - 1e-5
+"""One-sided; each night makes the test for every night on which the level may have begun."""
+_SUSPECT_CONFIDENCE = 0.99
+"""The same of nights that only leave the reference of those after them."""
+_SUSPECT_LOSS = math.log(1.02)
 _WEEK = 7
 _SMALLEST_DRIFT = math.log(1.025)
 _DRIFT_DEVIATIONS = 3.0
@@ -81,7 +91,7 @@ def level_changes(values: Sequence[float]) -> tuple[LevelChange, ...]:
     for tonight in range(len(values)):
         if tonight - 1 - begin < FEWEST_NIGHTS:
             continue
-        change = _step(values, begin, tonight)
+        change = _step(values, begin, tonight) or _lasting_step(values, begin, tonight)
         if change is None:
             deviation = night_deviation(values[max(begin, tonight - _OF_DEVIATION) : tonight + 1])
             # A week ends with the night of its index; none reaches back beyond the last change.
@@ -181,13 +191,59 @@ def _all_beyond(departures: Sequence[float], limit: float) -> bool:
     return min(departures) > limit or max(departures) < -limit
 
 
+def _lasting_step(values: Sequence[float], begin: int, tonight: int) -> LevelChange | None:
+    """The step that the nights since some night show against those before it, by a t test."""
+    first = max(begin, tonight + 1 - REMEMBERED - _FEWEST_LASTING)
+    level = values[first : tonight + 1]
+    splits = [
+        (spread, split)
+        for split, change, spread, error in _splits(level, _FEWEST_LASTING)
+        if abs(change)
+        > max(_SMALLEST_STEP, error * t_quantile(_LASTING_CONFIDENCE, len(level) - 2))
+    ]
+    if not splits:
+        return None
+    _, split = min(splits)
+    before, after = statistics.median(level[:split]), statistics.median(level[split:])
+    onset = first + split
+    return LevelChange(kind="step", onset=onset, seen=tonight, before=before, change=after - before)
+
+
+def suspect_nights(level: Sequence[float]) -> int:
+    """How many of the last nights are slower than all before them, though no step is shown yet.
+
+    They are no reference for the night after them, or a loss would hide itself.
+    """
+    splits = [
+        (spread, len(level) - split)
+        for split, change, spread, error in _splits(level, 1)
+        if change > max(_SUSPECT_LOSS, error * t_quantile(_SUSPECT_CONFIDENCE, len(level) - 2))
+    ]
+    return min(splits)[1] if splits else 0
+
+
+def _splits(level: Sequence[float], fewest: int) -> Iterator[tuple[int, float, float, float]]:
+    """Each way to part nights in two: where, the difference of means, what is left, its error."""
+    count = len(level)
+    if count < FEWEST_NIGHTS + fewest:
+        return
+    middle = statistics.fmean(level)
+    sums = list(itertools.accumulate(value - middle for value in level))
+    squares = math.fsum((value - middle) ** 2 for value in level)
+    for split in range(FEWEST_NIGHTS, count - fewest + 1):
+        before, after = sums[split - 1] / split, -sums[split - 1] / (count - split)
+        spread = max(0.0, squares - before**2 * split - after**2 * (count - split))
+        error = math.sqrt(spread / (count - 2) * (1 / split + 1 / (count - split)))
+        yield split, after - before, spread, error
+
+
 def _drift(weeks: Sequence[float], tonight: int, deviation: float) -> LevelChange | None:
-    """The slow change to the worse that the last week shows against the best one before it."""
+    """The slow change that the last week shows against the best or the worst one before it."""
     earlier = weeks[:-_WEEK]
     if not earlier:
         return None
-    best = min(earlier)
-    change = weeks[-1] - best
-    if change <= max(_SMALLEST_DRIFT, _DRIFT_DEVIATIONS * deviation):
+    before = max(min(earlier), max(earlier), key=lambda week: abs(weeks[-1] - week))
+    change = weeks[-1] - before
+    if abs(change) <= max(_SMALLEST_DRIFT, _DRIFT_DEVIATIONS * deviation):
         return None
-    return LevelChange(kind="drift", onset=tonight, seen=tonight, before=best, change=change)
+    return LevelChange(kind="drift", onset=tonight, seen=tonight, before=before, change=change)

@@ -117,6 +117,18 @@ def test_a_faster_reference_is_rarely_called_a_regression_of_the_others() -> Non
     assert alarms < 6
 
 
+def test_a_slightly_faster_reference_on_a_slow_night_is_rarely_called_a_scaling_loss() -> None:
+    # One case of three rows, six runs against three of 0.1% deviation, nights that differ by 1%.
+    rng = np.random.default_rng(21)
+    trials = 400
+    alarms = 0
+    for _ in range(trials):
+        before, now = _pair(rng, (6, 3), deviation=0.001, slower={1: 0.97})
+        alarms += _verdicts(compare(before, [now]))[4] is Verdict.REGRESSED
+    # 2% is 8 of 400; more than 17 would then come up less than once in 400 times. S(n) alone: 5%.
+    assert alarms <= 17
+
+
 @pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.003), ((6, 3), 0.02), ((4, 2), 0.01)])
 def test_the_interval_of_the_change_covers_the_truth(
     runs: tuple[int, int], deviation: float
