@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -88,11 +89,8 @@ def test_constraints_are_names_and_versions_and_satisfy_each_requirement() -> No
     assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in pins)
     assert all(re.fullmatch(r"\d[\w.]*", version) for version in pins.values())
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    asked = map(
-        Requirement, [*project["dependencies"], *(each for extra in extras for each in extra)]
-    )
-    for requirement in asked:
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in map(Requirement, chain.from_iterable(lists)):
         name = canonicalize_name(requirement.name)
         assert name == "gpuscale" or pins[name] in requirement.specifier, requirement
 
