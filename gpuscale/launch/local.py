@@ -5,13 +5,15 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from multiprocessing import forkserver, resource_tracker
+from functools import cache, cached_property
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,6 +33,7 @@ _PRELOADED = "GPUSCALE_PRELOAD"
 _DESCRIBE_TIMEOUT_S = 120.0
 _TRIAL_S = 20.0
 _LOOK_S = 1.0
+_LONGEST_SOCKET_FOLDER = 90
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
@@ -209,7 +212,11 @@ def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure |
     # Ranks end at once when they are asked to; one that cannot, since it is stopped, is killed.
     config.shutdown_timeout = _SHUTDOWN_S
     exit_codes: dict[int, int] = {}
-    with _killed_at_timeout(request, directory) as timed_out, _signals_and_logging_restored():
+    with (
+        _killed_at_timeout(request, directory) as timed_out,
+        _signals_and_logging_restored(),
+        _temporary_files_in(directory.path),
+    ):
         try:
             elastic_launch(config, do_in_rank)(job, str(directory.path))
         except ChildFailedError as error:
@@ -255,6 +262,31 @@ def _signals_and_logging_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have this process make its temporary files there; torch leaves one for each failed rank."""
+    earlier, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = earlier
+
+
+@cache
+def _socket_folder() -> None:
+    """Have the fork server's socket lie where a later session removes it if this one is killed.
+
+    Its own place is used if the path would be too long for a socket.
+    """
+    held = contextlib.ExitStack()
+    folder = str(held.enter_context(scratch_folder("gpuscale-fork-")))
+    if len(folder) < _LONGEST_SOCKET_FOLDER:
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+        util.Finalize(None, held.close, exitpriority=-100)
+    else:
+        held.close()
+
+
 def _fork_server(package: str | None = None) -> ForkServerContext:
     """The context whose processes are forked from the preloaded server; it never touches CUDA.
 
@@ -268,6 +300,7 @@ def _fork_server(package: str | None = None) -> ForkServerContext:
         # Between runs, when it has no ranks. Nothing public ends a fork server.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
     context.set_forkserver_preload(_PRELOAD)
+    _socket_folder()
     # The server inherits the mask: Ctrl-C is for this process, and would otherwise end a server
     # that is still importing, with a traceback. Ranks lift the mask for themselves. The tracker
     # goes first, since its start lifts the mask here.
