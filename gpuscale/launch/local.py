@@ -32,6 +32,8 @@ _PRELOADED = "GPUSCALE_PRELOAD"
 """The variable by which the fork server is told a package to import as well."""
 _DESCRIBE_TIMEOUT_S = 120.0
 _TRIAL_S = 20.0
+_TRIALS = 2
+"""Processes that try cases at the same time."""
 _LOOK_S = 1.0
 _LONGEST_SOCKET_FOLDER = 90
 _STACKS_S = 10.0
@@ -106,16 +108,20 @@ class LocalLauncher(Launcher):
                 directories.append(directory := RunDirectory(path=folder / str(number)))
                 directory.path.mkdir()
                 directory.request.write(request)
-            if not directories:
-                return ()
-            asked = ("trial", *(str(directory.path) for directory in directories))
-            process = _fork_server().Process(target=do_in_rank, args=asked)
-            process.start()
+            paths = [str(directory.path) for directory in directories]
+            context, latest = _fork_server(), time.monotonic() + _TRIAL_S
+            tried = [("trial", *paths[n::_TRIALS]) for n in range(min(_TRIALS, len(paths)))]
+            processes = [context.Process(target=do_in_rank, args=asked) for asked in tried]
             try:
-                process.join(_TRIAL_S)
+                for process in processes:
+                    process.start()
+                for process in processes:
+                    process.join(max(0.0, latest - time.monotonic()))
             finally:
-                process.kill()
-                process.join()
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                        process.join()
             left = [each for directory in directories for each in directory.failures()]
             return list(dict.fromkeys(each.failure.message for each in left))
 
