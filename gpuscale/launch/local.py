@@ -108,6 +108,8 @@ class LocalLauncher(Launcher):
                 directories.append(directory := RunDirectory(path=folder / str(number)))
                 directory.path.mkdir()
                 directory.request.write(request)
+            if not directories:
+                return ()
             paths = [str(directory.path) for directory in directories]
             context, latest = _fork_server(), time.monotonic() + _TRIAL_S
             tried = [("trial", *paths[n::_TRIALS]) for n in range(min(_TRIALS, len(paths)))]

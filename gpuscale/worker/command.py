@@ -1,7 +1,6 @@
 """The process that starts the command of a run, times its lines, and ends all that it started."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from gpuscale.command_case import filled
 from gpuscale.errors import GpuscaleError
+from gpuscale.foreign_texts import LOST_PEER_LINES
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
@@ -27,8 +27,6 @@ _DRAIN_S = 1.0
 _GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 _WAIT_FOR_OTHERS_S = 3.0
-_LOST_PEER = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-"""In torch's words: who talked to another rank, which most likely ended before."""
 _RANK_PYTHON = """\
 #!/bin/sh
 # What torchrun starts as Python for each rank: the output goes into pipes of the rank's own.
@@ -85,7 +83,7 @@ def _tell_failure(error: CommandError, directory: RunDirectory, rank: int | None
     """Leave why there is no result, and time for those who know more of it."""
     failure = replace(error.failure, rank=rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
-    lost_peer = is_end and _LOST_PEER.search(failure.detail) is not None
+    lost_peer = is_end and LOST_PEER_LINES.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
     directory.failure(rank or 0).write(report)
     if rank is not None and (lost_peer or failure.kind == "timeout"):
