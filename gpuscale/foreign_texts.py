@@ -9,7 +9,8 @@ import re
 SHAPES = re.compile(
     r"shapes cannot be multiplied|must have same reduction dim|[Ss]ize mismatch, got"
     r"|size does not match weight size|Given (?:groups|transposed)=|Invalid channel dimensions"
-    r"|Kernel size can't be greater|Output size is too small|xpected .*\dD.* input"
+    r"|with negative dimension|Kernel size can't be greater|Output size is too small"
+    r"|xpected .*\dD.* input"
     r"|running_mean should contain|normalized_shape=|number of channels in input"
     r"|input\.size\(-1\) must be equal|expecting embedding dimension|first two dimensions of batch2"
     r"|does not broadcast with|must match the size of tensor|Attempting to broadcast a dimension"
