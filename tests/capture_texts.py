@@ -26,13 +26,14 @@ MEMORY_BYTES = 2**29
 
 def shapes(device: str) -> dict[str, Callable[[], Any]]:
     """What does not fit by its shape, by the name of what raises."""
-    functional, made = nn.functional, {"device": device}
+    functional = nn.functional
+    made: dict[str, Any] = {"device": device}
 
     def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, **made)  # type: ignore[arg-type]
+        return torch.zeros(*shape, **made)
 
     def indices(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=torch.long, **made)  # type: ignore[call-overload, no-any-return]
+        return torch.zeros(*shape, dtype=torch.long, **made)
 
     return {
         "linear": lambda: nn.Linear(16, 10, **made)(zeros(2, 64)),
@@ -107,8 +108,9 @@ def lose_peer(rank: int, port: int, results: Any, *, hangs: bool) -> None:
         os._exit(1)
     results.put(said_by(lambda: [dist.all_reduce(torch.zeros(9)) for _ in range(99)]))
     # The store of a rank that is gone: here of nobody.
-    store = {"host_name": "127.0.0.1", "port": 1, "world_size": 2, "is_master": False}
-    results.put(said_by(lambda: dist.TCPStore(**store, timeout=timedelta(seconds=1))))
+    wait = timedelta(seconds=1)
+    store = ("127.0.0.1", 1, 2, False, wait)
+    results.put(said_by(lambda: dist.TCPStore(*store)))  # type: ignore[attr-defined]
     os._exit(0)
 
 
