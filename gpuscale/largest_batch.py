@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gpuscale.errors import GpuscaleError
+from gpuscale.foreign_texts import NO_ENGINE
 from gpuscale.records import Run, TimingPlan
 
 FEW_STEPS = TimingPlan(warmup_steps=1, warmup_s=0.0, windows=2, window_s=1e-3, run_seconds=1e-3)
 """Steps with and without synchronisation, as measuring makes them, and as few as it can."""
 _FITS = (None, "unsteady")
-_NO_WORKSPACE = "unable to find an engine to execute this computation"
-"""torch, where every way of cuDNN to convolve failed, which it says also where each ran out of
-memory for its workspace. That is it where a smaller batch was computed."""
 
 
 class Try(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +54,8 @@ def _power_of_two(number: int) -> int:
 def _tried(run: Run, batch: int, fitted: int) -> Try:
     failure = run.failure
     kind = None if failure is None else failure.kind
-    if failure is not None and fitted and _NO_WORKSPACE in failure.message:
+    # Where a smaller batch was computed, memory is what no engine had.
+    if failure is not None and fitted and NO_ENGINE.search(failure.message):
         kind = "out_of_memory"
     if failure is not None and kind not in (*_FITS, "out_of_memory"):
         until = f", after {fitted} had fitted" if fitted else ""

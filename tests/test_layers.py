@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
 LAYERS = {
     "errors": 0,
+    "foreign_texts": 0,
     "units": 0,
     "host": 0,
     "strategies": 0,

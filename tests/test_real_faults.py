@@ -121,6 +121,5 @@ class Case(Tiny):
         r"not steady: (second level, steps \d+% longer from window|drifts)", session.output
     )
     assert len(run.windows) >= 10
-    assert "1 xfailed" in session.output
     assert "no run gave a number: there is nothing to compare" in session.output
     assert session.exit_code == 1

@@ -1,9 +1,17 @@
 """Folders for a while: gone after use, and removed later where their process was killed."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from measuring import pytest_command, run_pytest, write_case
 
 from gpuscale.run_directory import scratch_folder
 
@@ -17,6 +25,13 @@ with scratch_folder(".run-", within=Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(600)
 """
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for that of a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def test_a_folder_is_gone_after_its_use(tmp_path: Path) -> None:
@@ -53,3 +68,33 @@ def test_folders_of_others_stay(tmp_path: Path) -> None:
         (tmp_path / name / "owner").touch()
     with scratch_folder(".run-", within=tmp_path):
         assert all((tmp_path / name).exists() for name in names)
+
+
+def test_failed_runs_leave_nothing_behind_nor_do_killed_sessions_after_the_next_one(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    lasting, failing, temporary = tmp_path / "lasting", tmp_path / "failing", short_folder
+    lasting.mkdir()
+    failing.mkdir()
+    write_case(lasting, "Case = Tiny")
+    options = ("--gpus", "2", "--runs", "1", "--device", "cpu")
+    killed = subprocess.Popen(
+        pytest_command(*options, "--run-seconds", "60"),
+        cwd=lasting,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not [*temporary.glob("gpuscale-run-*/progress")]:
+        assert killed.poll() is None
+        time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    write_case(
+        failing, "class Case(Tiny):\n    def loss(self, output, target):\n        raise OSError"
+    )
+    session = run_pytest(failing, *options, environment=[f"TMPDIR={temporary}"])
+    assert session.exit_code == 1, session.output
+    # torch makes an empty folder for what it compiles, whatever is run.
+    left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    assert left == []

@@ -1,25 +1,17 @@
 """Why a run has no result: one cause out of all that its ranks left, where, and what to do."""
 
-import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.foreign_texts import OUT_OF_MEMORY
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory
 
 _OUTPUT_TAIL_CHARS = 4000
-_OUT_OF_MEMORY = re.compile(
-    r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
-    r"|CUDA (?:error: )?out of memory|STATUS_ALLOC_FAILED|std::bad_alloc"
-    r"|Cuda failure (?:\d+ )?'out of memory'"
-    # In oneDNN's words; of what it does not support it cannot create a descriptor.
-    r"|could not create a (?:primitive|memory object)(?! descriptor)",
-    re.IGNORECASE,
-)
 _FROM_OUTSIDE = (
     "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
     "of the job"
@@ -141,7 +133,7 @@ def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) 
     logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
     tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
     host = _host_of(directory, rank)
-    if _OUT_OF_MEMORY.search(tail):
+    if OUT_OF_MEMORY.search(tail):
         kind, message = "out_of_memory", f"{message}, out of memory"
     return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
 
@@ -153,7 +145,7 @@ def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -
         return failure
     line = "" if report.line is None else f"{report.line}: "
     said = f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
-    if _OUT_OF_MEMORY.search(failure.message):
+    if OUT_OF_MEMORY.search(failure.message):
         # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
         said = (
             f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "

@@ -5,13 +5,15 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from multiprocessing import forkserver, resource_tracker
+from functools import cache, cached_property
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,7 +32,10 @@ _PRELOADED = "GPUSCALE_PRELOAD"
 """The variable by which the fork server is told a package to import as well."""
 _DESCRIBE_TIMEOUT_S = 120.0
 _TRIAL_S = 20.0
+_TRIALS = 2
+"""Processes that try cases at the same time."""
 _LOOK_S = 1.0
+_LONGEST_SOCKET_FOLDER = 90
 _STACKS_S = 10.0
 """How long after the timeout ranks may take to leave their stacks: they started later."""
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
@@ -105,14 +110,20 @@ class LocalLauncher(Launcher):
                 directory.request.write(request)
             if not directories:
                 return ()
-            asked = ("trial", *(str(directory.path) for directory in directories))
-            process = _fork_server().Process(target=do_in_rank, args=asked)
-            process.start()
+            paths = [str(directory.path) for directory in directories]
+            context, latest = _fork_server(), time.monotonic() + _TRIAL_S
+            tried = [("trial", *paths[n::_TRIALS]) for n in range(min(_TRIALS, len(paths)))]
+            processes = [context.Process(target=do_in_rank, args=asked) for asked in tried]
             try:
-                process.join(_TRIAL_S)
+                for process in processes:
+                    process.start()
+                for process in processes:
+                    process.join(max(0.0, latest - time.monotonic()))
             finally:
-                process.kill()
-                process.join()
+                for process in processes:
+                    if process.pid is not None:
+                        process.kill()
+                        process.join()
             left = [each for directory in directories for each in directory.failures()]
             return list(dict.fromkeys(each.failure.message for each in left))
 
@@ -209,7 +220,11 @@ def _launch(request: RunRequest, directory: RunDirectory, job: str) -> Failure |
     # Ranks end at once when they are asked to; one that cannot, since it is stopped, is killed.
     config.shutdown_timeout = _SHUTDOWN_S
     exit_codes: dict[int, int] = {}
-    with _killed_at_timeout(request, directory) as timed_out, _signals_and_logging_restored():
+    with (
+        _killed_at_timeout(request, directory) as timed_out,
+        _signals_and_logging_restored(),
+        _temporary_files_in(directory.path),
+    ):
         try:
             elastic_launch(config, do_in_rank)(job, str(directory.path))
         except ChildFailedError as error:
@@ -255,6 +270,31 @@ def _signals_and_logging_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have this process make its temporary files there; torch leaves one for each failed rank."""
+    earlier, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = earlier
+
+
+@cache
+def _socket_folder() -> None:
+    """Have the fork server's socket lie where a later session removes it if this one is killed.
+
+    Its own place is used if the path would be too long for a socket.
+    """
+    held = contextlib.ExitStack()
+    folder = str(held.enter_context(scratch_folder("gpuscale-fork-")))
+    if len(folder) < _LONGEST_SOCKET_FOLDER:
+        multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+        util.Finalize(None, held.close, exitpriority=-100)
+    else:
+        held.close()
+
+
 def _fork_server(package: str | None = None) -> ForkServerContext:
     """The context whose processes are forked from the preloaded server; it never touches CUDA.
 
@@ -268,6 +308,7 @@ def _fork_server(package: str | None = None) -> ForkServerContext:
         # Between runs, when it has no ranks. Nothing public ends a fork server.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
     context.set_forkserver_preload(_PRELOAD)
+    _socket_folder()
     # The server inherits the mask: Ctrl-C is for this process, and would otherwise end a server
     # that is still importing, with a traceback. Ranks lift the mask for themselves. The tracker
     # goes first, since its start lifts the mask here.

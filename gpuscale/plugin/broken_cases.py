@@ -1,21 +1,9 @@
 """Cases that fail by their own code: one failed run says what all further ones would."""
 
-import re
 from collections.abc import Sequence
 
+from gpuscale.foreign_texts import MAYBE_NOT_OWN, MAYBE_TRANSIENT
 from gpuscale.records import EntryKey, Run
-
-# What devices and peers cause as well; but for what CUDA says of a wrong index.
-_PERHAPS_NOT_ITS_OWN = re.compile(
-    r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
-    re.IGNORECASE,
-)
-# But for paths that are not there, or not to be read.
-_PERHAPS_WELL_SOON = re.compile(
-    r"(?:OS|EOF|HTTP|URL)Error|\[Errno (?!2\]|13\])|connection|time[d-]? ?out|unavailable"
-    r"|DataLoader worker \(pid",
-    re.IGNORECASE,
-)
 
 
 def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
@@ -32,7 +20,7 @@ def broken_by(key: EntryKey, runs: Sequence[Run]) -> Run | None:
         broken = [run for run in alike if _is_its_own(run)]
         if not broken or any(run.is_valid for run in alike):
             continue
-        if broken[0].index < broken[-1].index or not _PERHAPS_WELL_SOON.search(_told(broken[-1])):
+        if broken[0].index < broken[-1].index or not MAYBE_TRANSIENT.search(_told(broken[-1])):
             return broken[-1]
     return None
 
@@ -41,7 +29,7 @@ def _is_its_own(run: Run) -> bool:
     failure = run.failure
     if failure is None or failure.kind != "raised":
         return failure is not None and failure.kind == "unread"
-    return _PERHAPS_NOT_ITS_OWN.search(_told(run)) is None
+    return MAYBE_NOT_OWN.search(_told(run)) is None
 
 
 def _told(run: Run) -> str:

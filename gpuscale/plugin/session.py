@@ -3,8 +3,11 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from threading import Thread
 from typing import Any, TextIO
 
 import pytest
@@ -17,6 +20,7 @@ from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.plugin import results_file, stopping, terminal
 from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
 from gpuscale.plugin.broken_cases import broken_by
+from gpuscale.plugin.command_item import CommandItem
 from gpuscale.plugin.items import (
     ItemPlan,
     not_told_to_commands,
@@ -40,6 +44,7 @@ from gpuscale.telemetry.summary import gpus_of_run, sampling_beside
 from gpuscale.units import format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
+_IMPORTED_BY_CASES = ("torch", "torchvision")
 
 
 def start_session(config: pytest.Config) -> None:
@@ -74,7 +79,8 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     revision = answer_of(
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
     )
-    environment = replace(launcher.environment, cases_revision=revision or None)
+    with _importing_for_cases(config):
+        environment = replace(launcher.environment, cases_revision=revision or None)
     refuse_missing_tf32(options, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
@@ -85,6 +91,28 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     judge, rule = stopping.BaselineJudge.of(options), stopping.StoppingRule.of(options)
     stream = terminal.own_stream()
     return _MeasuringSession(config, options, launcher, recorder, judge, rule, stream)
+
+
+@contextmanager
+def _importing_for_cases(config: pytest.Config) -> Iterator[None]:
+    """Import what most cases import, in a thread, while the fork server does so, too."""
+    plugins = config.pluginmanager.get_plugins()
+    if any(isinstance(plugin, CommandItem) for plugin in plugins):
+        yield
+        return
+
+    def work() -> None:
+        for name in _IMPORTED_BY_CASES:
+            # What is broken or absent is reported by the case that needs it.
+            with suppress(Exception):
+                import_module(name)
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @dataclass(eq=False)

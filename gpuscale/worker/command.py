@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from gpuscale.command_case import fields_of, filled, starter_of
 from gpuscale.errors import GpuscaleError
+from gpuscale.foreign_texts import LOST_PEER_LINES
 from gpuscale.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import RankFailure
 from gpuscale.run_directory import RunDirectory, write_atomically
-from gpuscale.worker.last_words import LOST_PEER, LastWords
+from gpuscale.worker.last_words import LastWords
 from gpuscale.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
 from gpuscale.worker.output import OF_COMMAND, Output
 
@@ -98,7 +99,7 @@ def _tell_failure(error: CommandError, directory: RunDirectory, rank: int | None
     own_rank = error.failure.rank if rank is None else rank
     failure = replace(error.failure, rank=own_rank, host=socket.gethostname())
     is_end = failure.kind in ("raised", "killed")
-    lost_peer = is_end and LOST_PEER.search(failure.detail) is not None
+    lost_peer = is_end and LOST_PEER_LINES.search(failure.detail) is not None
     report = RankFailure(failure=failure, lost_peer=lost_peer, steps_told=error.steps_told)
     directory.failure(rank or 0).write(report)
     if rank is not None and (lost_peer or failure.kind == "timeout"):

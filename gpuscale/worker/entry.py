@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import os
-import re
 import resource
 import signal
 import socket
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gpuscale.errors import GpuscaleError, InvalidTrainingError
+from gpuscale.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SHARDS, SYSTEM
 from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
@@ -29,22 +29,7 @@ from gpuscale.worker.origin import line_of_user, traceback_text
 from gpuscale.worker.strategies import strategy_for
 from gpuscale.worker.training import Training, load_case, parameter_digest
 
-# CUDA, NCCL and gloo tell by the text of an exception only. NCCL's has what failed, and its last
-# error, in the lines after the first.
 _LINES_OF_NCCL = 4
-_OF_THE_SYSTEM = re.compile(
-    r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
-    r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
-    r"|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
-    r"|DistNetworkError|DistStoreError|Connection (?:reset|closed|refused|timed out)"
-    r"|No route to host|Network is unreachable|Broken pipe|Stale file handle|Input/output error"
-    r"|No space left on device|Disk quota exceeded|Read-only file system",
-    re.IGNORECASE,
-)
-
-# As torch says it of an operator that fsdp's parameters do not have.
-_OF_SHARDS = re.compile(r"DTensor|sharding strategy|placement")
-
 _SEED = 42
 _PROGRESS_BYTES = 64
 _YIELD_TO_PEERS_S = 1.0
@@ -74,10 +59,10 @@ class RankFiles:
         """Write what ended this rank, with its traceback where it was not expected."""
         summary = "".join(traceback.format_exception_only(error)).strip()
         lines = summary.splitlines() or [type(error).__name__]
-        message = " ".join(lines[: _LINES_OF_NCCL if "NCCL error" in lines[0] else 1])
-        kind: FailureKind = "system" if _OF_THE_SYSTEM.search(message) else "raised"
+        message = " ".join(lines[: _LINES_OF_NCCL if NCCL_ERROR.search(lines[0]) else 1])
+        kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
         line, detail = line_of_user(error), traceback_text(error)
-        if _OF_SHARDS.search(message):
+        if SHARDS.search(message):
             message += (
                 " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
                 "measure it with ddp)"
@@ -101,9 +86,9 @@ def tells_of_peer(error: BaseException) -> bool:
     """True for the failure of talking to another rank, which most likely ended before."""
     text = str(error)
     # NCCL takes memory too, of what the allocator of torch has left on this rank's own GPU.
-    if "out of memory" in text:
+    if OUT_OF_MEMORY.search(text):
         return False
-    return isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
+    return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
 
 
 def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:

@@ -1,11 +1,17 @@
 """The process that ended a command, and why, by what each of its processes printed last."""
 
-import re
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
+from gpuscale.foreign_texts import (
+    EXCEPTION,
+    LOST_PEER_LINES,
+    OF_STARTER,
+    TORCHRUN_SUMMARY,
+    TRACEBACK,
+)
 from gpuscale.worker.output import OF_COMMAND, Line
 
 KEPT_LINES = 500
@@ -15,17 +21,6 @@ _MOST_SHOWN_LINES = 100
 """Shown of a long traceback."""
 _FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 """No consequence of another process's end, as SIGABRT and SIGTERM may be."""
-
-# Texts of others. Python's traceback; before each of its lines torch writes the rank.
-_OF_RANK = r"(?:\[rank\d+\]: ?)?"
-_TRACEBACK = re.compile(rf"{_OF_RANK}Traceback \(most recent call last\):")
-_EXCEPTION = re.compile(rf"{_OF_RANK}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
-# torch's and Python's, raised by whoever started the process that failed: torchrun, accelerate.
-_OF_STARTER = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
-# torch's, of a rank that talked to another one, which most likely ended before.
-LOST_PEER = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
-# torchrun's summary, which ends with the rank that failed first.
-_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
 
 
 class LastWords(NamedTuple):
@@ -60,7 +55,7 @@ def last_words(
     if codes or len(raised) > 1:
         raised.pop(OF_COMMAND, None)
     own = sorted(
-        (source for source, each in raised.items() if not LOST_PEER.search(each.exception)),
+        (source for source, each in raised.items() if not LOST_PEER_LINES.search(each.exception)),
         key=lambda source: raised[source].arrived_s,
     )
     killed = [source for source, code in codes.items() if -code in _FAULT_SIGNALS]
@@ -84,7 +79,7 @@ def last_words(
 def _summarised(lines: Iterable[Line]) -> dict[str, int]:
     """The exit codes in the last summary of torchrun, the rank that failed first at the end."""
     codes: dict[str, int] = {}
-    for rank, code in _SUMMARY.findall("\n".join(line.text for line in lines)):
+    for rank, code in TORCHRUN_SUMMARY.findall("\n".join(line.text for line in lines)):
         codes.pop(f"rank {rank}", None)
         codes[f"rank {rank}"] = int(code)
     return codes
@@ -92,16 +87,16 @@ def _summarised(lines: Iterable[Line]) -> dict[str, int]:
 
 def _raised(lines: Iterable[Line]) -> _Traceback | None:
     """The last traceback of a process that is not of losing others, else the last one."""
-    found = [each for each in _tracebacks(lines) if not _OF_STARTER.match(each.exception)]
-    own = [each for each in found if not LOST_PEER.search(each.exception)]
+    found = [each for each in _tracebacks(lines) if not OF_STARTER.match(each.exception)]
+    own = [each for each in found if not LOST_PEER_LINES.search(each.exception)]
     return next(iter((*reversed(own), *reversed(found))), None)
 
 
 def _tracebacks(lines: Iterable[Line]) -> Iterator[_Traceback]:
     begin = None
     for number, line in enumerate(lines):
-        if _TRACEBACK.match(line.text):
+        if TRACEBACK.match(line.text):
             begin = number, line.arrived_s
-        elif begin is not None and (found := _EXCEPTION.fullmatch(line.text)):
+        elif begin is not None and (found := EXCEPTION.fullmatch(line.text)):
             yield _Traceback(*begin, found["exception"])
             begin = None

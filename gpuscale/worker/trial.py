@@ -6,13 +6,13 @@ Nothing is said of what fails for another reason: the run itself finds that out.
 import contextlib
 import inspect
 import os
-import re
 import socket
 from pathlib import Path
 
 import torch
 
 from gpuscale.cases import TrainingCase
+from gpuscale.foreign_texts import SHAPES
 from gpuscale.host import die_with_parent, end_at_interrupt
 from gpuscale.records import Failure
 from gpuscale.records.request import RankFailure
@@ -23,19 +23,6 @@ from gpuscale.worker.nested import map_tensors, tensors_in
 from gpuscale.worker.origin import as_place, line_of_user
 from gpuscale.worker.training import load_case
 
-# What torch says on its meta device, and on the CPU.
-_OF_SHAPES = re.compile(
-    r"shapes cannot be multiplied|must have same reduction dim|[Ss]ize mismatch, got"
-    r"|size does not match weight size|Given (?:groups|transposed)=|^Invalid channel dimensions"
-    r"|Kernel size can't be greater|Output size is too small|xpected .*\dD.* input"
-    r"|running_mean should contain|normalized_shape=|xpected number of channels in input"
-    r"|input\.size\(-1\) must be equal|expecting embedding dimension|first two dimensions of batch2"
-    r"|does not broadcast with|must match the size of tensor|Attempting to broadcast a dimension"
-    r"|Sizes of tensors must match|is invalid for input of size|Provided sizes .* multiply up to"
-    r"|Expected input batch_size|Expected target size|Target size .* must be the same"
-    r"|Using a target size .* different|multi-target not supported|^Target \d+ is out of bounds"
-    r"|not one number$"
-)
 _FEW_PARAMETERS = 50_000_000
 _FEW_OUTPUTS = 2**22
 _MEMORY_BYTES = 2**32
@@ -101,7 +88,7 @@ def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: st
             case.loss(map_tensors(lambda t: torch.zeros_like(t, device="cpu"), output), targets)
     except Exception as error:
         said = (str(error).splitlines() or [""])[0].rstrip(".")
-        if not _OF_SHAPES.search(said):
+        if not SHAPES.search(said):
             return None
         cls = type(case)
         line = line_of_user(error) or as_place(inspect.getfile(cls), inspect.findsource(cls)[1] + 1)

@@ -1,0 +1,87 @@
+"""The texts of torch, CUDA, NCCL, gloo and Python that gpuscale recognises, all of them.
+
+tests/test_foreign_texts.py holds them against what each supported torch says on a CPU, and against
+reports of CUDA's and NCCL's.
+"""
+
+import re
+
+SHAPES = re.compile(
+    r"shapes cannot be multiplied|must have same reduction dim|[Ss]ize mismatch, got"
+    r"|size does not match weight size|Given (?:groups|transposed)=|Invalid channel dimensions"
+    r"|with negative dimension|Kernel size can't be greater|Output size is too small"
+    r"|xpected .*\dD.* input"
+    r"|running_mean should contain|normalized_shape=|number of channels in input"
+    r"|input\.size\(-1\) must be equal|expecting embedding dimension|first two dimensions of batch2"
+    r"|does not broadcast with|must match the size of tensor|Attempting to broadcast a dimension"
+    r"|Sizes of tensors must match|is invalid for input of size|Provided sizes .* multiply up to"
+    r"|Expected input batch_size|Expected target size|Target size .* must be the same"
+    r"|Using a target size .* different|multi-target not supported|Target \d+ is out of bounds"
+    r"|not one number$"
+)
+"""A batch that does not fit a model or a loss, on torch's meta device and on the CPU; the last is
+gpuscale's own."""
+
+OUT_OF_MEMORY = re.compile(
+    r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError)|can(?:'t|not) allocate memory"
+    r"|(?:CUDA|HIP) (?:error: )?out of memory|STATUS_ALLOC_FAILED|std::bad_alloc"
+    r"|(?:Cuda|HIP) failure (?:\d+ )?'out of memory'"
+    # oneDNN's words. If it does not support an operator, it cannot create a descriptor.
+    r"|could not create a (?:primitive|memory object)(?! descriptor)",
+    re.IGNORECASE,
+)
+"""Memory of a GPU or of the host that is out, by the last line of a traceback."""
+
+NO_ENGINE = re.compile("unable to find an engine to execute this computation")
+"""No way of cuDNN to convolve worked, perhaps because each ran out of memory for its workspace."""
+
+LOST_PEER = re.compile(r"gloo|NCCL")
+"""The message of a rank that failed to talk to another one, which most likely ended before."""
+
+LOST_PEER_LINES = re.compile(r"\bDist\w*Error\b|Error: .*\b(?:gloo|NCCL)\b")
+"""The same among the last lines of a command."""
+
+_OF_RANK = r"(?:\[rank\d+\]: ?)?"
+TRACEBACK = re.compile(rf"{_OF_RANK}Traceback \(most recent call last\):")
+"""The first line of a traceback of Python's; torch writes the rank before each of its lines."""
+
+EXCEPTION = re.compile(rf"{_OF_RANK}(?P<exception>[A-Za-z_][\w.]*(?:: .*)?)")
+"""Its last line."""
+
+OF_STARTER = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|CalledProcessError)\b")
+"""An exception of whoever started the process that failed: torchrun, accelerate."""
+
+TORCHRUN_SUMMARY = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
+"""One rank of torchrun's summary, which ends with the rank that failed first."""
+
+NCCL_ERROR = re.compile("NCCL error")
+"""The first line of a message of NCCL's; what failed, and its last error, are in those after it."""
+
+SYSTEM = re.compile(
+    r"uncorrectable|ECC error|unspecified launch failure|hardware stack|illegal instruction"
+    r"|no CUDA-capable device|busy or unavailable|CUDA driver|initialization error"
+    r"|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError"
+    r"|DistNetworkError|DistStoreError|Connection (?:reset|closed|refused|timed out)"
+    r"|No route to host|Network is unreachable|Broken pipe|Stale file handle|Input/output error"
+    r"|No space left on device|Disk quota exceeded|Read-only file system",
+    re.IGNORECASE,
+)
+"""A device, network or file system that failed, rather than the case."""
+
+SHARDS = re.compile(r"DTensor|sharding strategy|placement")
+"""An operator that has no way to work on the sharded parameters of fsdp."""
+
+MAYBE_NOT_OWN = re.compile(
+    # A device-side assertion is what CUDA says of a wrong index.
+    r"CUDA error(?!: device-side assert)|out of memory|cuDNN|CUBLAS|NCCL|gloo|Dist\w*Error",
+    re.IGNORECASE,
+)
+"""What devices and other ranks cause, too, so that a case may not be broken by itself."""
+
+MAYBE_TRANSIENT = re.compile(
+    # But not paths that are absent or must not be read.
+    r"(?:OS|EOF|HTTP|URL)Error|\[Errno (?!2\]|13\])|connection|time[d-]? ?out|unavailable"
+    r"|DataLoader worker \(pid",
+    re.IGNORECASE,
+)
+"""A file or connection that may work the next time."""

@@ -1,0 +1,116 @@
+"""What `make setup` installs: the versions that the tests were run with, and on demand others."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from ci_checkout import REPOSITORY, write_program
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+# Makes an environment whose Python only writes down what it is asked to do, and so does its uv.
+PYTHON = """#!/bin/sh
+mkdir -p "$3/bin"
+cat >"$3/bin/python" <<'END'
+#!/bin/sh
+echo "pip $*" >>calls
+case "$*" in *" uv")
+    [ "$WITHOUT" = uv ] && exit 1
+    printf '#!/bin/sh\\necho "uv $*" >>calls\\n[ "$WITHOUT" != index ]\\n' >"$(dirname "$0")/uv"
+    chmod +x "$(dirname "$0")/uv"
+esac
+END
+chmod +x "$3/bin/python"
+"""
+
+
+def pins_of(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line[:1] not in ("", "#")]
+    return dict(line.split("==") for line in lines)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    write_program(tmp_path / "python", PYTHON)
+    return tmp_path
+
+
+def set_up(checkout: Path, *variables: str, without: str = "") -> list[str]:
+    """What was called to install, after uv itself."""
+    subprocess.run(
+        ["make", "setup", "PYTHON=./python", *variables],
+        cwd=checkout,
+        env={"PATH": "/usr/bin:/bin", "WITHOUT": without},
+        check=True,
+        capture_output=True,
+    )
+    return (checkout / "calls").read_text().splitlines()[1:]
+
+
+def test_setup_installs_by_uv_what_the_constraints_name(checkout: Path) -> None:
+    (installed,) = set_up(checkout)
+    assert installed.startswith("uv pip install")
+    assert installed.endswith(" --editable .[dev] --constraint .venv/constraints.txt")
+    assert pins_of(checkout / ".venv/constraints.txt") == pins_of(REPOSITORY / "constraints.txt")
+
+
+def test_setup_with_the_latest_has_no_constraint(checkout: Path) -> None:
+    (installed,) = set_up(checkout, "LATEST=1")
+    assert " --python .venv-latest/bin/python " in installed
+    assert "constraint" not in installed
+
+
+def test_setup_with_another_torch_constrains_only_what_does_not_move_with_it(
+    checkout: Path,
+) -> None:
+    (installed,) = set_up(checkout, "TORCH=2.6.0")
+    where = ".venv-torch-2.6.0/constraints.txt"
+    assert installed.endswith(f" torch==2.6.0 --constraint {where}")
+    left_out = pins_of(REPOSITORY / "constraints.txt").keys() - pins_of(checkout / where).keys()
+    assert {"torch", "torchvision", "triton", "sympy", "nvidia-nccl-cu13"} <= left_out
+    assert not left_out & {"pytest", "numpy", "nvidia-ml-py", "lightning"}
+
+
+@pytest.mark.parametrize("without", ["uv", "index"])
+def test_setup_goes_on_with_pip_where_uv_cannot(checkout: Path, without: str) -> None:
+    *_, installed = set_up(checkout, without=without)
+    assert installed.startswith("pip -m pip install")
+    assert installed.endswith(" --editable .[dev] --constraint .venv/constraints.txt")
+
+
+def test_constraints_are_names_and_versions_and_satisfy_each_requirement() -> None:
+    pins = pins_of(REPOSITORY / "constraints.txt")
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in pins)
+    assert all(re.fullmatch(r"\d[\w.]*", version) for version in pins.values())
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in map(Requirement, chain.from_iterable(lists)):
+        name = canonicalize_name(requirement.name)
+        assert name == "gpuscale" or pins[name] in requirement.specifier, requirement
+
+
+@pytest.mark.parametrize(
+    ("variables", "measured"),
+    [
+        ([], "bench_cases/test_mnist_cnn.py bench_cases/test_resnet50.py"),
+        (["CASES=gpt"], "bench_cases/test_gpt.py"),
+        (["CASES=all"], "bench_cases"),
+    ],
+)
+def test_bench_measures_the_cases_that_it_is_asked_for(
+    checkout: Path, variables: list[str], measured: str
+) -> None:
+    program = '#!/bin/sh\necho "$*" >measured\n'
+    set_up(checkout)
+    write_program(checkout / ".venv/bin/pytest", program)
+    subprocess.run(
+        ["make", "bench", "STRATEGY=ddp", *variables], cwd=checkout, check=True, capture_output=True
+    )
+    assert (checkout / "measured").read_text() == f"{measured} --gpus 1,2 --strategy ddp\n"
+    assert all((REPOSITORY / path).exists() for path in measured.split())
