@@ -68,9 +68,9 @@ def notes(history: History) -> Iterator[str]:
 def _head(history: History, screen: Screen) -> Iterator[str]:
     nights, names = history.nights, night_names(history.nights)
     if said := verdict(history):
-        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns, hanging=10)
+        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
-    yield from wrapped(f"history   {nights_text(history)}", screen.columns, hanging=10)
+    yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = nights[-1]
     yield f"last      {names[-1]}, {last.allocation}"
     yield ""

@@ -61,7 +61,7 @@ def _origin(results: Results, shown: Shown) -> Iterator[str]:
 
 
 def _projections(
-    projections: Sequence[Projection], columns: int | None, steps: int | None
+    projections: Sequence[Projection], columns: int, steps: int | None
 ) -> Iterator[str]:
     """A row for each number of GPUs that was not measured, and what is known of its error."""
     title = "further than measured: a projection, which no verdict rests on; bands: 95 %"

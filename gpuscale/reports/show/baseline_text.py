@@ -20,7 +20,7 @@ from gpuscale.records import (
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, table
 from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row, published_rows
 from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
@@ -40,12 +40,11 @@ _TIMED: Mapping[str | None, str] = {
 
 
 def baseline_text(
-    baseline: Baseline, today: date, *, columns: int | None = None, steps: int | None = None
+    baseline: Baseline, today: date, *, columns: int = PLAIN_COLUMNS, steps: int | None = None
 ) -> str:
     """The baseline as text, without a line break at its end; after its last day it says so.
 
-    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns;
-    None is where there is room for any line.
+    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
@@ -100,7 +99,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(baseline: Baseline, columns: int | None, steps: int | None) -> str:
+def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
     headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     rows = [*published_rows(baseline, steps).values()]
@@ -110,7 +109,7 @@ def _published_table(baseline: Baseline, columns: int | None, steps: int | None)
 
 
 def _measured_blocks(
-    entries: Sequence[Entry], columns: int | None, steps: int | None
+    entries: Sequence[Entry], columns: int, steps: int | None
 ) -> Iterator[list[str]]:
     runs = "runs (allocations)"
     made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]

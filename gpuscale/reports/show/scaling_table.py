@@ -34,7 +34,7 @@ _SAME_STEP_TIME = math.log(1.25)
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
-def scaling_lines(results: Results, columns: int | None, steps: int | None = None) -> Iterator[str]:
+def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
     """The scaling table of the results, with its notes and where the lost efficiency went."""
     runs = results.runs
     points = scaling_points(runs)
