@@ -78,7 +78,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LOGNAME", "operator")
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.delenv("COLUMNS", raising=False)
     for name in [name for name in os.environ if name.startswith(("GPUSCALE_", "SLURM_"))]:
         if name != RENEW:
             monkeypatch.delenv(name)

@@ -25,7 +25,7 @@ from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
 from gpuscale.reports.show.baseline_text import step_time_text
 from gpuscale.store import write_baseline
-from gpuscale.units import rough_percent
+from gpuscale.units import counted, rough_percent
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""
@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     write_baseline(output, baseline)
     entries = entries_of(baseline.runs)
     until = "" if expires_on is None else f", valid until {expires_on}"
-    sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
+    runs = counted(len(baseline.runs), "run")
+    sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}{until}\n")
     if busy := busy_loads(baseline.runs):
         sys.stderr.write(
             f"gpuscale: warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "

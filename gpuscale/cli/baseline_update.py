@@ -19,6 +19,7 @@ from gpuscale.records import Baseline, Results
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
+from gpuscale.units import counted
 
 _QUESTION = "[y]es, [n]o, [a]ll from here on, [q]uit: "
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
-    sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")
+    sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(found), 'change')} written\n")
     changed = {proposal.entry.configuration for proposal in chosen if proposal.entry.gpus > 1}
     for left in found:
         (configuration, gpus) = left.entry

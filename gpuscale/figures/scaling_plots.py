@@ -29,7 +29,7 @@ from gpuscale.figures.picture import (
 )
 from gpuscale.records import Estimate
 from gpuscale.reports.phrases import interval_text
-from gpuscale.units import significant
+from gpuscale.units import counted, significant
 
 MOST_CASES = 4
 """Cases below each other in one figure."""
@@ -174,7 +174,7 @@ def _gpus_text(curves: Sequence[Curve]) -> str:
     if len(batches) != 1:
         return f"{word}\n{mode} scaling"
     of = "each" if mode == "weak" else "in all"
-    return f"{word}\n{mode} scaling, {batches.pop()} samples {of}"
+    return f"{word}\n{mode} scaling, {counted(batches.pop(), 'sample')} {of}"
 
 
 def _notes(curves: Sequence[Curve], source: str | None) -> Iterator[str]:

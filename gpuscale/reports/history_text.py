@@ -66,13 +66,13 @@ def notes(history: History) -> Iterator[str]:
 
 
 def _head(history: History, screen: Screen) -> Iterator[str]:
-    nights, names = history.nights, night_names(history.nights)
     if said := verdict(history):
         first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
-    last = nights[-1]
-    yield f"last      {names[-1]}, {last.allocation}"
+    last = history.nights[-1]
+    place = ", ".join(filter(None, (last.environment.host, last.environment.job_id)))
+    yield f"last      {last.began_at:%Y-%m-%d %H:%M}, {place or last.allocation}"
     yield ""
 
 

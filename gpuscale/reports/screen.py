@@ -65,7 +65,9 @@ class Screen:
 
 
 def columns_of(stream: TextIO) -> int:
-    """The value of `COLUMNS`, else the columns of a terminal, else those of a file."""
+    """The columns of a terminal, or what `COLUMNS` says of it; a file has those of a log."""
+    if not stream.isatty():
+        return PLAIN_COLUMNS
     chosen = os.environ.get("COLUMNS", "")
     if chosen.isdecimal() and int(chosen):
         return int(chosen)

@@ -70,11 +70,11 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     if baseline.recorded_at is not None:
         version = baseline.gpuscale_version
         tool = f", with gpuscale {version}" if version else ""
-        yield f"measured  latest session begun {baseline.recorded_at}{tool}"
+        yield f"measured  latest session begun {phrases.to_minutes(baseline.recorded_at)} UTC{tool}"
     if baseline.recorded_by is not None:
         yield f"recorded  by {baseline.recorded_by}"
     if baseline.history:
-        yield f"updated   {baseline.history[-1].at}, see below"
+        yield f"updated   {phrases.to_minutes(baseline.history[-1].at)} UTC, see below"
     if baseline.expires_on is not None:
         yield f"expires   {baseline.expires_on}"
     by_software: dict[str, list[str]] = {}
@@ -86,12 +86,12 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         by_software.setdefault(phrases.software_text(environment), []).append(place)
     for software, places in by_software.items():
         yield f"software  {software}"
-        yield f"          in {', '.join(places)}"
+        yield phrases.to_minutes(f"          in {', '.join(places)}")
 
 
 def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
-    yield f"changed   {change.at}{by}: {change.reason}"
+    yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
         made = _runs_text(len(runs), len({run.allocation for run in runs}))
         yield f"          {entry.key.label} was {step_time_text(runs)} ({made})"
