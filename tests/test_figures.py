@@ -118,8 +118,8 @@ def test_a_strategy_has_one_colour_in_every_picture() -> None:
 
 
 def test_numbers_of_parts_do_not_run_into_each_other() -> None:
-    alone = phases(data_s=0.05, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    rank = phases(data_s=0.009, h2d_s=0.009, forward_s=0.02, backward_s=0.05, optimizer_s=0.012)
+    alone = phases(forward_s=0.05, backward_s=0.1)
+    rank = phases(data_s=0.011, h2d_s=0.011, forward_s=0.01, backward_s=0.06, optimizer_s=0.01)
     runs = [phased_run([alone]), phased_run([rank] * 2, communication_s=0.012)]
     for name in ("budget", "phases"):
         picture = drawn(name, Measurements(runs=runs))
