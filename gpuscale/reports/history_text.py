@@ -71,8 +71,9 @@ def _head(history: History, screen: Screen) -> Iterator[str]:
         yield from (screen.bold(first), *rest)
     yield from wrapped(f"history   {nights_text(history)}", screen.columns)
     last = history.nights[-1]
-    place = ", ".join(filter(None, (last.environment.host, last.environment.job_id)))
-    yield f"last      {last.began_at:%Y-%m-%d %H:%M}, {place or last.allocation}"
+    host, job = last.environment.host, last.environment.job_id
+    place = ", ".join(filter(None, (host, job and f"job {job}"))) or last.allocation
+    yield f"last      {last.began_at:%Y-%m-%d %H:%M}, {place}"
     yield ""
 
 
