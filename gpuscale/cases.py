@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from gpuscale.errors import CaseError
+from gpuscale.errors import CaseError, as_place
 from gpuscale.records.configuration import ScalingMode
 from gpuscale.strategies import OF_CASES, STRATEGIES
+from gpuscale.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +185,18 @@ class TrainingCase(Case):
 
 
 def refuse_unusable(case: type[TrainingCase]) -> None:
-    """Raise a CaseError, which names class and part, for what would fail only once ranks run."""
+    """Raise a CaseError, which names line and part, for what would fail only once ranks run."""
+    try:
+        _refuse_unusable_parts(case)
+    except CaseError as error:
+        try:
+            place = as_place(inspect.getfile(case), inspect.findsource(case)[1] + 1)
+        except (OSError, TypeError):
+            raise error from None
+        raise CaseError(f"{place}: {error}") from None
+
+
+def _refuse_unusable_parts(case: type[TrainingCase]) -> None:
     name = case.__name__
     chosen = case.strategies
     if not isinstance(chosen, tuple | list) or not chosen or not set(chosen) <= set(OF_CASES):
@@ -207,7 +219,7 @@ def refuse_unusable(case: type[TrainingCase]) -> None:
             _refuse_other_arguments(case, method, expected)
     for method in ("model", "loss", "optimizer"):
         if getattr(case, method) is getattr(TrainingCase, method):
-            raise CaseError(f"{name}.{method}() is not written; no case is without")
+            raise CaseError(f"{name}.{method}() must be implemented")
 
 
 def _refuse_other_sizes(case: type[TrainingCase]) -> None:
@@ -289,6 +301,6 @@ def refuse_no_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
     owning = sum(map(bool, owned))
     if owning < gpus:
         raise CaseError(
-            f"{case.name()}/{strategy} on {gpus} GPUs: the model has {owning} blocks with "
-            "parameters, and each GPU needs one; choose fewer GPUs, or give smaller blocks"
+            f"{case.name()}/{strategy} on {gpus} GPUs: the model has {counted(owning, 'block')} "
+            "with parameters, and each GPU needs one; choose fewer GPUs, or give smaller blocks"
         )

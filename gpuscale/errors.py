@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -108,3 +109,9 @@ class MachineError(GpuscaleError):
 
 class SchedulerError(GpuscaleError):
     """A batch scheduler that is not there, did not take a job, or lost one; with what it said."""
+
+
+def as_place(file: str, line: int | None) -> str:
+    """A line of a file as seen from the current folder, `test_mine.py:12`."""
+    path, here = Path(file), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"

@@ -7,8 +7,10 @@ _MOST_MORE_DIGITS = 3
 
 
 def counted(count: int, word: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    """`1 run`, `2 runs`, `2 entries`."""
+    if count != 1:
+        word = f"{word[:-1]}ies" if word.endswith("ry") else f"{word}s"
+    return f"{count} {word}"
 
 
 def format_seconds(seconds: float) -> str:

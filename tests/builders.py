@@ -164,10 +164,16 @@ def results(*runs: Run, where: Environment | None = None) -> Results:
     )
 
 
-def shown_text(content: Results | Baseline, **asked: Any) -> str:
+def shown_text(content: Results | Baseline, *, columns: int = 200, **asked: Any) -> str:
     """What `gpuscale show` prints of them."""
-    now = datetime(2026, 11, 21, tzinfo=UTC)
-    return as_text.render(Shown(content=content, path=Path("night.jsonl"), now=now, **asked))
+    shown = Shown(
+        content=content,
+        path=Path("night.jsonl"),
+        now=datetime(2026, 11, 21, tzinfo=UTC),
+        columns=columns,
+        **asked,
+    )
+    return as_text.render(shown)
 
 
 def results_text(results: Results) -> str:

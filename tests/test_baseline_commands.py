@@ -14,6 +14,7 @@ from changing import replace
 
 from gpuscale.cli import main
 from gpuscale.records import Results
+from gpuscale.reports.phrases import to_minutes
 from gpuscale.store import read_baseline
 
 ONE_AND_TWO = {1: (1.0, 1.001, 0.999) * 2, 2: (1.1, 1.102, 1.098) * 2}
@@ -112,7 +113,7 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     assert change.reason == "new NCCL"
     assert {run.gpus for run in change.replaced} == {2}
     shown = shell("show", "b.json").out
-    assert f"updated   {change.at}, see below\n" in shown
+    assert f"updated   {to_minutes(change.at)} UTC, see below\n" in shown
     assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
     rest = ("--accept", "all", "--reason", "the rest", "--expires", "2091-01-01")
     assert shell(*update(*rest)).code == 0

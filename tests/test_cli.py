@@ -123,12 +123,13 @@ def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     head = json.loads(header) | {"created_at": days_ago.isoformat()}
     newest.write_text("\n".join([json.dumps(head), *runs]) + "\n")
     place = f".gpuscale/results/{newest.name}"
+    moment = f"{days_ago:%Y-%m-%d %H:%M} UTC"
     shown = gpuscale("show", cwd=tmp_path)
-    assert shown.stdout.startswith(f"results   {place}\nmeasured  {days_ago.isoformat()} by ")
+    assert shown.stdout.startswith(f"results   {place}\nmeasured  {moment} by ")
     assert ", 3 days ago\n" in shown.stdout
     compared = gpuscale("compare", ARC4, cwd=tmp_path)
     (line,) = compared.stderr.splitlines()
-    when = f"measured {days_ago.isoformat()}, 3 days ago"
+    when = f"measured {moment}, 3 days ago"
     assert line == f"gpuscale: the newest results: {place}, {when}"
     assert gpuscale("compare", ARC4, newest).stderr == ""
 
@@ -209,6 +210,14 @@ def test_tables_keep_to_the_width_that_the_terminal_has() -> None:
     tables = [line for line in shown.splitlines() if not line.startswith(("results", " "))]
     assert max(map(len, tables)) <= 80
     assert "efficiency" in shown
+
+
+@pytest.mark.parametrize("command", [("show", RESULTS), ("show", RESULTS, "--phases"), COMPARISON])
+def test_text_for_a_file_keeps_to_100_columns(command: Sequence[object]) -> None:
+    shown = gpuscale(*command, variables={"COLUMNS": "300", "PYTHONUTF8": "1"}).stdout
+    # The name of a file is one word.
+    lengths = [len(line) for line in shown.splitlines() if str(RESULTS) not in line]
+    assert 0 < max(lengths) <= 100
 
 
 def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> None:

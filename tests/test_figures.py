@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -85,6 +86,49 @@ def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_coun
     words = ["time per epoch (s)", "throughput (samples/s)", "speedup"]
     assert [axes.get_ylabel() for axes in picture.figure.axes] == words * 4
     assert "2 more cases" in notes_below(picture)
+
+
+def test_plot_says_which_cases_it_has_no_room_for_and_how_to_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [run(1, 0.1, configuration=replace(CNN, case=f"case_{i}")) for i in range(6)]
+    path, picture = tmp_path / "six.jsonl", tmp_path / "six.svg"
+    path.write_text(results_text(results(*runs)))
+    for further, said in (
+        ((), "gpuscale: not shown: 2 more cases; choose with --case\n"),
+        (("--case", "case_5"), ""),
+    ):
+        assert main(["plot", str(path), "-o", str(picture), *further]) == 0
+        assert capsys.readouterr().err == said
+
+
+def test_a_strategy_has_one_colour_in_every_picture() -> None:
+    of_ddp, of_fsdp = (measured(replace(CNN, strategy=name)) for name in ("ddp", "fsdp"))
+    other = measured(replace(CNN, precision="bf16"))
+    colours = []
+    for runs in ([*of_ddp, *of_fsdp], [*of_fsdp, *of_ddp], of_fsdp, [*of_fsdp, *other, *of_ddp]):
+        (axes,) = drawn("speedup", Measurements(runs=runs)).figure.axes
+        lines = {name: each.lines[0] for name, each in curves_in(axes).items()}
+        colours.append({name: line.get_color() for name, line in lines.items() if line})
+    assert colours[0] == colours[1]
+    assert colours[2] == {"fsdp": colours[0]["fsdp"]}
+    # Two ways of one strategy stay apart.
+    assert len({*colours[3].values()}) == len(colours[3]) == 3
+    assert colours[3]["fsdp"] == colours[0]["fsdp"]
+
+
+def test_numbers_of_parts_do_not_run_into_each_other() -> None:
+    alone = phases(forward_s=0.05, backward_s=0.1)
+    rank = phases(data_s=0.011, h2d_s=0.011, forward_s=0.01, backward_s=0.06, optimizer_s=0.01)
+    runs = [phased_run([alone]), phased_run([rank] * 2, communication_s=0.012)]
+    for name in ("budget", "phases"):
+        picture = drawn(name, Measurements(runs=runs))
+        picture.figure.draw_without_rendering()
+        for axes in picture.figure.axes:
+            numbers = [its for its in axes.texts if its.get_text().endswith(" %")]
+            shown = [its.get_window_extent() for its in numbers if its.get_visible()]
+            assert shown
+            assert not any(one.overlaps(other) for one, other in combinations(shown, 2))
 
 
 def test_single_runs_have_no_bars_and_one_gpu_has_no_speedup() -> None:

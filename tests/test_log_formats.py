@@ -1,6 +1,7 @@
 """Lines that training scripts print are read for what they say."""
 
 import math
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -305,6 +306,14 @@ def test_a_pattern_that_cannot_be_used_says_why(pattern: str, message: str) -> N
     with pytest.raises(UsageError, match="--step-regex ") as error:
         by_regex(pattern)
     assert message in str(error.value)
+
+
+def test_a_refused_pattern_is_printed_as_it_was_typed_into_the_shell() -> None:
+    pattern = r"iter (\d+"
+    with pytest.raises(UsageError) as error:
+        by_regex(pattern)
+    _, printed, *_ = shlex.split(str(error.value).partition(": ")[0])
+    assert printed == pattern
 
 
 def test_a_pattern_that_takes_no_number_says_from_which_line() -> None:

@@ -1,12 +1,13 @@
 """Lines that arrive become steps of one training, whatever they count."""
 
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
 from builders import request
 from statements import known
 
-from gpuscale.log_formats import FORMATS
+from gpuscale.log_formats import FORMATS, Mark
 from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
 from gpuscale.worker.log_reader import CommandError, LogReader
@@ -41,6 +42,13 @@ def windows(log_format: str | None, lines: Iterable[tuple[float, str]]) -> Windo
 
 def seconds_per_step(told: Windows) -> set[float]:
     return {round((end_s - begin_s) / told.steps, 6) for begin_s, end_s in told.spans}
+
+
+def test_a_suggested_line_can_be_printed_as_it_stands() -> None:
+    said = reader_of(None, [(0.0, "hello")]).told_so_far()
+    line = re.search("GPUSCALE [^']*", said)
+    assert line
+    assert FORMATS["gpuscale"].read(line[0]) == Mark(step=10)
 
 
 def test_a_line_at_the_end_of_each_epoch_stands_for_its_steps() -> None:

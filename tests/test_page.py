@@ -201,6 +201,25 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
     assert re.findall(r"2026-11-0\d(?=<)", index) == ["2026-11-03", "2026-11-02", "2026-11-01"]
 
 
+def test_nights_of_one_date_are_told_apart_in_a_table_and_not_in_cards(tmp_path: Path) -> None:
+    for name, began in (
+        ("2026-11-01_1", "02:00"),
+        ("2026-11-02_2", "02:00"),
+        ("2026-11-02_3", "23:07"),
+    ):
+        (tmp_path / name).mkdir()
+        record = f"night: ok\nexit: 0\nstarted: {name[:10]}T{began}:11+01:00\n"
+        (tmp_path / name / "night.txt").write_text(record)
+    write_index(tmp_path)
+    index = (tmp_path / "index.html").read_text()
+    assert re.findall(r"2026-11-0\d[ :\d]*(?=<)", index) == [
+        *("2026-11-02 23:07", "2026-11-02 02:00", "2026-11-01")
+    ]
+    # Of 16 pixels each: a screen of 1,000 has columns.
+    (cards_below,) = re.findall(r"screen and \(max-width: (\d+)rem", index)
+    assert int(cards_below) * 16 < 1000
+
+
 def test_what_pages_are_made_with_is_named_where_it_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -392,5 +392,5 @@ def test_the_loss_of_a_pipeline_is_booked_where_it_arose() -> None:
         "imbalance: rank 0 (node1, GPU-0) takes 63.0 % longer a step than rank 1 in run 1" in lines
     )
     assert "micro-batching: what they take longer on one GPU" in lines
-    (table, *_) = phase_lines([one, two], None)
+    (table, *_) = phase_lines([one, two], 200)
     assert "wait" in table

@@ -70,7 +70,7 @@ def test_500_rows_fit_into_a_comment_and_what_is_left_out_is_counted(
     assert len(text.encode()) <= 65_536
     rows_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| – ", text, re.MULTILINE))
     metrics_shown = len(re.findall(r"^\| a_rather\S+ \| 4 \| peak", text, re.MULTILINE))
-    left_out = [int(number) for number in re.findall(r"and (\d+) more rows, left", text)]
+    left_out = [int(number) for number in re.findall(r"… (\d+) more rows?, left", text)]
     assert left_out
     assert rows_shown + metrics_shown + sum(left_out) == 500 + 1500
 

@@ -173,8 +173,19 @@ def test_lines_keep_to_the_width(columns: int) -> None:
     assert max(map(len, lines[:-1])) <= columns
 
 
-def test_a_wrapped_number_keeps_its_unit() -> None:
-    assert wrapped("fell by 12.3 % now", 13) == ["fell by", "    12.3 %", "    now"]
+@pytest.mark.parametrize("number", ["12.3 %", "41.2 ms", "12 GPUs", "− data 0.01"])
+def test_a_wrapped_number_keeps_its_unit_and_its_name(number: str) -> None:
+    text = f"it fell by {number}"
+    assert wrapped(text, len(text) - 1) == ["it fell by", f"    {number}"]
+
+
+def test_a_wrapped_line_goes_on_below_its_text_and_not_below_its_label() -> None:
+    assert wrapped("now  three of a row", 14) == ["now  three of", "     a row"]
+    assert wrapped("a long label  of a row", 14) == ["a long label", "    of a row"]
+
+
+def test_a_sentence_stays_readable_on_a_wide_screen() -> None:
+    assert max(map(len, wrapped("word " * 99, 500))) <= 120
 
 
 # The last with an accent that is a sign of its own.
@@ -213,7 +224,7 @@ def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.Mo
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "500")
-    assert Screen.of(Terminal()) == Screen(columns=120, colour=True)
+    assert Screen.of(Terminal()) == Screen(columns=500, colour=True)
     assert Screen.of(io.StringIO()) == Screen(columns=100, colour=False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not Screen.of(Terminal()).colour

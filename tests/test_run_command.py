@@ -12,6 +12,7 @@ from hosts import processes_in, within_limit
 from measuring import run_pytest
 
 from gpuscale.cli import main
+from gpuscale.cli.run import name_of_command
 from gpuscale.command_case import CommandCase, filled, joined, refuse_unscaled, refuse_unusable
 from gpuscale.errors import CaseError
 from gpuscale.plugin.items import ItemPlan, skip_reason
@@ -63,7 +64,7 @@ def test_ranks_of_torchrun_are_measured_as_they_are(tmp_path: Path) -> None:
     assert (run.key.label, run.batch_per_gpu) == ("train/command on 2 GPUs", 4)
     assert run.configuration.command == joined(command)
     assert run.configuration.precision is None
-    assert "was not checked: train/command" in output
+    assert "was not checked: train/command" in " ".join(output.split())
     assert not processes_in(tmp_path)
     assert not (tmp_path / ".benchmarks").exists()
 
@@ -168,6 +169,7 @@ def test_options_of_our_own_training_leave_commands_out(tmp_path: Path) -> None:
         ),
         (["--gpus", "1", "--log-format", "tqmd", "--", "python"], "did you mean 'tqdm'?"),
         (["--gpus", "1", "--step-regex", "x", "--", "python"], "no group named step"),
+        (["--gpus", "1", "--", "sh", "-c", "make train | tee log"], "give the case a --name"),
         (
             ["--gpus", "1", "--batch", "8", "--samples-per-step", "8", "--", "python"],
             "leave out one",
@@ -181,6 +183,19 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("sh", "-c", "torchrun --nproc-per-node {gpus} my/train.py --lr 1 | tee log"), "train"),
+        (("bash", "-lc", "cd my; (python 'train.py')"), "train"),
+        (("bash", "train.sh"), "train"),
+        (("./simulate", "--steps", "9"), "simulate"),
+    ],
+)
+def test_a_command_is_named_by_what_it_runs(words: tuple[str, ...], name: str) -> None:
+    assert name_of_command(words) == name
 
 
 def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:

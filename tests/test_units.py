@@ -1,6 +1,8 @@
 import pytest
 
+from gpuscale.reports.phrases import to_minutes
 from gpuscale.units import (
+    counted,
     format_bytes,
     format_percent,
     format_seconds,
@@ -36,3 +38,19 @@ def test_a_number_that_rounding_makes_one_of_the_next_unit_has_that_unit() -> No
         *("999 ms", "1.00 s", "999 µs", "1.00 ms", "119 s", "2 min 0 s")
     ]
     assert [format_bytes(mib * 2**20) for mib in (1023.4, 1023.6)] == ["1023 MiB", "1.00 GiB"]
+
+
+def test_a_word_has_its_plural_unless_there_is_one_of_it() -> None:
+    found = [counted(count, word) for word in ("run", "more run", "entry") for count in (1, 2)]
+    assert found == ["1 run", "2 runs", "1 more run", "2 more runs", "1 entry", "2 entries"]
+
+
+def test_moments_are_told_to_the_minute_unless_two_collide() -> None:
+    one, other, later = (
+        f"vm 2026-11-21T23:0{tail}+00:00" for tail in ("7:11.248", "7:12", "8:59.1")
+    )
+    assert to_minutes(f"{one}, {later}, {one}") == (
+        "vm 2026-11-21 23:07, vm 2026-11-21 23:08, vm 2026-11-21 23:07"
+    )
+    assert to_minutes(f"{one} and {other}") == "vm 2026-11-21 23:07:11 and vm 2026-11-21 23:07:12"
+    assert to_minutes("job 4711, night.jsonl") == "job 4711, night.jsonl"

@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a baseline: `gpuscale baseline show`."""
-    from gpuscale.reports.screen import columns_of
+    from gpuscale.reports.screen import Screen
 
     baseline = read_baseline(Path(arguments.file))
-    text = baseline_text(baseline, date.today(), columns=columns_of(sys.stdout))
+    text = baseline_text(baseline, date.today(), columns=Screen.of(sys.stdout).columns)
     sys.stdout.write(f"{text}\n")
     return ExitCode.OK
 

@@ -27,7 +27,7 @@ from gpuscale.recording import (
 )
 from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
-from gpuscale.units import rough_percent
+from gpuscale.units import counted, rough_percent
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     write_new(output, baseline)
     until = "" if expires_on is None else f", valid until {expires_on}"
-    sys.stdout.write(f"{output}: {len(entries)} entries from {len(baseline.runs)} runs{until}\n")
+    runs = counted(len(baseline.runs), "run")
+    sys.stdout.write(f"{output}: {counted(len(entries), 'entry')} from {runs}{until}\n")
     if busy := busy_loads(baseline.runs):
         sys.stderr.write(
             f"gpuscale: warning: the host was busy in {len(busy)} of {len(baseline.runs)} runs "

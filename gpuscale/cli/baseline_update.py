@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if read_baseline(path) != read:
         raise FileError(path, "was changed by another command meanwhile; run this one again")
     write_baseline(path, after)
-    sys.stdout.write(f"{path}: {len(chosen)} of {len(found)} changes written\n")
+    sys.stdout.write(f"{path}: {len(chosen)} of {counted(len(found), 'change')} written\n")
     if arguments.add:
         before, now = (span(detectable_losses(each)) for each in (baseline, after))
         sys.stdout.write(

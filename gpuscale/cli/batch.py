@@ -24,7 +24,7 @@ from gpuscale.records.configuration import Precision
 from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.run_defaults import default_strategy
-from gpuscale.units import format_bytes, format_seconds
+from gpuscale.units import counted, format_bytes, format_seconds
 
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"
@@ -171,5 +171,6 @@ def _conclude(
     _say(
         arguments,
         f"the largest batch that fits on {gpus_text(arguments.gpus)} is {batch} {of} "
-        f"({len(made)} tries in {format_seconds(took_s)}); measure at it with\n    {command}",
+        f"({counted(len(made), 'try')} in {format_seconds(took_s)}); measure at it with\n"
+        f"    {command}",
     )

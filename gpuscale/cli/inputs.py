@@ -21,7 +21,7 @@ from gpuscale.night import FIRST_ATTEMPT
 from gpuscale.printable import visible
 from gpuscale.recording import results_of
 from gpuscale.records import Baseline, Results, Run, without_repeated
-from gpuscale.reports.phrases import age_text, counted
+from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 
@@ -205,7 +205,8 @@ def newest_input(folder: Path) -> Path:
     now = datetime.now(UTC)
     path = newest_valid(folder, now)
     results = read_results(path)
-    newest = f"{visible(str(path))}, measured {results.created_at}{age_text(results, now)}"
+    measured = f"{to_minutes(results.created_at)} UTC{age_text(results, now)}"
+    newest = f"{visible(str(path))}, measured {measured}"
     said = f"the newest results: {newest}"
     if not any(run.is_valid for run in results.runs):
         said = f"the newest results, {newest}, have no valid run; name those that are meant"

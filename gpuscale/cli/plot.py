@@ -62,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--figure {arguments.figure}: {problem}, or another --case")
     write_content(output, content_of(picture, kind))
     sys.stdout.write(f"{shown}: {picture.title}\n")
+    if picture.left_out:
+        left_out = ", ".join(picture.left_out)
+        sys.stderr.write(f"gpuscale: not shown: {left_out}; choose with --case\n")
     return ExitCode.OK
 
 

@@ -1,7 +1,8 @@
 """`gpuscale run`: a training script as it is, measured like any other case."""
 
 import argparse
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpuscale.errors import CaseError, UsageError
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
 
 _SCRIPT_ENDINGS = (".py", ".sh")
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +75,7 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     if not words:
         raise UsageError("there is no command; give one after --, such as -- python train.py")
-    name = arguments.name or _name_of_script(words)
+    name = arguments.name or name_of_command(words)
     attributes: dict[str, Any] = {
         "name": classmethod(lambda cls: name),
         "__module__": __name__,
@@ -104,9 +106,15 @@ def _is_foreign(option: Option) -> bool:
     return option.in_training or option.flag == "--strategy"
 
 
-def _name_of_script(words: list[str]) -> str:
-    scripts = (Path(word).stem for word in words if word.endswith(_SCRIPT_ENDINGS))
-    return next(scripts, Path(words[0]).name)
+def name_of_command(words: Sequence[str]) -> str:
+    """The name of the first script, also within what a shell is given, or that of the program."""
+    parts = (part for word in words for part in re.split(r"[\s;|&()'\"]+", word))
+    scripts = (Path(part).stem for part in parts if part.endswith(_SCRIPT_ENDINGS))
+    program = Path(words[0]).name
+    name = next(scripts, program)
+    if name == program and program in _SHELLS:
+        raise UsageError(f"{program} starts no script ending in .py or .sh; give the case a --name")
+    return name
 
 
 def _name(option: Option) -> str:

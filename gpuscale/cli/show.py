@@ -12,7 +12,7 @@ from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text
-from gpuscale.reports.screen import columns_of
+from gpuscale.reports.screen import Screen
 from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.store import RESULTS_FOLDER
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
         projections=_projections(content, arguments.project),
         phases=arguments.phases,
-        columns=columns_of(sys.stdout),
+        columns=Screen.of(sys.stdout).columns,
     )
     if shown.phases:
         _check_phases(shown, arguments.format)

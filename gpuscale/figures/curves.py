@@ -19,6 +19,7 @@ class Curve:
     """One configuration over its numbers of GPUs."""
 
     case: str
+    strategy: str
     way: str
     """How the case is made parallel, and what else tells it from the others of its case."""
     origin: Origin
@@ -72,6 +73,7 @@ def _measured(points: Sequence[ScalingPoint], origin: Origin) -> dict[Configurat
     return {
         configuration: Curve(
             case=configuration.case,
+            strategy=configuration.strategy,
             way=name.removeprefix(f"{configuration.case}/")
             + (f", {configuration.scaling} scaling" if len(modes) > 1 else ""),
             origin=origin,
@@ -108,6 +110,7 @@ def _published(baseline: Baseline) -> dict[str, Curve]:
         its = [f for f in figures.values() if f.key.name == label]
         curves[label] = Curve(
             case=its[0].case,
+            strategy=its[0].strategy,
             way=its[0].strategy,
             origin="published",
             device=baseline.hardware.device,

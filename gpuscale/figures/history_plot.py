@@ -17,7 +17,7 @@ from gpuscale.figures.picture import (
     Measurements,
     Picture,
     drawn,
-    notes_of_left_out,
+    left_out_of,
     row_text,
 )
 from gpuscale.history import History, Night, RowHistory, environment_at
@@ -34,7 +34,7 @@ _LEAST_ROOM, _ROOM = 0.01, 0.25
 _LABEL_WIDTH, _LABEL_PT = 0.17, 9
 """Of a change: as a part of the nights, and its height."""
 _LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
-_COLOR, _LEVEL_COLOR = STYLES[0][0], STYLES[1][0]
+_COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
 
 
 def history_picture(measurements: Measurements) -> Picture | None:
@@ -57,11 +57,14 @@ def history_picture(measurements: Measurements) -> Picture | None:
             f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
             for night, changes in changed[-MOST_ENVIRONMENTS:]
         ),
-        *notes_of_left_out(len(changed) - MOST_ENVIRONMENTS, "environment change"),
-        *notes_of_left_out(len(ordered) - len(shown), "row"),
+        *(
+            f"not shown: {each}"
+            for each in left_out_of({"environment change": len(changed) - MOST_ENVIRONMENTS})
+        ),
         *([f"left out: {', '.join(history.left_out)}"] if history.left_out else ()),
     ]
-    with drawn(measurements, COLUMN_IN, 0.9 + 1.05 * len(shown), notes) as figure:
+    left_out = left_out_of({"row": len(ordered) - len(shown)})
+    with drawn(measurements, COLUMN_IN, 0.9 + 1.05 * len(shown), notes, left_out) as figure:
         grid = figure.subplots(len(shown), sharex=True, squeeze=False)
         for (axes,), row, label in zip(grid, shown, labels, strict=True):
             _draw(axes, row, history, [night for night, _ in changed])
@@ -77,6 +80,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         description="; ".join(
             f"{label}: {_sentence(row, history)}" for row, label in zip(shown, labels, strict=True)
         ),
+        left_out=left_out,
     )
 
 

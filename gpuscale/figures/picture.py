@@ -4,7 +4,7 @@ import html
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +21,16 @@ INK = "#1b1b1c"
 SURFACE = "#fefefd"
 """Of what is hollow; `svg_of` makes it `--surface`, a property that a page may set."""
 Style = tuple[str, str, str | tuple[int, tuple[int, ...]]]
-STYLES: tuple[Style, ...] = (
-    ("#0072b2", "o", "-"),
-    ("#d55e00", "s", "--"),
-    ("#009e73", "^", "-."),
-    ("#cc79a7", "D", ":"),
-    ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
-    ("#56b4e9", "P", (0, (1, 1))),
-)
-"""Colours that colour-blind people tell apart (Okabe and Ito), with a mark and a line each."""
+STYLES: Mapping[str, Style] = {
+    "ddp": ("#0072b2", "o", "-"),
+    "dp": ("#d55e00", "s", "--"),
+    "fsdp": ("#009e73", "^", "-."),
+    "pipeline": ("#cc79a7", "D", ":"),
+    "lightning": ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
+    "mp": ("#56b4e9", "P", (0, (1, 1))),
+}
+"""Colours that colour-blind people tell apart (Okabe and Ito), with a mark and a line each: a
+strategy has the same in every picture."""
 KINDS = ("svg", "pdf", "png")
 COLUMN_IN, PAGE_IN = 3.5, 7.2
 """Widths of a column and of a page of a paper, in inches."""
@@ -91,6 +92,22 @@ class Picture:
     figure: Figure
     title: str
     description: str
+    left_out: Sequence[str] = ()
+    """What there was no room for, such as `2 more cases`."""
+
+
+def styles_of(strategies: Mapping[str, str]) -> dict[str, Style]:
+    """A style for each way to train, given its strategy, for as many as there are styles.
+
+    The first way of a strategy, by name, has the strategy's own, and the others what is left.
+    """
+    styles: dict[str, Style] = {}
+    for way, strategy in sorted(strategies.items()):
+        if (own := STYLES.get(strategy)) is not None and own not in styles.values():
+            styles[way] = own
+    free = [style for style in STYLES.values() if style not in styles.values()]
+    others = sorted(strategies.keys() - styles.keys())
+    return styles | dict(zip(others, free, strict=False))
 
 
 def row_text(name: str, configuration: Configuration, gpus: int) -> str:
@@ -108,12 +125,18 @@ def shortened(name: str) -> str:
 
 @contextmanager
 def drawn(
-    measurements: Measurements, width_in: float, height_in: float, notes: Iterable[str]
+    measurements: Measurements,
+    width_in: float,
+    height_in: float,
+    notes: Iterable[str],
+    left_out: Iterable[str],
 ) -> Iterator[Figure]:
     """An empty figure that no display and no pyplot knows, in the look of all of them.
 
-    The notes stand below it in small print, faults that were made on purpose first.
+    The notes and what is left out stand below it in small print, faults that were made on purpose
+    first.
     """
+    notes = (*notes, *(f"not shown: {each}" for each in left_out))
     if measurements.injections:
         notes = (injection_warning(measurements.injections), *notes)
     width = int(width_in * _NOTE_CHARACTERS_PER_IN)
@@ -125,10 +148,9 @@ def drawn(
             figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=_NOTE_PT)
 
 
-def notes_of_left_out(count: int, word: str) -> Iterator[str]:
-    """The line that tells how many more there are, if any."""
-    if count > 0:
-        yield f"not shown: {counted(count, f'more {word}')}"
+def left_out_of(counts: Mapping[str, int]) -> list[str]:
+    """`2 more cases`: what there is no room for, by the words for what is counted."""
+    return [counted(count, f"more {word}") for word, count in counts.items() if count > 0]
 
 
 def svg_of(picture: Picture) -> str:

@@ -18,18 +18,18 @@ from gpuscale.figures.picture import (
     COLUMN_IN,
     INK,
     PAGE_IN,
-    STYLES,
     SURFACE,
     Measurements,
     Picture,
     Style,
     drawn,
-    notes_of_left_out,
+    left_out_of,
     shortened,
+    styles_of,
 )
 from gpuscale.records import Estimate
 from gpuscale.reports.phrases import interval_text
-from gpuscale.units import significant
+from gpuscale.units import counted, significant
 
 MOST_CASES = 4
 """Cases below each other in one figure."""
@@ -46,19 +46,17 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
     if not quantities:
         return None
     cases = [*dict.fromkeys(curve.case for curve in every)]
-    ways = [*dict.fromkeys(curve.way for curve in every)]
-    styles = dict(zip(ways, STYLES, strict=False))
+    ways = {curve.way: curve.strategy for curve in every}
+    styles = styles_of(ways)
     shown = [curve for curve in every if curve.case in cases[:MOST_CASES] and curve.way in styles]
     baseline = measurements.baseline
     source = baseline.source.title if baseline is not None and baseline.source else None
-    notes = [
-        *_notes(shown, source),
-        *notes_of_left_out(len(cases) - MOST_CASES, "case"),
-        *notes_of_left_out(len(ways) - len(styles), "configuration"),
-    ]
+    left_out = left_out_of(
+        {"case": len(cases) - MOST_CASES, "configuration": len(ways) - len(styles)}
+    )
     rows = min(len(cases), MOST_CASES)
     width_in = COLUMN_IN if len(quantities) == 1 else PAGE_IN
-    with drawn(measurements, width_in, 0.8 + 2.0 * rows, notes) as figure:
+    with drawn(measurements, width_in, 0.8 + 2.0 * rows, _notes(shown, source), left_out) as figure:
         grid = figure.subplots(rows, len(quantities), squeeze=False)
         for row, case in zip(grid, cases, strict=False):
             row[0].set_title(shortened(case), loc="left", fontweight="bold")
@@ -72,6 +70,7 @@ def scaling_picture(quantities: Sequence[Quantity], measurements: Measurements) 
         figure=figure,
         title=f"{', '.join(quantities).capitalize()} over GPUs: {', '.join(cases[:MOST_CASES])}",
         description="; ".join(_sentences(shown, quantities)),
+        left_out=left_out,
     )
 
 
@@ -174,7 +173,7 @@ def _gpus_text(curves: Sequence[Curve]) -> str:
     if len(batches) != 1:
         return f"{word}\n{mode} scaling"
     of = "each" if mode == "weak" else "in all"
-    return f"{word}\n{mode} scaling, {batches.pop()} samples {of}"
+    return f"{word}\n{mode} scaling, {counted(batches.pop(), 'sample')} {of}"
 
 
 def _notes(curves: Sequence[Curve], source: str | None) -> Iterator[str]:

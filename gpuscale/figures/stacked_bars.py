@@ -5,7 +5,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import PercentFormatter
 
 from gpuscale.budget import efficiency_budgets
@@ -17,7 +18,7 @@ from gpuscale.figures.picture import (
     Measurements,
     Picture,
     drawn,
-    notes_of_left_out,
+    left_out_of,
     row_text,
 )
 from gpuscale.reports.phrases import amount_text
@@ -29,8 +30,8 @@ _BAR_IN = 0.4
 _BAR_HEIGHT = 0.45
 """Of the room of a bar; the rest of it has the label."""
 _LEGEND_COLUMNS = 3
-_NAMED_SHARE = 0.07
-"""Of a bar, from which on a part has room for its number."""
+_FILLED = 0.9
+"""Of the width of a part: the most that its number may take, or the next one runs into it."""
 
 
 _LIGHT, _BLUE, _DARK = "#bdbdbd", "#0072b2", "#5f5f5f"
@@ -116,11 +117,12 @@ def _picture(
         return None
     facets = [[*its] for _, its in groupby(shown, key=lambda bar: bar.case)]
     heights = [len(its) + 1.3 for its in facets]
-    notes = [*notes, *notes_of_left_out(len(bars) - len(shown), "row")]
-    with drawn(measurements, COLUMN_IN, 0.9 + _BAR_IN * sum(heights), notes) as figure:
+    left_out = left_out_of({"row": len(bars) - len(shown)})
+    with drawn(measurements, COLUMN_IN, 0.9 + _BAR_IN * sum(heights), notes, left_out) as figure:
         grid = figure.subplots(len(facets), squeeze=False, height_ratios=heights)
-        for (axes,), its in zip(grid, facets, strict=True):
-            _draw(axes, its)
+        numbers = [
+            each for (axes,), its in zip(grid, facets, strict=True) for each in _draw(axes, its)
+        ]
         # The bar with most parts has them in the order in which all are stacked.
         fullest = sorted(shown, key=lambda bar: -len(bar.parts))
         found = dict.fromkeys(name for bar in fullest for name in bar.parts)
@@ -128,11 +130,18 @@ def _picture(
         figure.legend(
             handles=patches, loc="outside upper left", ncols=_LEGEND_COLUMNS, handlelength=1.0
         )
+        # The widths are known once the figure is laid out.
+        figure.draw_without_rendering()
+        for number, part in numbers:
+            room = _FILLED * part.get_window_extent().width
+            number.set_visible(number.get_window_extent().width <= room)
     texts = (f"{bar.label}: {bar.description}" for bar in shown)
-    return Picture(figure=figure, title=title, description="; ".join(texts))
+    return Picture(figure=figure, title=title, description="; ".join(texts), left_out=left_out)
 
 
-def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
+def _draw(axes: Axes, bars: Sequence[_Bar]) -> list[tuple[Text, Rectangle]]:
+    """Draw the bars of one axis; returns the numbers with the parts that they stand on."""
+    numbers: list[tuple[Text, Rectangle]] = []
     lengths = [sum(part for part in bar.parts.values() if part > 0) for bar in bars]
     is_time = any(bar.end for bar in bars)
     factor, words = 1.0, "share of a step"
@@ -143,7 +152,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
         ends = {True: 0.0, False: 0.0}
         for name, part in bar.parts.items():
             fill, is_gain = _FILLS.get(name, _LIGHT), part < 0
-            axes.barh(
+            (box,) = axes.barh(
                 place,
                 part * factor,
                 left=ends[is_gain] * factor,
@@ -152,8 +161,8 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
                 edgecolor=SURFACE,
                 linewidth=0.6,
             )
-            if part >= _NAMED_SHARE * max(lengths):
-                axes.annotate(
+            if not is_gain:
+                number = axes.annotate(
                     bar.shares[name],
                     ((ends[is_gain] + part / 2) * factor, place),
                     ha="center",
@@ -161,6 +170,8 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
                     fontsize=6.5,
                     color="#ffffff" if fill in (_BLUE, _DARK) else "#000000",
                 )
+                number.set_in_layout(False)
+                numbers.append((number, box))
             ends[is_gain] += part
         _name(axes, bar, place, ends[True] * factor, length * factor)
     axes.axvline(0, color=INK, linewidth=0.8)
@@ -172,6 +183,7 @@ def _draw(axes: Axes, bars: Sequence[_Bar]) -> None:
     axes.set_xlabel(words)
     if not is_time:
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    return numbers
 
 
 def _name(axes: Axes, bar: _Bar, place: int, left: float, right: float) -> None:

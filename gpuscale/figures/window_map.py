@@ -14,7 +14,7 @@ from gpuscale.figures.picture import (
     Measurements,
     Picture,
     drawn,
-    notes_of_left_out,
+    left_out_of,
     row_text,
 )
 from gpuscale.records import Run, Window
@@ -43,11 +43,9 @@ def windows_picture(measurements: Measurements) -> Picture | None:
     norm = Normalize(0.0, _SLOWEST_SHOWN)
     ranks = max(len(run.ranks) for run in shown)
     height_in = 1.0 + len(shown) * (0.8 + min(1.8, 0.16 * ranks))
-    notes = [
-        "of each row the slowest run: the time that each rank was busy in each window",
-        *notes_of_left_out(len(chosen) - len(shown), "row"),
-    ]
-    with drawn(measurements, COLUMN_IN, height_in, notes) as figure:
+    notes = ["of each row the slowest run: the time that each rank was busy in each window"]
+    left_out = left_out_of({"row": len(chosen) - len(shown)})
+    with drawn(measurements, COLUMN_IN, height_in, notes, left_out) as figure:
         grid = figure.subplots(len(shown), squeeze=False)
         for axes, run in zip(grid.flat, shown, strict=True):
             row = row_text(names[run.configuration], run.configuration, run.gpus)
@@ -66,6 +64,7 @@ def windows_picture(measurements: Measurements) -> Picture | None:
         figure=figure,
         title="Busy time of each rank in each window",
         description="; ".join(f"{names[run.configuration]}: {_sentence(run)}" for run in shown),
+        left_out=left_out,
     )
 
 

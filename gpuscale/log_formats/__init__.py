@@ -5,6 +5,7 @@ A new format is an entry of one of the modules here. `LogFormat.read` takes a li
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from gpuscale.errors import UsageError
@@ -67,7 +68,7 @@ def by_regex(pattern: str) -> LogFormat:
     """
 
     def refused(problem: object) -> UsageError:
-        return UsageError(f"--step-regex {pattern!r}: {problem}")
+        return UsageError(f"--step-regex {shlex.quote(pattern)}: {problem}")
 
     try:
         compiled = re.compile(pattern)
@@ -89,7 +90,8 @@ def by_regex(pattern: str) -> LogFormat:
         try:
             return mark_of(told)
         except ValueError:
-            problem = f"takes {told} from the line {line!r}"
+            taken = ", ".join(f"{name} '{text}'" for name, text in told.items())
+            problem = f"takes {taken} from the line '{line}'"
             raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
 
     return LogFormat(name="step-regex", project="your own", example="", read=read)

@@ -1,5 +1,6 @@
 """The index over all nights of one machine: a line each, with its verdict and its page."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -35,11 +36,14 @@ def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
     """The nights, the latest first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
     facts = {night: facts_of(night) or facts_of(night / FIRST_ATTEMPT) for night in nights}
+    dates = Counter(night.name.partition("_")[0] for night in nights)
     for night in sorted(
         nights, key=lambda each: (each.name[:10], facts[each].get("started", "")), reverse=True
     ):
         its = facts[night]
         date, _, job = night.name.partition("_")
+        if dates[date] > 1 and (started := its.get("started", "")).startswith(date):
+            date = f"{date} {started[11:16]}"
         code = its.get("exit", "")
         linked = next((name for name in _LINKED if (night / name).exists()), None)
         verdict = its.get("night", "no record: it runs still, or something ended it")

@@ -41,7 +41,7 @@ from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 from gpuscale.telemetry.host_load import HostLoadMeter
 from gpuscale.telemetry.summary import gpus_of_run, sampling_beside
-from gpuscale.units import format_seconds
+from gpuscale.units import counted, format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
 _IMPORTED_BY_CASES = ("torch", "torchvision")
@@ -294,7 +294,8 @@ class _MeasuringSession:
         """End the session after the first of its last items, if the others would fail as well."""
         runs, plans = self._recorder.new_runs, [plan_of(item) for item in items[1:]]
         if plans and all(plan and broken_by(plan.key, runs) for plan in plans):
-            items[0].session.shouldfail = f"{len(plans)} more runs would fail as this one did"
+            more = counted(len(plans), "more run")
+            items[0].session.shouldfail = f"{more} would fail as this one did"
 
     def _run(self, request: RunRequest, left_s: float | None) -> Run:
         launcher, recorder = self._launcher, self._recorder

@@ -13,6 +13,7 @@ from gpuscale.recording import as_baseline
 from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
 from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.store import read_any
+from gpuscale.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class StoppingRule:
     def reason_to_leave_out(self, request: RunRequest, results: Results) -> str | None:
         """The reason why a run would tell nothing more; None where it is needed."""
         count = self.settled_after(PointKey.of(request), results.runs)
-        return None if count is None else f"settled after {count} runs"
+        return None if count is None else f"settled after {counted(count, 'run')}"
 
     def settled_after(self, key: PointKey, runs: Sequence[Run]) -> int | None:
         """The valid runs of a point that is known well enough; None where runs must go on.
@@ -118,7 +119,8 @@ class BaselineJudge:
             return None
         for row in step.entries:
             if (row.entry.key, row.entry.configuration) == wanted:
-                after = "" if row.analysed_after is None else f" after {row.analysed_after} runs"
+                count = row.analysed_after
+                after = "" if count is None else f" after {counted(count, 'run')}"
                 return f"{row.entry.verdict.value}{after}"
         return None
 

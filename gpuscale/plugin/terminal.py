@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +44,7 @@ def progress_line(
 
     `left` says what is left of the session so many seconds after the run began.
     """
-    columns = 0 if stream is None else columns_of(stream) or 0
+    columns = 0 if stream is None else columns_of(stream)
     # pytest shows the id as seen from the folder it was started in, which is at most shorter.
     item, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
     used = (len(item) + 1) % columns if columns else 0
@@ -119,7 +118,7 @@ def summary_lines(
         return
     if results.injections:
         yield injection_warning(results.injections)
-    columns = columns_of(sys.stdout)
+    columns = Screen.of(sys.stdout).columns
     yield from scaling_lines(results, columns)
     notes = [*_failure_lines(results, new_runs)]
     if stopping is not None:
@@ -139,7 +138,7 @@ def verdict_lines(
     baseline = judge.baseline
     comparison = diagnose(baseline, [results], judge.comparison(results))
     comparison = with_validity(comparison, baseline, [results], today=date.today())
-    screen = Screen(columns=shutil.get_terminal_size().columns, colour=colour)
+    screen = replace(Screen.of(sys.stdout), colour=colour)
     view = replace(view_of(comparison, [results]), exit_code=exit_code, screen=screen)
     yield from as_text.render(view).splitlines()
 

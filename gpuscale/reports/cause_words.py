@@ -15,7 +15,7 @@ from gpuscale.records.cause import (
     PhaseChange,
 )
 from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
-from gpuscale.units import significant, whole_percent
+from gpuscale.units import counted, significant, whole_percent
 
 _Kind = TypeVar("_Kind")
 
@@ -123,7 +123,7 @@ def _baseline(cause: Cause) -> str:
 
 def _seen_in(cause: Cause) -> str:
     assert cause.seen_in is not None, "causes of runs in turn say how many of them"
-    return f"{cause.seen_in.count} of {cause.seen_in.of} runs"
+    return f"{cause.seen_in.count} of {counted(cause.seen_in.of, 'run')}"
 
 
 def _link(cause: Cause) -> str:

@@ -74,13 +74,14 @@ def _spans(counts: Counter[int], names: Sequence[str], of: str = "") -> Iterator
 
 
 def _head(history: History, screen: Screen) -> Iterator[str]:
-    nights, names = history.nights, night_names(history.nights)
     if said := verdict(history):
-        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns, hanging=10)
+        first, *rest = wrapped(f"{said[0]:<10}{said[1]}", screen.columns)
         yield from (screen.bold(first), *rest)
-    yield from wrapped(f"history   {nights_text(history)}", screen.columns, hanging=10)
-    last = nights[-1]
-    yield f"last      {names[-1]}, {last.allocation}"
+    yield from wrapped(f"history   {nights_text(history)}", screen.columns)
+    last = history.nights[-1]
+    host, job = last.environment.host, last.environment.job_id
+    place = ", ".join(filter(None, (host, job and f"job {job}"))) or last.allocation
+    yield f"last      {last.began_at:%Y-%m-%d %H:%M}, {place}"
     yield ""
 
 

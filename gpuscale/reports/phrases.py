@@ -1,5 +1,6 @@
 """The names and numbers that reports share: configurations, counts, changes, intervals."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,6 +24,7 @@ UNCERTAIN = "uncertain by more than a factor of two"
 _WIDEST_SYMMETRIC = 0.2
 _MOST_ITEMS = 8
 _DAY_S = 86400
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)(?:\.\d+)?(?:\+00:00|Z)")
 
 
 def set_apart(configurations: Sequence[Configuration]) -> dict[Configuration, str]:
@@ -76,6 +78,21 @@ def configurations_text(configurations: Iterable[Configuration]) -> str:
     if len({each.batch for each in distinct}) > 1:
         distinct = dict.fromkeys(replace(each, batch=None) for each in distinct)
     return "; ".join(dict.fromkeys(map(configuration_text, distinct)))
+
+
+def to_minutes(text: str) -> str:
+    """The text with its moments (in UTC) to the minute: `vm 2026-11-21 23:07`.
+
+    Moments of one minute that differ keep their seconds.
+    """
+    minutes = {found[0]: f"{found[1]} {found[2]}" for found in _MOMENT.finditer(text)}
+    counts = Counter(minutes.values())
+
+    def written(found: re.Match[str]) -> str:
+        minute = minutes[found[0]]
+        return minute if counts[minute] == 1 else f"{minute}{found[3]}"
+
+    return _MOMENT.sub(written, text)
 
 
 def load_text(load: HostLoad) -> str:

@@ -26,6 +26,7 @@ from gpuscale.reports.phrases import (
     percent_text,
     quantity_text,
     row_texts,
+    to_minutes,
 )
 from gpuscale.units import format_percent, rough_percent, significant
 
@@ -34,7 +35,7 @@ _SMALLEST_SHOWN = 0.0005
 _SINGLE_RUN = "a single run does not tell how much runs differ"
 _CHANGED = "{quantity:quantity} {change:changed}"
 _NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
-_GAVE_A_NUMBER = "{valid} of {made} runs gave a number: {failures:failures}"
+_GAVE_A_NUMBER = "{valid} of {made:runs} gave a number: {failures:failures}"
 _PUBLISHED = "{quantity:published} is {change:beside} the published figure"
 _TOLERANCE = "the tolerance of {tolerance:percent}"
 _DECLARED = (
@@ -206,11 +207,11 @@ WORDS: Mapping[str, str] = {
     "published_without_precision": (
         "the published figures do not name their precision; {label} was measured in {options:list}"
     ),
-    "failed_runs": "{rows:rows}: {failed} of {made} runs failed ({failure})",
+    "failed_runs": "{rows:rows}: {failed} of {made:runs} failed ({failure})",
     "environment_changed": "changed since the baseline: {changes:changes}",
     "gpu_places": "{places:places}",
-    "busy_host": "the host was busy in {busy} of {runs} runs ({load:load})",
-    "busy_host_before": "the baseline's host was busy in {busy} of {runs} runs ({load:load})",
+    "busy_host": "the host was busy in {busy} of {runs:runs} ({load:load})",
+    "busy_host_before": "the baseline's host was busy in {busy} of {runs:runs} ({load:load})",
     "not_judged": (
         "{row:row} was also measured with another configuration that is not judged "
         "({differences:list})"
@@ -280,12 +281,12 @@ _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 def reason_text(entry: EntryVerdict) -> str:
     """One sentence that a tired person understands."""
-    return _Speaker(entry).said(entry.reason)
+    return to_minutes(_Speaker(entry).said(entry.reason))
 
 
 def statement_text(statement: Statement) -> str:
     """The words of a statement that is about no row, such as a note."""
-    return _Speaker(None).said(statement)
+    return to_minutes(_Speaker(None).said(statement))
 
 
 def metric_reason(metric: MetricVerdict) -> str:
@@ -368,6 +369,7 @@ _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "allocations": lambda count: counted(count, "allocation"),
     "days ago": lambda count: "yesterday" if count == 1 else f"{count} days ago",
     "all runs": lambda count: "the only run" if count == 1 else f"all {count} runs",
+    "runs": lambda count: counted(count, "run"),
     "further runs": lambda count: counted(count, "further run"),
     "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }

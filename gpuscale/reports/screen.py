@@ -14,9 +14,11 @@ from typing import TextIO
 from gpuscale.records import Verdict
 from gpuscale.units import format_seconds
 
-_PLAIN_COLUMNS = 100
+PLAIN_COLUMNS = 100
 """Columns of text that goes to a file or a log."""
-_NARROWEST, _WIDEST = 60, 120
+_NARROWEST = 60
+_WIDEST_TEXT = 120
+"""Columns of a sentence, however wide the terminal is; a table may have more."""
 _GAP = "  "
 _RESET, _BOLD = "\033[0m", "\033[1m"
 _GREEN, _YELLOW, _BOLD_RED = "\033[32m", "\033[33m", "\033[1;31m"
@@ -24,6 +26,12 @@ _BAR_CELLS, _SHORTEST_BAR = 20, 4
 _REFRESH_S = 0.2
 # All that may take two columns or none; no sign that we write ourselves is among them.
 _MAY_BE_WIDE = re.compile(r"[\u0300-\u1fff\u2e80-\U0010ffff]")
+_LABEL = re.compile(r"\S.*? {2,}")
+# The space between a number and its unit, and those in `− communication 0.09`.
+_UNBROKEN = re.compile(
+    r"(?<=\d) (?=(?:[mµ]?s|min|GPUs?|runs?|nights?|[KMGT]iB)\b|%)|(?<=[−+]) (?=[a-z])"
+    r"|(?<=[a-z]) (?=\d\.\d\d\b)"
+)
 _ERASE_LINE = "\r\033[K"
 # The cursor rests behind what stands in the line and goes back there after each text, so that
 # nothing is left behind when the screen scrolls; a text never runs into a second line.
@@ -35,18 +43,16 @@ _DRAW_REST = "\0337\033[?7l{}\033[?7h\0338"
 class Screen:
     """Where text is shown, such as a terminal; a file or a log by default."""
 
-    columns: int = _PLAIN_COLUMNS
+    columns: int = PLAIN_COLUMNS
     colour: bool = False
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """A terminal in its width, within reason, and in colour unless NO_COLOR is set."""
-        columns = columns_of(stream)
-        if columns is None:
-            return cls()
+        """The stream in its width, and in colour if it is a terminal and NO_COLOR is not set."""
         # no-color.org
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        return cls(columns=min(max(columns, _NARROWEST), _WIDEST), colour=not plain)
+        columns = max(columns_of(stream), _NARROWEST)
+        return cls(columns=columns, colour=stream.isatty() and not plain)
 
     def of_verdict(self, verdict: Verdict, text: str) -> str:
         """The text in the verdict's colour."""
@@ -58,17 +64,17 @@ class Screen:
         return f"{_BOLD}{text}{_RESET}" if self.colour else text
 
 
-def columns_of(stream: TextIO) -> int | None:
-    """The columns of a terminal, or what `COLUMNS` says of it; None of anything else."""
+def columns_of(stream: TextIO) -> int:
+    """The columns of a terminal, or what `COLUMNS` says of it; a file has those of a log."""
     if not stream.isatty():
-        return None
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told):
-        return int(told)
+        return PLAIN_COLUMNS
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
     try:
-        return os.get_terminal_size(stream.fileno()).columns or _PLAIN_COLUMNS
+        return os.get_terminal_size(stream.fileno()).columns or PLAIN_COLUMNS
     except (OSError, io.UnsupportedOperation):
-        return _PLAIN_COLUMNS
+        return PLAIN_COLUMNS
 
 
 def width_of(text: str) -> int:
@@ -87,24 +93,29 @@ def padded(text: str, width: int, side: str = "<") -> str:
     return f"{text:{side}{width - width_of(text) + len(text)}}"
 
 
-def fitted(lines: Iterable[str], columns: int | None) -> Iterator[str]:
-    """The lines, wrapped where a terminal of so many columns asks for it; None asks for nothing.
+def fitted(lines: Iterable[str], columns: int) -> Iterator[str]:
+    """The lines, wrapped to so many columns.
 
     Tables, which have several lines in one text, have found their columns already and stay.
     """
     for line in lines:
-        yield from [line] if columns is None or "\n" in line else wrapped(line, columns)
+        yield from [line] if "\n" in line else wrapped(line, columns)
 
 
-def wrapped(text: str, columns: int, *, hanging: int = 4) -> list[str]:
+def wrapped(text: str, columns: int, *, hanging: int | None = None) -> list[str]:
     """One line, in lines of at most so many columns; a longer word stays whole.
 
-    Its indentation is kept; the further lines are indented by `hanging` more.
+    Its indentation is kept; the further lines are indented by `hanging` more, by default so that
+    they stand below the text behind a label.
     """
+    columns = min(columns, _WIDEST_TEXT)
     indent = len(text) - len(text.lstrip(" "))
+    if hanging is None:
+        label = _LABEL.match(text[indent:])
+        hanging = len(label[0]) if label and len(label[0]) <= columns // 2 else 4
     lines = textwrap.wrap(
-        # A number keeps its unit: textwrap breaks at spaces, and not at these.
-        text[indent:].replace(" %", "\u00a0%"),
+        # textwrap breaks at spaces, and not at these.
+        _UNBROKEN.sub("\u00a0", text[indent:]),
         columns,
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + hanging),

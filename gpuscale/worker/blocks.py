@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpuscale.errors import CaseError
+from gpuscale.units import counted
 
 
 def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> list[nn.Sequential]:
@@ -21,7 +22,9 @@ def stages_of(blocks: Sequence[nn.Module], inputs: torch.Tensor, count: int) -> 
     """
     groups = with_parameters(blocks)
     if len(groups) < count:
-        raise CaseError(f"{len(groups)} blocks with parameters cannot be cut among {count} GPUs")
+        raise CaseError(
+            f"{counted(len(groups), 'block')} with parameters cannot be cut among {count} GPUs"
+        )
     starts = cut(_operations(groups, inputs), count)
     parts = [groups[start:end] for start, end in zip(starts, (*starts[1:], None), strict=True)]
     stages = [nn.Sequential(*(block for group in part for block in group)) for part in parts]

@@ -18,6 +18,7 @@ from gpuscale.log_formats import (
 from gpuscale.log_formats.unread import UnreadLines
 from gpuscale.records import Failure, FailureKind, RunRequest
 from gpuscale.records.request import CommandOutcome, CommandWindow
+from gpuscale.units import counted
 from gpuscale.worker.last_words import KEPT_LINES, LastWords, last_words
 from gpuscale.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
 from gpuscale.worker.output import OF_COMMAND, Line
@@ -136,8 +137,9 @@ class LogReader:
             told = asked * gpus
             if self._samples not in (None, told):
                 raise self.failed(
-                    f"the command tells {self._samples} samples a step, and a batch of {asked} on "
-                    f"{gpus} GPUs makes {told}; give the --batch that a counted step has on a GPU",
+                    f"the command tells {counted(self._samples or 0, 'sample')} a step, and a "
+                    f"batch of {asked} on {counted(gpus, 'GPU')} makes {told}; give the --batch "
+                    "that a counted step has on a GPU",
                 )
             return told
         if self._samples is None:
@@ -250,7 +252,7 @@ class LogReader:
                 told = f"told {count} steps, and none was later than the one before"
             return f"its lines {told}; let it train longer, or say with --step-regex what counts up"
         return (
-            f"{count} lines told a step, which makes {found} windows "
+            f"{count} lines told a step, which makes {counted(found, 'window')} "
             f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
             f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
         )
@@ -271,7 +273,7 @@ class LogReader:
         known = f" ({', '.join(FORMATS)})" if self._format is None else ""
         return (
             f"no line told a step: they fit {asked}{known}, such as: {shown}; give --step-regex, "
-            rf"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
+            f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
         )
 
     def refuse_unread(self, rank: int, *, is_late: bool) -> None:

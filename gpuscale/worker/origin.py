@@ -7,6 +7,8 @@ from types import TracebackType
 
 import torch
 
+from gpuscale.errors import as_place as as_place
+
 _PATHS = sysconfig.get_paths()
 _NOT_THE_USERS = (
     Path(__file__).parent.parent,
@@ -23,12 +25,6 @@ def line_of_user(error: BaseException) -> str | None:
     if not lines:
         return None
     return as_place(lines[-1].filename, lines[-1].lineno)
-
-
-def as_place(file: str, line: int | None) -> str:
-    """A line of a file as seen from the current folder, `test_mine.py:12`."""
-    path, here = Path(file), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
 
 
 def traceback_text(error: BaseException) -> str:

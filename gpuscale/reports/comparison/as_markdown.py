@@ -50,10 +50,10 @@ def render(view: View) -> str:
     open_rows = [row for row in rows if not row.entry.verdict.is_pass]
     if open_rows:
         blocks.append(_table(_HEADER, map(_row, open_rows), _ROWS_BYTES))
-    blocks += _within(_reasons(view.unsaid), _REASONS_BYTES, "… {} more reasons are left out here")
+    blocks += _within(_reasons(view.unsaid), _REASONS_BYTES, "more reason")
     if view.notes:
         lines = [f"- {_plain(note)}" for note in view.notes]
-        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "… {} more notes are left out here")))
+        blocks.append("\n".join(_within(lines, _NOTES_BYTES, "more note")))
     metrics = _metrics(rows)
     room = _ALL_BYTES - _FRAME_BYTES - _size("\n\n".join((*blocks, *metrics)))
     return "\n\n".join((*blocks, *_fine_rows(rows, room), *metrics))
@@ -118,16 +118,16 @@ def _cells(*texts: str) -> str:
 
 
 def _table(header: str, rows: Iterable[str], size: int) -> str:
-    return "\n".join((header, *_within(rows, size, "\n… and {} more rows, left out here")))
+    return "\n".join((header, *_within(rows, size, "more row", "\n… ")))
 
 
-def _within(texts: Iterable[str], size: int, rest: str) -> list[str]:
+def _within(texts: Iterable[str], size: int, rest: str, begin: str = "… ") -> list[str]:
     """The first texts that fit into so many bytes, and what is said of the number of the rest."""
     texts = [*texts]
     for number, text in enumerate(texts):
         size -= _size(text) + 2
         if size < 0:
-            return [*texts[:number], rest.format(len(texts) - number)]
+            return [*texts[:number], f"{begin}{counted(len(texts) - number, rest)}, left out here"]
     return texts
 
 

@@ -40,7 +40,7 @@ def _lines(view: View) -> Iterator[str]:
 def _headline(view: View) -> Iterator[str]:
     width = max(len(label) for label, _ in view.headline) + len(_GAP)
     for number, (label, text) in enumerate(view.headline):
-        first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns, hanging=width)
+        first, *rest = wrapped(f"{label:<{width}}{text}", view.screen.columns)
         if number == 0 and view.ranked:
             word = view.screen.of_verdict(view.ranked[0].entry.verdict, label)
             first = word + first[len(label) :]

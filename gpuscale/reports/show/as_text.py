@@ -50,8 +50,8 @@ def _origin(results: Results, shown: Shown) -> Iterator[str]:
     if results.injections:
         yield phrases.injection_warning(results.injections)
     yield f"results   {visible(str(shown.path))}"
-    age = phrases.age_text(results, shown.now)
-    yield f"measured  {results.created_at} by gpuscale {results.gpuscale_version}{age}"
+    moment, age = phrases.to_minutes(results.created_at), phrases.age_text(results, shown.now)
+    yield f"measured  {moment} UTC by gpuscale {results.gpuscale_version}{age}"
     device = _DEVICES.get(environment.device, environment.device)
     yield f"machine   {environment.host}: {environment.hardware_label} (device: {device})"
     yield f"software  {phrases.software_text(environment)}"
@@ -61,7 +61,7 @@ def _origin(results: Results, shown: Shown) -> Iterator[str]:
 
 
 def _projections(
-    projections: Sequence[Projection], columns: int | None, steps: int | None
+    projections: Sequence[Projection], columns: int, steps: int | None
 ) -> Iterator[str]:
     """A row for each number of GPUs that was not measured, and what is known of its error."""
     title = "further than measured: a projection, which no verdict rests on; bands: 95 %"

@@ -20,7 +20,7 @@ from gpuscale.records import (
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.reason_words import reason_text, statement_text
-from gpuscale.reports.screen import fitted, table
+from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, table
 from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row, published_rows
 from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
@@ -40,12 +40,11 @@ _TIMED: Mapping[str | None, str] = {
 
 
 def baseline_text(
-    baseline: Baseline, today: date, *, columns: int | None = None, steps: int | None = None
+    baseline: Baseline, today: date, *, columns: int = PLAIN_COLUMNS, steps: int | None = None
 ) -> str:
     """The baseline as text, without a line break at its end; after its last day it says so.
 
-    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns;
-    None is where there is room for any line.
+    With a number of `steps` there are the GPU-hours that they take. Lines keep to so many columns.
     """
     measured = side_of_baseline(baseline).entries
     note = expiry_note(baseline, today)
@@ -71,11 +70,11 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
     if baseline.recorded_at is not None:
         version = baseline.gpuscale_version
         tool = f", with gpuscale {version}" if version else ""
-        yield f"measured  latest session begun {baseline.recorded_at}{tool}"
+        yield f"measured  latest session begun {phrases.to_minutes(baseline.recorded_at)} UTC{tool}"
     if baseline.recorded_by is not None:
         yield f"recorded  by {baseline.recorded_by}"
     if baseline.history:
-        yield f"updated   {baseline.history[-1].at}, see below"
+        yield f"updated   {phrases.to_minutes(baseline.history[-1].at)} UTC, see below"
     if baseline.expires_on is not None:
         yield f"expires   {baseline.expires_on}"
     by_software: dict[str, list[str]] = {}
@@ -87,12 +86,12 @@ def _origin_of_baseline(baseline: Baseline) -> Iterator[str]:
         by_software.setdefault(phrases.software_text(environment), []).append(place)
     for software, places in by_software.items():
         yield f"software  {software}"
-        yield f"          in {', '.join(places)}"
+        yield phrases.to_minutes(f"          in {', '.join(places)}")
 
 
 def _history_lines(change: BaselineChange) -> Iterator[str]:
     by = f" by {change.by}" if change.by else ""
-    yield f"changed   {change.at}{by}: {change.reason}"
+    yield f"changed   {phrases.to_minutes(change.at)} UTC{by}: {change.reason}"
     for entry, runs in entries_of(change.replaced).items():
         made = _runs_text(len(runs), len({run.allocation for run in runs}))
         yield f"          {entry.key.label} was {step_time_text(runs)} ({made})"
@@ -100,7 +99,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
         yield f"          new: {', '.join(change.added)}"
 
 
-def _published_table(baseline: Baseline, columns: int | None, steps: int | None) -> str:
+def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
     headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
     rows = [*published_rows(baseline, steps).values()]
@@ -110,7 +109,7 @@ def _published_table(baseline: Baseline, columns: int | None, steps: int | None)
 
 
 def _measured_blocks(
-    entries: Sequence[Entry], columns: int | None, steps: int | None
+    entries: Sequence[Entry], columns: int, steps: int | None
 ) -> Iterator[list[str]]:
     runs = "runs (allocations)"
     made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]

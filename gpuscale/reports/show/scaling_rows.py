@@ -8,6 +8,7 @@ from typing import Literal
 
 from gpuscale.projection import Projection
 from gpuscale.records import Baseline, Configuration, EntryKey, Estimate, PublishedFigure, Results
+from gpuscale.reports.screen import PLAIN_COLUMNS
 from gpuscale.scaling import ScalingPoint, published_speedup, scaling_points
 
 _HOUR_S = 3600
@@ -26,8 +27,8 @@ class Shown:
     """The configurations on numbers of GPUs on which they were not measured."""
     phases: bool = False
     """The phases of results in place of their scaling table, in the text."""
-    columns: int | None = None
-    """Of the terminal; None is where there is room for any line."""
+    columns: int = PLAIN_COLUMNS
+    """Columns of the terminal or the file that the text is written to."""
 
     @property
     def injections(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ _SAME_STEP_TIME = math.log(1.25)
 PAIR_HEADERS = ("speedup", "efficiency")
 
 
-def scaling_lines(results: Results, columns: int | None, steps: int | None = None) -> Iterator[str]:
+def scaling_lines(results: Results, columns: int, steps: int | None = None) -> Iterator[str]:
     """The scaling table of the results, with its notes and where the lost efficiency went."""
     runs = results.runs
     points = scaling_points(runs)
@@ -82,8 +82,12 @@ def scaling_table(
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append({"runs": f"{point.valid_runs}{without and f' ({without})'}"})
-    headers = [name for name in headers if name not in _shared_cells(points)]
     rows = [measured_row(point, steps) for point in points]
+    cells = [row_cells(row) for row in rows]
+    # Counters stand last, and a run of a command, or without telemetry, has none.
+    counters = {*headers[-2:]} - {*PAIR_HEADERS}
+    unknown = {name for name in counters if all(its[name] == UNKNOWN for its in cells)}
+    headers = [name for name in headers if name not in {*_shared_cells(points), *unknown}]
     return table(headers, cells_under(headers, rows, made), columns, first=_FIRST)
 
 

@@ -149,7 +149,7 @@ def _rank_text(skew: RankSkew) -> str:
     return f"rank {rank.rank} ({', '.join([rank.host, *rank.device_uuids])})"
 
 
-def phase_lines(runs: Sequence[Run], columns: int | None) -> Iterator[str]:
+def phase_lines(runs: Sequence[Run], columns: int) -> Iterator[str]:
     """A row for each (case, strategy, gpus), a column for each phase; the slowest ranks."""
     steps = typical_steps(runs)
     if not steps:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gpuscale.errors import DecodeError
 from gpuscale.printable import text_problem
+from gpuscale.units import counted
 
 _RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)
@@ -71,7 +72,8 @@ def _even(table: Sequence[Row], problems: Problems) -> Iterator[Row]:
         if len(row.cells) == len(head.cells):
             yield row
         else:
-            count = f"{len(row.cells)} cells under {len(head.cells)} headers"
+            headers = counted(len(head.cells), "header")
+            count = f"{counted(len(row.cells), 'cell')} under {headers}"
             problems.add(row.line, f"{count} (line {head.line}); give each header its cell")
 
 
