@@ -38,7 +38,7 @@ def nights(tmp_path: Path) -> list[Path]:
     (tmp_path / "nights").mkdir()
     paths = write_nights(tmp_path / "nights", 9, lambda night: 1.25 if night == 4 else 1.0, runs=3)
     assert (
-        "stood out for one night (rows): 2026-09-25"
+        "far from the other nights of their level (rows): 2026-09-25"
         in gpuscale("history", paths[0].parent.parent).stdout
     )
     return paths

@@ -27,6 +27,7 @@ USES = {
     "baseline": f"record {RESULTS} --cluster X -o b.json",
     "submit": "generic-slurm --gpus-per-node 2 --gpus 1,2 --cases made --print",
     "schema": "results",
+    "leave-out": "two_cpu_ranks.jsonl --because cooling",
 }
 """What the commands that need nothing else are given."""
 
@@ -97,6 +98,7 @@ def test_the_wheel_judges_two_files_where_nothing_can_be_measured(
 def test_every_command_of_the_wheel_runs_or_says_in_one_line_what_it_lacks(
     light: Path, tmp_path: Path
 ) -> None:
+    shutil.copy(RESULTS, tmp_path)
     for name, _ in _COMMANDS:
         answer = gpuscale(light, name, *USES.get(name, "").split(), cwd=tmp_path)
         assert "Traceback" not in answer.stderr

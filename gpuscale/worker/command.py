@@ -177,7 +177,9 @@ def _count_ranks(request: RunRequest, reader: LogReader) -> bool:
                     counts.add(int(count))
     if not (counts or request.devices or any(name in os.environ for name in _RANK_COUNTS)):
         # Without GPUs, each rank that a starter makes has such a variable; else it made none.
-        counts = {1} if starter_of(command.words) else counts
+        # Those that have just failed can no longer be asked for it.
+        made_none = starter_of(command.words) and not reader.has_heard_ranks()
+        counts = {1} if made_none else counts
     if not counts or gpus in counts:
         return True
     has_number = "gpus" in fields_of(command.words)

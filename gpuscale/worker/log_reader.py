@@ -307,6 +307,10 @@ class LogReader:
             return "Give it more with --timeout"
         return "If it was only starting, give it more with --timeout"
 
+    def has_heard_ranks(self) -> bool:
+        """Return True if lines came from ranks that a starter such as torchrun made."""
+        return any(source != OF_COMMAND for source in self._latest_of)
+
     def has_steps(self) -> bool:
         """True once a line told a step."""
         return self._leading() is not None

@@ -78,7 +78,9 @@ def describe_to(path: str, device: str) -> None:
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
-    RecordFile(Path(path), Environment).write(found)
+    # Whoever was interrupted meanwhile has taken the folder away.
+    with contextlib.suppress(FileNotFoundError):
+        RecordFile(Path(path), Environment).write(found)
 
 
 def _versions(cudnn_version: str | None, *, has_nccl: bool) -> dict[str, Any]:

@@ -55,7 +55,10 @@ def _results() -> Results:
         "max_clock_mhz": 1530.0,
     }
     gpus = (replace(results.environment.gpus[0], **found_by_driver),)
-    where = replace(results.environment, cudnn_version="9.1", lightning_version="2.6", gpus=gpus)
+    versions = {"cudnn_version": "9.1", "lightning_version": "2.6"}
+    # No environment has these beside CUDA's, and a reader must take them all the same.
+    of_amd = {"rocm_version": "6.4", "miopen_version": "3.4", "rccl_version": "2.22.3"}
+    where = replace(results.environment, **versions, **of_amd, gpus=gpus)
     results = replace(results, environment=where, left_out="cooling failure")
     return replace(results, runs=(first, failed, replace(others[0], allocation="18"), *others[1:]))
 
