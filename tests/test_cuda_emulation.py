@@ -102,7 +102,6 @@ def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None
         assert run.configuration.device == "cuda"
         assert all(rank.peak_memory_bytes for rank in run.ranks)
         assert all(rank.phases is not None and rank.phases.forward_s > 0 for rank in run.ranks)
-        assert {summary.uuid for summary in run.gpu_summaries} == {*UUIDS[:gpus]}
     # What a strategy divides among devices no device has as a whole.
     peaks = {key: max(r.peak_memory_bytes or 0 for r in run.ranks) for key, run in runs.items()}
     for strategy in ("fsdp", "mp"):
@@ -110,12 +109,16 @@ def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None
     assert made.results.environment.nccl_version == "2.28.3"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32"])
-def test_precisions_and_a_loader_with_pinned_batches_train(session: Run, precision: str) -> None:
-    options = ("--gpus", "1,2", "--precision", precision, "--data", "loader")
+@pytest.mark.parametrize(
+    ("precision", "data"), [("bf16", "loader"), ("fp16", "synthetic"), ("tf32", "synthetic")]
+)
+def test_precisions_and_a_loader_with_pinned_batches_train(
+    session: Run, precision: str, data: str
+) -> None:
+    options = ("--gpus", "2", "--precision", precision, "--data", data)
     made = session(DATA_AND_REPLICAS, *options)
     assert made.exit_code == 0, made.output
-    assert [run.is_valid for run in made.results.runs] == [True] * 4, made.output
+    assert [run.is_valid for run in made.results.runs] == [True] * 2, made.output
 
 
 def test_two_ranks_share_a_device_and_an_injected_delay_is_that_of_one_rank(session: Run) -> None:
@@ -146,12 +149,12 @@ def test_the_largest_batch_is_found_by_what_the_device_holds(
 ) -> None:
     file = write_case(tmp_path, "Case = Tiny")
     command = gpuscale("batch", f"{file}::Case", "--format", "json")
-    memory_bytes = 64 * 1024
+    memory_bytes = 4 * 1024
     found = run_on(devices, tmp_path, *command, EMULATED_CUDA_MEMORY=str(memory_bytes))
     assert found.exit_code == 0, found.output
     answer = json.loads(found.output[found.output.index("{") :])
     peaks = {each["batch"]: each["peak_memory_bytes"] for each in answer["tries"] if each["fits"]}
-    small, smaller, largest = 256, 128, answer["batch"]
+    small, smaller, largest = 12, 8, answer["batch"]
     of_a_sample = (peaks[small] - peaks[smaller]) / (small - smaller)
     assert peaks[largest] <= memory_bytes < peaks[largest] + of_a_sample
 
@@ -162,6 +165,17 @@ def test_a_lost_device_is_a_failure_of_the_system_on_its_rank(session: Run) -> N
     (run,) = made.results.runs
     assert run.failure is not None
     assert (run.failure.kind, run.failure.rank) == ("system", 1)
+
+
+def test_a_rocm_torch_is_taken_for_one(devices: Mapping[str, str], tmp_path: Path) -> None:
+    described = (
+        "from gpuscale.launch.local import LocalLauncher\n"
+        "found = LocalLauncher(device='auto').environment\n"
+        "print(len(found.gpus), found.rocm_version, found.rccl_version, found.cuda_version)"
+    )
+    command = (sys.executable, "-c", described)
+    answer = run_on(devices, tmp_path, *command, EMULATED_ROCM="gfx90a")
+    assert answer.output.split() == ["2", "6.4.43482", "2.28.3", "None"]
 
 
 @pytest.mark.parametrize("chosen", ["1", f"GPU-{UUIDS[1]}"])
@@ -186,7 +200,7 @@ from gpuscale import report
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 model = torch.nn.Linear(64, 64).to(device)
 with report(samples=256, synchronize=torch.cuda.synchronize) as step_done:
-    for _ in range(300):
+    for _ in range(100_000):
         model(torch.rand(256, 64, device=device)).sum().backward()
         step_done()
 """
@@ -196,7 +210,8 @@ def test_a_command_is_measured_on_the_devices_that_it_is_given(
     devices: Mapping[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    own = ("--gpus", "1", "--runs", "1", "--run-seconds", "0.1", "--batch", "256")
+    # Long enough for the sampler, which looks ten times a second.
+    own = ("--gpus", "1", "--runs", "1", "--run-seconds", "1", "--batch", "256")
     command = gpuscale("run", *own, "--", sys.executable, "train.py")
     made = run_on(devices, tmp_path, *command)
     assert made.exit_code == 0, made.output
