@@ -24,12 +24,12 @@ sys.path.insert(0, str(REPOSITORY))
 import msgspec  # noqa: E402 - as below
 
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
-from gpuscale import host  # noqa: E402 - found beside this file, uninstalled too
-from gpuscale.errors import GpuscaleError  # noqa: E402 - as above
-from gpuscale.host import finding_gpuscale  # noqa: E402
+from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
+from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
+from gpuscale.base.host import finding_gpuscale  # noqa: E402
+from gpuscale.measure.telemetry import nvml  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
-from gpuscale.telemetry import nvml  # noqa: E402
 
 CASES = ("mnist_cnn", "mnist_net", "resnet50", "resnet_v2_cifar")
 KEEPS_GPU_BUSY = "resnet50"

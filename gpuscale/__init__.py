@@ -3,18 +3,18 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuscale.cases import Size, TrainingCase
-    from gpuscale.command_case import CommandCase
-    from gpuscale.step_report import report
+    from gpuscale.workload.cases import Size, TrainingCase
+    from gpuscale.workload.command_case import CommandCase
+    from gpuscale.workload.step_report import report
 
 __version__ = "0.1.0"
 __all__ = ["CommandCase", "Size", "TrainingCase", "__version__", "report"]
 
 _HOMES = {
-    "CommandCase": "command_case",
-    "Size": "cases",
-    "TrainingCase": "cases",
-    "report": "step_report",
+    "CommandCase": "workload.command_case",
+    "Size": "workload.cases",
+    "TrainingCase": "workload.cases",
+    "report": "workload.step_report",
 }
 
 

@@ -9,11 +9,12 @@ from builders import CNN, environment, gpu_summary, phased_run, phases, results,
 from changing import replace
 from comparison_records import entry
 
-from gpuscale.compare import compare
-from gpuscale.diagnose import diagnose
-from gpuscale.diagnose.attribution import Step, changes_of
-from gpuscale.diagnose.evidence import Point, Row
-from gpuscale.recording import baseline_from_results
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.attribution import Step, changes_of
+from gpuscale.judge.diagnose.evidence import Point, Row
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     CauseKind,
@@ -26,7 +27,6 @@ from gpuscale.records import (
     Run,
     Verdict,
 )
-from gpuscale.scaling import PointKey
 
 HEALTHY = phases(data_s=0.002, h2d_s=0.001, forward_s=0.030, backward_s=0.055, optimizer_s=0.004)
 EXPOSED_S = 0.008

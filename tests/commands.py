@@ -9,11 +9,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.command_case import CommandCase
-from gpuscale.launch.collect import collect_run
+from gpuscale.measure.launch.collect import collect_run
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Environment, Run, RunRequest, TimingPlan
-from gpuscale.run_defaults import command_request
-from gpuscale.run_directory import RunDirectory
+from gpuscale.workload.command_case import CommandCase
+from gpuscale.workload.run_defaults import command_request
 
 TIMING = TimingPlan(warmup_steps=2, warmup_s=0.05, windows=10, window_s=0.05, run_seconds=1.0)
 HERE = Environment(device="cpu", cpu_count=2)
@@ -50,7 +50,7 @@ def watch(folder: Path, request: RunRequest) -> "subprocess.Popen[bytes]":
     place = folder / "run"
     place.mkdir(exist_ok=True)
     RunDirectory(path=place).request.write(request)
-    code = "import sys; from gpuscale.worker.command import main; main(sys.argv[1])"
+    code = "import sys; from gpuscale.measure.worker.command import main; main(sys.argv[1])"
     return subprocess.Popen([sys.executable, "-c", code, str(place)])
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
+from gpuscale.base.counters import NUMBERS
 from gpuscale.records import Baseline, Run
 from gpuscale.records.metrics import METRICS
 from gpuscale.records.record import Record
 from gpuscale.records.run import Header
-from gpuscale.telemetry.fields import NUMBERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
 _TABLE = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)

@@ -12,9 +12,9 @@ from measuring import Session, run_pytest, write_case
 from test_strategies import request_for
 
 from gpuscale import TrainingCase
+from gpuscale.measure.worker.strategies.dp import DataParallelStrategy
+from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
-from gpuscale.worker.strategies.dp import DataParallelStrategy
-from gpuscale.worker.training import Training
 
 MICRO, BATCHES = 2, 4
 

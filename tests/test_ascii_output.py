@@ -11,7 +11,7 @@ import pytest
 from golden.inputs import Night, baseline_of, write_night
 from measuring import REPOSITORY
 
-from gpuscale.printable import SPELT_OUT
+from gpuscale.base.printable import SPELT_OUT
 from gpuscale.store import write_baseline
 
 STREAMS = {

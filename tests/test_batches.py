@@ -8,17 +8,17 @@ from changing import replace
 from measuring import BENCH_CASES, run_pytest, write_case
 from statements import known
 
-from gpuscale.cases import TrainingCase
-from gpuscale.compare import compare
-from gpuscale.errors import UsageError
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.base.errors import UsageError
+from gpuscale.judge.compare import compare
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import refuse_other_configurations
 from gpuscale.plugin.stopping import BaselineJudge
-from gpuscale.recording import baseline_from_results
 from gpuscale.records import Failure, Run, RunRequest, Verdict
-from gpuscale.run_defaults import default_request
-from gpuscale.scaling import scaling_points
 from gpuscale.store import read_results, write_baseline
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.run_defaults import default_request
 
 QUICK = ("--device", "cpu", "--run-seconds", "0.1", "--runs", "1")
 

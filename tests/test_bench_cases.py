@@ -17,8 +17,8 @@ from bench_cases.test_mnist_net import MnistNet
 from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet_v2_cifar import Resnet50v2Cifar, Resnet152v2Cifar
 from gpuscale import TrainingCase
-from gpuscale.errors import CaseError
-from gpuscale.worker.data import (
+from gpuscale.base.errors import CaseError
+from gpuscale.measure.worker.data import (
     LoadedBatches,
     PooledBatches,
     SyntheticDataset,

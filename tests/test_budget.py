@@ -9,11 +9,16 @@ from changing import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscale.budget import EfficiencyBudget, device_spreads, efficiency_budgets, rank_skews
+from gpuscale.analysis.budget import (
+    EfficiencyBudget,
+    device_spreads,
+    efficiency_budgets,
+    rank_skews,
+)
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import EntryKey, Phases, Run
 from gpuscale.records.configuration import DataKind
 from gpuscale.reports.show.step_time import budget_lines, budget_text
-from gpuscale.scaling import scaling_points
 
 COMPUTING = phases(forward_s=0.060, backward_s=0.030, optimizer_s=0.010)
 ONE = phased_run([COMPUTING])

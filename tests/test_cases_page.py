@@ -7,7 +7,7 @@ import torch
 from measuring import REPOSITORY, run_pytest
 
 from gpuscale import TrainingCase
-from gpuscale.strategies import STRATEGIES
+from gpuscale.base.strategies import STRATEGIES
 
 PAGE = (REPOSITORY / "docs" / "cases.md").read_text(encoding="utf-8")
 ARGUMENTS = ("--device", "cpu", "--runs", "1", "--run-seconds", "0.2")

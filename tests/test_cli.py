@@ -296,7 +296,7 @@ def test_an_error_that_nobody_can_be_told_is_no_regression(closed: bool) -> None
 
 def test_a_command_that_cannot_be_imported_is_no_regression() -> None:
     code = (
-        "import sys; sys.modules['gpuscale.clusters'] = None\n"
+        "import sys; sys.modules['gpuscale.measure.schedulers'] = None\n"
         "from gpuscale.cli import main; sys.exit(main(['night', 'a', 'b']))"
     )
     answer = subprocess.run(

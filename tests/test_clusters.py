@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import fields
 
-from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.profile import (
+from gpuscale.base.errors import FileError, UsageError
+from gpuscale.campaigns.profile import (
     ClusterProfile,
     JobSettings,
     Judged,
@@ -20,7 +20,7 @@ from gpuscale.clusters.profile import (
     read_profile,
     recognised_profile,
 )
-from gpuscale.errors import FileError, UsageError
+from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.store.files import decoded
 
 SHIPPED = ("arc4", "cte-power", "generic-pbs", "generic-slurm", "juwels-booster", "waic")
@@ -75,7 +75,9 @@ def test_shipped_profiles_measure_cases_and_judge_by_baselines_that_are_there(
 
 def test_shipped_profiles_are_in_the_package() -> None:
     pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
-    assert "clusters/*.toml" in pyproject["tool"]["setuptools"]["package-data"]["gpuscale"]
+    assert (
+        "campaigns/profiles/*.toml" in pyproject["tool"]["setuptools"]["package-data"]["gpuscale"]
+    )
 
 
 def test_the_smallest_profile_has_sensible_defaults() -> None:

@@ -9,7 +9,7 @@ from builders import results_text
 from changing import replace
 from format_page import example
 
-from gpuscale.errors import DecodeError
+from gpuscale.base.errors import DecodeError
 from gpuscale.records import Baseline, Configuration, Failure, Results, Run, Tolerances
 from gpuscale.store.codec import (
     BASELINE_FORMAT,

@@ -11,9 +11,9 @@ from commands import is_living, measured, request_for, watch
 from hosts import within_limit
 from msgspec.structs import replace
 
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.reports.show.scaling_table import scaling_table
-from gpuscale.run_directory import RunDirectory
-from gpuscale.scaling import scaling_points
 
 FOREVER = "steps(range(10**6))\n"
 

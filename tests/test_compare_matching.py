@@ -8,11 +8,11 @@ from builders import CNN, baseline, cpu_environment, environment, measured, resu
 from changing import replace
 from statements import known
 
-from gpuscale.compare import compare
-from gpuscale.compare.hardware import machine_mismatch, same_gpu_model
-from gpuscale.compare.matching import side_of_results
-from gpuscale.errors import UsageError
-from gpuscale.recording import baseline_from_results
+from gpuscale.base.errors import UsageError
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.hardware import machine_mismatch, same_gpu_model
+from gpuscale.judge.compare.matching import side_of_results
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import Comparison, FieldChange, Hardware, Results, Statement, Verdict
 from gpuscale.reports.reason_words import reason_text
 from gpuscale.store.codec import decode_baseline, encode_baseline
@@ -130,12 +130,12 @@ def test_wildly_different_times_are_judged_without_overflow() -> None:
 
 
 def test_judging_imports_nothing_heavy() -> None:
-    script = "import sys; import gpuscale.compare; print(*sorted(sys.modules))"
+    script = "import sys; import gpuscale.judge.compare; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert "gpuscale.statistics" in loaded
+    assert "gpuscale.analysis.statistics" in loaded
     assert loaded.isdisjoint({"torch", "pytest", "pynvml", "numpy", "scipy"})
 
 

@@ -12,7 +12,7 @@ from builders import CNN, baseline, measured, results, run
 from changing import replace
 from statements import codes_in, facts_of, known
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import (
     Baseline,
     Comparison,

@@ -8,7 +8,7 @@ from builders import Made, made_baseline, made_results
 from changing import replace
 from statements import codes_in, known
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import (
     METRICS,
     METRICS_BY_NAME,

@@ -7,7 +7,7 @@ from builders import baseline, figure, measured, published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, Results
 from gpuscale.reports.reason_words import reason_text, statement_text
 

@@ -5,7 +5,7 @@ from builders import CNN, figure, measured, published, results, run
 from changing import replace
 from statements import known
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import (
     Baseline,
     EntryVerdict,

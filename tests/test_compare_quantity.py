@@ -6,9 +6,9 @@ from statistics import NormalDist
 
 import pytest
 
-from gpuscale.compare.decision import ErrorRates, Quantities, Quantity, decide, loss_in_points
+from gpuscale.analysis.statistics.estimates import Term, difference
+from gpuscale.judge.compare.decision import ErrorRates, Quantities, Quantity, decide, loss_in_points
 from gpuscale.records import Finding, Limits, Verdict
-from gpuscale.statistics.estimates import Term, difference
 
 
 def quantity(gain: float, *, p: float = 0.001, margin: float = 0.25) -> Quantity:

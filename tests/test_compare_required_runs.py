@@ -5,9 +5,9 @@ from builders import baseline, measured
 from changing import replace
 from statements import codes_in, known
 
-from gpuscale.compare import compare
-from gpuscale.compare.decision import RequiredRuns, required_runs
-from gpuscale.compare.while_measuring import SequentialPlan, next_step
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.decision import RequiredRuns, required_runs
+from gpuscale.judge.compare.while_measuring import SequentialPlan, next_step
 from gpuscale.records import (
     EntryVerdict,
     Finding,

@@ -4,7 +4,7 @@ import pytest
 from builders import CNN, baseline, figure, measured, published, results, run
 from changing import replace
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import Comparison, EntryVerdict, Failure, Run, Verdict
 
 THEN = {

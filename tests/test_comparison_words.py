@@ -12,10 +12,11 @@ from comparison_records import comparison, entry, view
 from golden.inputs import Fault, Night, results_of_night, write_night
 from statements import codes_in, facts_of, known
 
+from gpuscale.base.units import rough_percent, told_apart
 from gpuscale.cli import main
-from gpuscale.compare import compare
-from gpuscale.diagnose import diagnose
-from gpuscale.recording import baseline_from_results
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Comparison,
@@ -33,7 +34,6 @@ from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.phrases import change_text
 from gpuscale.reports.show.step_time import budget_findings
 from gpuscale.store import write_baseline
-from gpuscale.units import rough_percent, told_apart
 
 NIGHTS = [f"n{i}" for i in range(6)]
 THEN = [0.1, 0.1002, 0.0999, 0.16, 0.1001, 0.0998]

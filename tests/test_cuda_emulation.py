@@ -169,7 +169,7 @@ def test_a_lost_device_is_a_failure_of_the_system_on_its_rank(session: Run) -> N
 
 def test_a_rocm_torch_is_taken_for_one(devices: Mapping[str, str], tmp_path: Path) -> None:
     described = (
-        "from gpuscale.launch.local import LocalLauncher\n"
+        "from gpuscale.measure.launch.local import LocalLauncher\n"
         "found = LocalLauncher(device='auto').environment\n"
         "print(len(found.gpus), found.rocm_version, found.rccl_version, found.cuda_version)"
     )
@@ -183,7 +183,7 @@ def test_a_chosen_device_is_the_one_that_is_described(
     devices: Mapping[str, str], tmp_path: Path, chosen: str
 ) -> None:
     described = (
-        "import json, sys; from gpuscale.launch.local import LocalLauncher\n"
+        "import json, sys; from gpuscale.measure.launch.local import LocalLauncher\n"
         "gpus = LocalLauncher(device='auto').environment.gpus\n"
         "json.dump([(gpu.uuid, gpu.smi_index) for gpu in gpus], sys.stdout)"
     )

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gpuscale.injections import parse_injection
-from gpuscale.worker import faults
-from gpuscale.worker.faults import Faults
+from gpuscale.measure.worker import faults
+from gpuscale.measure.worker.faults import Faults
+from gpuscale.workload.injections import parse_injection
 
 HERTZ = 1e9
 

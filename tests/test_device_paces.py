@@ -6,7 +6,7 @@ import pytest
 from builders import run
 from changing import replace
 
-from gpuscale.history.device_paces import devices_that_changed
+from gpuscale.analysis.history.device_paces import devices_that_changed
 from gpuscale.records import RankReport, Run
 
 

@@ -26,8 +26,8 @@ from cause_records import (
 )
 from changing import replace
 
-from gpuscale.compare import compare
-from gpuscale.diagnose import diagnose
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
 from gpuscale.records import (
     Baseline,
     EntryVerdict,

@@ -10,13 +10,13 @@ from cause_records import row_of
 from changing import replace
 from comparison_records import PEAK_MEMORY, entry, peak_memory
 
-from gpuscale import diagnose
-from gpuscale.budget import PARTS, EfficiencyBudget
-from gpuscale.diagnose import lost_parts
-from gpuscale.diagnose.attribution import Rank, Step
-from gpuscale.diagnose.causes import device_faults, lost_to_ideal, not_established
-from gpuscale.diagnose.causes import environment as environment_changed
-from gpuscale.diagnose.evidence import Row
+from gpuscale.analysis.budget import PARTS, EfficiencyBudget
+from gpuscale.judge import diagnose
+from gpuscale.judge.diagnose import lost_parts
+from gpuscale.judge.diagnose.attribution import Rank, Step
+from gpuscale.judge.diagnose.causes import device_faults, lost_to_ideal, not_established
+from gpuscale.judge.diagnose.causes import environment as environment_changed
+from gpuscale.judge.diagnose.evidence import Row
 from gpuscale.records import (
     Configuration,
     EntryKey,

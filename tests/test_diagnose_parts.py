@@ -7,13 +7,13 @@ from builders import gpu_summary, phased_run, phases, run, with_values
 from cause_records import row_of
 from changing import replace
 
-from gpuscale.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
-from gpuscale.diagnose.devices import explaining_clocks, symptoms_of
-from gpuscale.diagnose.evidence import Point, Row, onset_of
-from gpuscale.diagnose.stragglers import slow_device, stragglers, stragglers_of
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
+from gpuscale.judge.diagnose.devices import explaining_clocks, symptoms_of
+from gpuscale.judge.diagnose.evidence import Point, Row, onset_of
+from gpuscale.judge.diagnose.stragglers import slow_device, stragglers, stragglers_of
 from gpuscale.records import GpuSummary
 from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
-from gpuscale.scaling import PointKey
 
 
 def rank(number: int, pace_s: float, *, host: str = "node1", devices: tuple[str, ...] = ()) -> Rank:

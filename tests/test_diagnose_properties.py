@@ -6,8 +6,8 @@ from changing import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscale.compare import compare
-from gpuscale.diagnose import diagnose
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
 from gpuscale.records import Baseline, Phases, RankReport, Results, Run, Verdict
 from gpuscale.reports.cause_words import evidence, next_step, whole_line
 

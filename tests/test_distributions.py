@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import special
 
-from gpuscale.statistics.distributions import (
+from gpuscale.analysis.statistics.distributions import (
     beta_quantile,
     chi_squared_median,
     f_tail,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nvml.library import compile_driver
 
-from gpuscale.telemetry.doctor import ExaminedGpu
-from gpuscale.telemetry.fields import Reading
+from gpuscale.base.counters import Reading
+from gpuscale.measure.telemetry.doctor import ExaminedGpu
 
 
 @pytest.fixture(scope="module")

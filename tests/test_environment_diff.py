@@ -4,7 +4,8 @@ import pytest
 from builders import environment
 from changing import replace
 
-from gpuscale.environment_diff import (
+from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node
+from gpuscale.records.environment_diff import (
     FIELDS,
     IN_SESSION,
     ON_NODES,
@@ -13,7 +14,6 @@ from gpuscale.environment_diff import (
     differences,
     host_changes,
 )
-from gpuscale.records import Environment, EnvironmentChange, GpuDevice, Node
 
 HERE: Environment = environment()
 

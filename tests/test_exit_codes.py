@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from comparison_records import comparison, entry
 
-from gpuscale.errors import CANNOT_WRITE, ExitCode
+from gpuscale.base.errors import CANNOT_WRITE, ExitCode
 from gpuscale.records import Verdict
 
 

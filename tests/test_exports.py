@@ -12,9 +12,9 @@ import pytest
 from changing import replace
 from golden.inputs import CNN, RESNET, Night, results_of_night, write_night
 
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
 from gpuscale.records import Failure, GpuWindow, Results
-from gpuscale.scaling import scaling_points
 
 KILLED = Failure(kind="killed", message="rank 1 on node2 was killed by SIGKILL", rank=1)
 TONIGHT = Night(job="4711", failures={(4, 3): KILLED}, gpus=(1, 2, 4, 8))

@@ -17,13 +17,13 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from test_over_nights import write_nights
 
+from gpuscale.analysis.history import history_of
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
-from gpuscale.figures import FIGURES, KINDS, Measurements, Picture, content_of, svg_of
-from gpuscale.figures.stacked_bars import MOST_BARS
-from gpuscale.history import history_of
-from gpuscale.recording import as_baseline
+from gpuscale.judge.recording import as_baseline
 from gpuscale.records import Configuration, Run
-from gpuscale.scaling import scaling_points
+from gpuscale.reports.figures import FIGURES, KINDS, Measurements, Picture, content_of, svg_of
+from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.store import read_results
 
 PACKAGE = Path(__file__).parent.parent

@@ -5,7 +5,7 @@ import json
 import pytest
 from capture_texts import SAMPLES
 
-from gpuscale import foreign_texts
+from gpuscale.base import foreign_texts
 
 OF_TORCH = json.loads(SAMPLES.read_text())
 TABLES = {

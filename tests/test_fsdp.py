@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscale import TrainingCase
-from gpuscale.budget import efficiency_budgets
-from gpuscale.strategies import STRATEGIES, is_older
-from gpuscale.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
+from gpuscale.analysis.budget import efficiency_budgets
+from gpuscale.base.strategies import STRATEGIES, is_older
+from gpuscale.measure.worker.strategies.fsdp import FullyShardedStrategy, blocks_of
 
 SHARDED = STRATEGIES["fsdp"]
 needs_fsdp = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from format_page import tables
 from fuzz import readers
 from fuzz.samples import samples
 
-from gpuscale.errors import DecodeError
+from gpuscale.base.errors import DecodeError
 from gpuscale.records import Baseline
 
 

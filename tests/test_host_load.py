@@ -13,12 +13,12 @@ from changing import replace
 from nvml.library import GPU_A, compile_driver
 from statements import facts_of
 
-from gpuscale.compare import compare
-from gpuscale.diagnose import diagnose
-from gpuscale.diagnose.causes import busy_host
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.diagnose.causes import busy_host
+from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import Baseline, HostLoad, Results, Run
 from gpuscale.reports.phrases import load_text
-from gpuscale.telemetry.host_load import HostLoadMeter
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
@@ -59,7 +59,7 @@ def test_processes_of_others_on_the_gpus_of_a_run_are_counted_by_drivers_new_and
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     script = (
-        "from gpuscale.telemetry.host_load import HostLoadMeter\n"
+        "from gpuscale.measure.telemetry.host_load import HostLoadMeter\n"
         f"print(HostLoadMeter(['{GPU_A}']).read().gpu_processes)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(compile_driver(tmp_path, *flags))}

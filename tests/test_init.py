@@ -9,7 +9,7 @@ import pytest
 from ci_checkout import write_program
 from measuring import REPOSITORY, run_pytest
 
-from gpuscale.clusters.profile import ClusterProfile, read_profile
+from gpuscale.campaigns.profile import ClusterProfile, read_profile
 
 SINFO = """\
 cpu*|(null)|128|400
@@ -88,7 +88,7 @@ def test_without_a_scheduler_there_is_no_profile_and_a_line_says_so(tmp_path: Pa
 def test_a_machine_that_a_profile_recognises_gets_that_profile(tmp_path: Path) -> None:
     own = tmp_path / "gpuscale/clusters/ours.toml"
     own.parent.mkdir(parents=True)
-    shipped = (REPOSITORY / "gpuscale/clusters/arc4.toml").read_text()
+    shipped = (REPOSITORY / "gpuscale/campaigns/profiles/arc4.toml").read_text()
     own.write_text(shipped + '\n[recognise.variables]\nWHERE = "here"\n')
     answer = gpuscale(tmp_path, "init", "made", environment={"WHERE": "here"})
     assert answer.returncode == 0, answer.stderr

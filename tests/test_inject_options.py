@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from measuring import REPOSITORY, run_pytest, write_case
 from test_cli import gpuscale
 
-from gpuscale.errors import UsageError
-from gpuscale.injections import Injection, parse_injection, parse_injections
+from gpuscale.base.errors import UsageError
 from gpuscale.store import read_results
+from gpuscale.workload.injections import Injection, parse_injection, parse_injections
 
 WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"
 

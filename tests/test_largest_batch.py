@@ -11,8 +11,8 @@ from builders import run
 from changing import replace
 from measuring import TIMEOUT_S, write_case
 
-from gpuscale.errors import GpuscaleError
-from gpuscale.largest_batch import Try, tries
+from gpuscale.base.errors import GpuscaleError
+from gpuscale.measure.largest_batch import Try, tries
 from gpuscale.records import Failure, FailureKind, Run
 
 TAKES_64_MIB_A_SAMPLE = """

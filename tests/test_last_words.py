@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuscale.worker.last_words import last_words
-from gpuscale.worker.output import OF_COMMAND, Line
+from gpuscale.measure.worker.last_words import last_words
+from gpuscale.measure.worker.output import OF_COMMAND, Line
 
 OWN = """\
 Traceback (most recent call last):

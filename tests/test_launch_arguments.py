@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuscale.errors import GpuscaleError, UsageError
-from gpuscale.launch.mpirun import OpenMpi, job_hosts
-from gpuscale.launch.placement import Placement, ProcessStarter, gloo_variables, place
-from gpuscale.launch.srun import Slurm
-from gpuscale.run_directory import RunDirectory
+from gpuscale.base.errors import GpuscaleError, UsageError
+from gpuscale.measure.launch.mpirun import OpenMpi, job_hosts
+from gpuscale.measure.launch.placement import Placement, ProcessStarter, gloo_variables, place
+from gpuscale.measure.launch.srun import Slurm
+from gpuscale.measure.run_directory import RunDirectory
 
 NODES = ("n1", "n2", "n3", "n4")
 RENDEZVOUS = {"GPUSCALE_RENDEZVOUS_HOST": "{host}i"}
@@ -148,7 +148,7 @@ def test_a_rank_finds_its_group_by_its_schedulers_own_variables(
     address: str,
 ) -> None:
     hosts = ("jwb0001", "jwb0002")
-    monkeypatch.setattr("gpuscale.launch.srun.hostnames", lambda _: hosts)
+    monkeypatch.setattr("gpuscale.measure.launch.srun.hostnames", lambda _: hosts)
     directory = RunDirectory(path=tmp_path)
     directory.hosts.write_text("\n".join(hosts))
     directory.port.write_text("20000")

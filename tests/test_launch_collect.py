@@ -9,7 +9,8 @@ from builders import request, results, results_text, run
 from changing import replace
 from commands import HERE, request_for
 
-from gpuscale.launch.collect import collect_run
+from gpuscale.measure.launch.collect import collect_run
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import Phases, Run
 from gpuscale.records.request import (
     CommandOutcome,
@@ -18,7 +19,6 @@ from gpuscale.records.request import (
     RankOutcome,
     RankWindow,
 )
-from gpuscale.run_directory import RunDirectory
 from gpuscale.store import read_results
 
 

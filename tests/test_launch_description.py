@@ -8,15 +8,15 @@ from changing import replace
 from test_options import GIVEN
 
 from bench_cases.test_mnist_cnn import MnistCnn
-from gpuscale.cases import TrainingCase
-from gpuscale.errors import MachineError, UsageError
-from gpuscale.launch.collect import job_environment, joined
-from gpuscale.launch.placement import place
+from gpuscale.base.errors import MachineError, UsageError
+from gpuscale.measure.launch.collect import job_environment, joined
+from gpuscale.measure.launch.placement import place
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment, GpuDevice
-from gpuscale.run_defaults import devices_of_run
-from gpuscale.run_directory import RunDirectory
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.run_defaults import devices_of_run
 
 
 def node(host: str, gpus: int = 4, model: str = "A100") -> Environment:

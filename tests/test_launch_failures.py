@@ -9,12 +9,12 @@ import torch.distributed as dist
 from commands import request_for
 from test_overhead import request_for_cpu
 
-from gpuscale.errors import CaseError, InvalidTrainingError
-from gpuscale.launch.failures import failure_of
+from gpuscale.base.errors import CaseError, InvalidTrainingError
+from gpuscale.measure.launch.failures import failure_of
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.worker.entry import RankFiles, tells_of_peer
 from gpuscale.records import Failure
 from gpuscale.records.request import RankExit, RankFailure
-from gpuscale.run_directory import RunDirectory
-from gpuscale.worker.entry import RankFiles, tells_of_peer
 
 # As torch puts it together (C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp).
 OF_NCCL = (

@@ -11,7 +11,7 @@ from hosts import LIMIT_S, Cluster, Host, processes_in, within_limit
 from measuring import BENCH_CASES, pytest_command, write_case
 from slurm_cluster import TWO_NODES, slurm_cluster
 
-from gpuscale.recording import baseline_from_results
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import read_results, write_baseline
 
@@ -80,8 +80,8 @@ class Case(Tiny):
 STEPS = """
 import os, subprocess
 from msgspec.structs import replace
-from gpuscale.launch.placement import place
-from gpuscale.launch.srun import Slurm
+from gpuscale.measure.launch.placement import place
+from gpuscale.measure.launch.srun import Slurm
 
 slurm = Slurm()
 for ranks in (1, 2, 4):

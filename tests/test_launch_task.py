@@ -14,10 +14,10 @@ from hosts import within_limit
 from measuring import REPOSITORY, write_case
 from nvml.library import GPU_A, compile_driver
 
+from gpuscale.measure.run_directory import NodeSamples, RunDirectory
+from gpuscale.measure.telemetry.summary import RunSampling
 from gpuscale.records import SampledDevices, TimingPlan, Window
 from gpuscale.records.request import RankExit
-from gpuscale.run_directory import NodeSamples, RunDirectory
-from gpuscale.telemetry.summary import RunSampling
 
 HANGING = """
 import time
@@ -63,7 +63,7 @@ def task(directory: RunDirectory, *before: str, driver: Path | None = None) -> l
         "LD_LIBRARY_PATH": str(driver or ""),
     }
     settings = [f"{name}={value}" for name, value in variables.items()]
-    program = [sys.executable, "-P", "-m", "gpuscale.launch.task", "mpirun", "rank"]
+    program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.task", "mpirun", "rank"]
     return ["env", *settings, *before, *program, str(directory.path), "cpu"]
 
 
@@ -131,7 +131,7 @@ def test_a_rank_ends_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_task_in_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
-    program = [sys.executable, "-P", "-m", "gpuscale.launch.task", "slurm", "describe"]
+    program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.task", "slurm", "describe"]
     answer = subprocess.run(
         [*program, str(tmp_path / "nowhere"), "cpu"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

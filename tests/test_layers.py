@@ -1,4 +1,4 @@
-"""Imports run one way (docs/design.md, "Layers")."""
+"""Imports run one way, room by room (docs/design.md, "Rooms")."""
 
 import ast
 import subprocess
@@ -9,68 +9,42 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gpuscale"
 
-LAYERS = {
-    "errors": 0,
-    "foreign_texts": 0,
-    "units": 0,
-    "host": 0,
-    "strategies": 0,
-    "printable": 0,
-    "step_report": 0,
-    # The table of counters, without what samples them.
-    "telemetry.fields": 0,
-    "records": 1,
-    "statistics": 2,
-    "scaling": 2,
-    "budget": 2,
-    "projection": 2,
-    "typical_step": 2,
-    "environment_diff": 2,
-    "cases": 2,
-    "command_case": 2,
-    "log_formats": 2,
-    "injections": 2,
-    "history": 2,
-    "run_directory": 2,
-    "run_defaults": 2,
-    "clusters": 2,
-    "recording": 3,
-    "compare": 3,
-    "diagnose": 3,
-    "store": 3,
-    "launch": 3,
-    "telemetry": 3,
-    # The names and numbers that reports and figures share.
-    "reports.phrases": 3,
-    "reports": 4,
-    "figures": 4,
-    # The files of clusters, read as those of results are, and the jobs made of them.
-    "clusters.profile": 4,
-    "clusters.job_script": 5,
-    "night": 4,
-    "selftest": 4,
-    "largest_batch": 4,
-    "page": 5,
-    "plugin": 5,
-    "exports": 5,
-    "cli": 6,
-}
-# The ranks stand beside the layers: they see what is below 3, and nothing sees them.
-WORKER_MAY_IMPORT = 2
+# In the order of the data; a module imports from its own room and from those above it here.
+ROOMS = (
+    "base",
+    "records",
+    "workload",
+    "analysis",
+    "store",
+    "measure",
+    "judge",
+    "reports",
+    "campaigns",
+    "plugin",
+    "cli",
+)
+# Parts of one room that know nothing of each other.
+APART = (
+    {"measure.launch", "measure.telemetry", "measure.schedulers"},
+    {"judge.compare", "judge.diagnose"},
+)
+# The ranks see what they share with who starts them, and nothing sees the ranks.
+RANKS = "measure.worker"
+RANKS_MAY_IMPORT = ("measure.run_directory", "measure.schedulers")
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}
 THIRD_PARTY = {
-    "launch": {"torch"},
-    "figures": {"matplotlib"},
+    "measure.launch": {"torch"},
+    "measure.telemetry": {"pynvml"},
+    "measure.worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
     "reports": {"tabulate", "wcwidth"},
-    "exports": {"torch"},
-    "telemetry": {"pynvml"},
-    "page": {"jinja2"},
+    "reports.exports": {"torch"},
+    "reports.figures": {"matplotlib"},
+    "reports.page": {"jinja2"},
     "plugin": {"pytest", "pytest_benchmark"},
-    "worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
+    # Only type checkers see these imports, and a case that is asked for a sample.
+    "workload.cases": {"torch", "torchvision", "PIL"},
 }
-# Imports that only type checkers see, and those of a case that is asked for a sample.
-TYPE_ONLY = {"cases": {"torch", "torchvision", "PIL"}}
 
 
 def modules() -> list[Path]:
@@ -81,13 +55,13 @@ def modules() -> list[Path]:
     )
 
 
-def part_of(path: Path) -> str:
-    return part_named(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+def module_of(path: Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return name.removesuffix(".__init__")
 
 
-def part_named(module: str) -> str:
-    name = module.removeprefix("gpuscale.")
-    return name if name in LAYERS else name.split(".")[0]
+def is_in(module: str, part: str) -> bool:
+    return module == part or module.startswith(f"{part}.")
 
 
 def imports_of(path: Path) -> set[str]:
@@ -104,40 +78,47 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_from_layers_below_its_own(path: Path) -> None:
-    part = part_of(path)
-    for name in imports_of(path):
-        if not name.startswith("gpuscale."):
-            continue
-        other = part_named(name)
-        if other == part or other == "__version__":
-            continue
-        assert other != "worker", f"{path} imports {name}: nothing imports the ranks"
-        if part == "worker":
-            assert LAYERS[other] <= WORKER_MAY_IMPORT, f"{path} imports {name}"
-        elif LAYERS[other] == LAYERS[part] == 2:
-            # The others stand alone.
-            stands_on = {
-                "scaling": {"statistics"},
-                "budget": {"scaling", "statistics"},
-                "projection": {"budget", "scaling", "statistics"},
-                "typical_step": {"budget", "scaling", "statistics"},
-                "history": {"scaling", "statistics", "environment_diff"},
-                "run_defaults": {"cases", "command_case"},
-                "command_case": {"cases", "log_formats"},
-            }
-            assert other in stands_on.get(part, set()), f"{path} imports {name}"
-        elif LAYERS[other] == LAYERS[part] == 5 or LAYERS[other] == LAYERS[part] == 3:
-            pytest.fail(f"{path} imports {name} of its own layer")
-        else:
-            assert LAYERS[other] < LAYERS[part], f"{path} imports {name}"
+def own_imports_of(path: Path) -> set[str]:
+    """The modules of gpuscale that a module imports, without the package's name."""
+    found = (name.removeprefix("gpuscale.") for name in imports_of(path) if "gpuscale." in name)
+    return {name for name in found if name.split(".")[0] in ROOMS}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_the_libraries_of_its_layer(path: Path) -> None:
-    part = part_of(path)
-    allowed = COMMON | THIRD_PARTY.get(part, set()) | TYPE_ONLY.get(part, set())
+def by_module(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", modules(), ids=by_module)
+def test_a_module_imports_only_from_its_own_room_and_those_before_it(path: Path) -> None:
+    module = module_of(path)
+    allowed = ROOMS[: ROOMS.index(module.split(".")[0]) + 1]
+    assert {name.split(".")[0] for name in own_imports_of(path)} <= {*allowed}
+
+
+@pytest.mark.parametrize("path", modules(), ids=by_module)
+def test_parts_that_stand_apart_import_nothing_of_each_other(path: Path) -> None:
+    module = module_of(path)
+    for parts in APART:
+        others = {part for part in parts if not is_in(module, part)}
+        if len(others) < len(parts):
+            assert not [n for n in own_imports_of(path) for part in others if is_in(n, part)]
+
+
+@pytest.mark.parametrize("path", modules(), ids=by_module)
+def test_nothing_imports_the_ranks_and_they_import_no_launcher(path: Path) -> None:
+    found = {name for name in own_imports_of(path) if is_in(name, "measure")}
+    if is_in(module_of(path), RANKS):
+        allowed = (RANKS, *RANKS_MAY_IMPORT)
+        assert all(any(is_in(name, part) for part in allowed) for name in found)
+    else:
+        assert not [name for name in found if is_in(name, RANKS)]
+
+
+@pytest.mark.parametrize("path", modules(), ids=by_module)
+def test_a_module_imports_only_the_libraries_of_its_part(path: Path) -> None:
+    module = module_of(path)
+    parts = [part for part in THIRD_PARTY if is_in(module, part)]
+    allowed = COMMON | (THIRD_PARTY[max(parts, key=len)] if parts else set())
     roots = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
     assert roots - {"gpuscale"} <= allowed
 
@@ -145,12 +126,12 @@ def test_a_module_imports_only_the_libraries_of_its_layer(path: Path) -> None:
 def test_only_the_modules_named_after_it_import_pynvml() -> None:
     users = {path for path in modules() if "pynvml" in imports_of(path)}
     # A rank asks only how many GPUs there are, where torch sees none.
-    ranks = PACKAGE / "worker" / "machine.py"
-    assert users == {ranks, *(PACKAGE / "telemetry").glob("nvml*.py")}
+    ranks = PACKAGE / "measure" / "worker" / "machine.py"
+    assert users == {ranks, *(PACKAGE / "measure" / "telemetry").glob("nvml*.py")}
 
 
-def test_every_part_of_the_package_has_its_layer() -> None:
-    assert {part_of(path) for path in modules()} == {*LAYERS, "worker"}
+def test_every_module_is_in_a_room() -> None:
+    assert {module_of(path).split(".")[0] for path in modules()} == {*ROOMS}
 
 
 def loaded_after(*arguments: str) -> set[str]:

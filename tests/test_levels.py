@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gpuscale.statistics.levels import (
+from gpuscale.analysis.statistics.levels import (
     departure,
     level_changes,
     outlying,

@@ -16,14 +16,14 @@ from test_strategies import PRECISIONS, answer, answers_of_two_ranks, join, requ
 from torch.utils.data import Dataset
 
 from gpuscale import TrainingCase
+from gpuscale.measure.worker.data import LoadedBatches
+from gpuscale.measure.worker.loop import timed_window
+from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
+from gpuscale.measure.worker.training import Training, parameter_digest
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records.configuration import Precision
-from gpuscale.worker.data import LoadedBatches
-from gpuscale.worker.loop import timed_window
-from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
-from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
-from gpuscale.worker.training import Training, parameter_digest
 
 needs_lightning = pytest.mark.skipif(
     find_spec("lightning") is None, reason="pip install 'gpuscale[lightning]'"
@@ -82,7 +82,7 @@ def train(
 
 
 def train_both_ways(rank: int, port: int, queue: "Queue[Any]") -> None:
-    from gpuscale.worker.strategies.lightning import LightningStrategy, LightningTraining
+    from gpuscale.measure.worker.strategies.lightning import LightningStrategy, LightningTraining
 
     wrapped = join(rank, port, LightningStrategy)
     # In the process group that is there.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from gpuscale.analysis.statistics.steadiness import steadiness
+from gpuscale.measure.worker import loop
+from gpuscale.measure.worker.loop import measure
 from gpuscale.records import Phases, TimingPlan
 from gpuscale.records.request import Measurement
-from gpuscale.statistics.steadiness import steadiness
-from gpuscale.worker import loop
-from gpuscale.worker.loop import measure
 
 PLAN = TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0)
 RUNS = 40

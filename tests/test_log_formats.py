@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.errors import UsageError
-from gpuscale.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
+from gpuscale.base.errors import UsageError
+from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "log_formats.md"
 

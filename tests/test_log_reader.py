@@ -7,12 +7,12 @@ import pytest
 from builders import request
 from statements import known
 
-from gpuscale.log_formats import FORMATS, Mark
+from gpuscale.measure.worker.log_reader import CommandError, LogReader
+from gpuscale.measure.worker.marks import Windows
+from gpuscale.measure.worker.output import Line
 from gpuscale.records import TimingPlan
 from gpuscale.records.request import CommandRequest
-from gpuscale.worker.log_reader import CommandError, LogReader
-from gpuscale.worker.marks import Windows
-from gpuscale.worker.output import Line
+from gpuscale.workload.log_formats import FORMATS, Mark
 
 TIMING = TimingPlan(warmup_steps=1, warmup_s=0, windows=3, window_s=1, run_seconds=5)
 

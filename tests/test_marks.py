@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuscale.log_formats import Mark
+from gpuscale.measure.worker.marks import Point, Series, comes_in_bursts, windows_of
+from gpuscale.measure.worker.output import Line, _Pipe
 from gpuscale.records import TimingPlan
-from gpuscale.worker.marks import Point, Series, comes_in_bursts, windows_of
-from gpuscale.worker.output import Line, _Pipe
+from gpuscale.workload.log_formats import Mark
 
 TIMING = TimingPlan(warmup_steps=2, warmup_s=1.0, windows=20, window_s=0.5, run_seconds=20.0)
 

@@ -3,9 +3,9 @@
 import pytest
 from changing import replace
 
+from gpuscale.measure.worker import loop
+from gpuscale.measure.worker.loop import measure, own_pace_s, warm_up, window_plan
 from gpuscale.records import Phases, TimingPlan
-from gpuscale.worker import loop
-from gpuscale.worker.loop import measure, own_pace_s, warm_up, window_plan
 
 PLAN = TimingPlan(warmup_steps=3, warmup_s=1.0, windows=10, window_s=0.5, run_seconds=20.0)
 

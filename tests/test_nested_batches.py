@@ -8,8 +8,8 @@ import torch
 from measuring import run_pytest, write_case
 
 from gpuscale import Size, TrainingCase
-from gpuscale.errors import CaseError
-from gpuscale.worker.data import PooledBatches, SyntheticDataset, on_device
+from gpuscale.base.errors import CaseError
+from gpuscale.measure.worker.data import PooledBatches, SyntheticDataset, on_device
 
 SIZE = Size(batch=4, sample_shape=(6,))
 QUICK = ("--device", "cpu", "--gpus", "1,2", "--runs", "1", "--run-seconds", "0.2")

@@ -9,13 +9,14 @@ import pytest
 from changing import replace
 from ci_checkout import JOB, write_program
 
-from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.scheduler import Ending, JobState
-from gpuscale.errors import ExitCode, FileError, MachineError, UsageError
-from gpuscale.launch.collect import joined
-from gpuscale.launch.placement import EXCLUDED_HOSTS, without_excluded
-from gpuscale.night import FIRST_ATTEMPT, has_regressed, new_night, next_job, nights_folder
-from gpuscale.night.attempt import (
+from gpuscale.base.errors import ExitCode, FileError, MachineError, UsageError
+from gpuscale.campaigns.night import (
+    has_regressed,
+    new_night,
+    next_job,
+    nights_folder,
+)
+from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
     Attempt,
     Fault,
@@ -28,8 +29,13 @@ from gpuscale.night.attempt import (
     suspects,
     tell_night,
 )
+from gpuscale.measure.launch.collect import joined
+from gpuscale.measure.launch.placement import EXCLUDED_HOSTS, without_excluded
+from gpuscale.measure.schedulers import SCHEDULERS
+from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
 from gpuscale.records.run import FailureKind
+from gpuscale.store.night_record import FIRST_ATTEMPT
 
 ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))

@@ -25,9 +25,9 @@ from ci_checkout import (
 from commands import is_living
 from measuring import TIMEOUT_S, run_pytest, write_case
 
-from gpuscale.launch.placement import EXCLUDED_HOSTS
-from gpuscale.night.attempt import read_items
-from gpuscale.night.on_verdict import run_on_verdict
+from gpuscale.campaigns.night.attempt import read_items
+from gpuscale.campaigns.night.on_verdict import run_on_verdict
+from gpuscale.measure.launch.placement import EXCLUDED_HOSTS
 from gpuscale.records import Failure, Run
 
 STEADY = """

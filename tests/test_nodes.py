@@ -14,11 +14,11 @@ from changing import replace
 from hosts import Cluster
 from slurm_cluster import slurm_cluster
 
-from gpuscale.diagnose.slow_nodes import find_slow
-from gpuscale.launch.collect import probes_left
+from gpuscale.judge.diagnose.slow_nodes import find_slow
+from gpuscale.measure.launch.collect import probes_left
+from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.records import NodeProbe
 from gpuscale.records.request import NodeProbeRequest, SendTime
-from gpuscale.run_directory import RunDirectory
 
 SPREAD = 0.05
 TRIALS = 300
@@ -133,8 +133,8 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
 # The rank of a node that is slow to write down what it saw.
 LATE = """
 import sys, time
-from gpuscale.run_directory import RecordFile
-from gpuscale.worker import machine
+from gpuscale.measure.run_directory import RecordFile
+from gpuscale.measure.worker import machine
 
 write = RecordFile.write
 

@@ -8,7 +8,7 @@ from builders import CNN, baseline, environment, results, run
 from changing import replace
 from comparison_records import comparison, entry, of_each_verdict, view
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import Verdict
 from gpuscale.reports.comparison import as_openmetrics
 from gpuscale.reports.comparison.view import View, view_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from measuring import REPOSITORY
 
+from gpuscale.base.errors import FileError, UsageError
 from gpuscale.cli.compare import Output, outputs_of, spare_inputs
-from gpuscale.errors import FileError, UsageError
 from gpuscale.reports import FORMATS
 from gpuscale.store import write_report
 

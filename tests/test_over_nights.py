@@ -19,15 +19,15 @@ from changing import replace
 from comparison_records import comparison, entry, view
 from statements import known
 
+from gpuscale.analysis.history import History, history_of
+from gpuscale.base.errors import FileError
 from gpuscale.cli.inputs import read_all_results, read_nights
-from gpuscale.compare import compare as compared_with
-from gpuscale.compare.over_nights import earlier_nights, with_levels
-from gpuscale.errors import FileError
-from gpuscale.figures import FIGURES, Measurements
-from gpuscale.history import History, history_of
-from gpuscale.recording import baseline_of_results
+from gpuscale.judge.compare import compare as compared_with
+from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
+from gpuscale.judge.recording import baseline_of_results
 from gpuscale.records import Environment, GpuDevice, Results, Statement, Verdict
 from gpuscale.reports.comparison import as_text
+from gpuscale.reports.figures import FIGURES, Measurements
 from gpuscale.reports.history_text import STANDING, notes, render, standings, verdict
 from gpuscale.reports.screen import Screen
 from gpuscale.store import read_results

@@ -13,11 +13,11 @@ from test_over_nights import write_nights
 
 from gpuscale.cli import main
 from gpuscale.cli.inputs import selected
-from gpuscale.page.nights_index import write_index
+from gpuscale.reports.page.nights_index import write_index
 from gpuscale.store import read_results, write_baseline
 
 Report = Callable[..., str]
-FRAME = Path(__file__).parent.parent / "gpuscale" / "page" / "templates" / "page.html"
+FRAME = Path(__file__).parent.parent / "gpuscale/reports/page/templates" / "page.html"
 NIGHTS = [
     Night(job=str(4700 + number), day=number - 10, configurations=(CNN, RESNET))
     for number in range(6)

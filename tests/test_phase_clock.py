@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from gpuscale.worker import phases
-from gpuscale.worker.loop import steps_per_mark
-from gpuscale.worker.phases import CudaPhaseClock, HostPhaseClock, Phase, PhaseClock, phase_clock
+from gpuscale.measure.worker import phases
+from gpuscale.measure.worker.loop import steps_per_mark
+from gpuscale.measure.worker.phases import (
+    CudaPhaseClock,
+    HostPhaseClock,
+    Phase,
+    PhaseClock,
+    phase_clock,
+)
 
 SPENT_S = {
     Phase.DATA: 1.0,

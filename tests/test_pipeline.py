@@ -17,19 +17,19 @@ from test_strategies import answer, answers_of_ranks
 from torch import nn
 
 from gpuscale import TrainingCase
-from gpuscale.budget import PIPELINE_PARTS, efficiency_budgets
-from gpuscale.cases import refuse_no_blocks
-from gpuscale.errors import CaseError, InvalidTrainingError, UsageError
+from gpuscale.analysis.budget import PIPELINE_PARTS, efficiency_budgets
+from gpuscale.base.errors import CaseError, InvalidTrainingError, UsageError
+from gpuscale.base.strategies import is_older
+from gpuscale.measure.worker.blocks import cut, stages_of
+from gpuscale.measure.worker.data import Batches, training_batches
+from gpuscale.measure.worker.strategies.pipeline import PipelineStrategy
+from gpuscale.measure.worker.training import Training
 from gpuscale.plugin.items import ItemPlan, refuse_uncut, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
 from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.store import read_results
-from gpuscale.strategies import is_older
-from gpuscale.worker.blocks import cut, stages_of
-from gpuscale.worker.data import Batches, training_batches
-from gpuscale.worker.strategies.pipeline import PipelineStrategy
-from gpuscale.worker.training import Training
+from gpuscale.workload.cases import refuse_no_blocks
 
 SHAPE = (3, 8, 8)
 # An older torch hangs in 1f1b over gloo, which is told by skipping it.

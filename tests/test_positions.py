@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from format_page import example
 
-from gpuscale.errors import DecodeError, FileError
+from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records.as_json import line_of, refuse_repeated_keys
 from gpuscale.store import read_any, read_baseline
 from gpuscale.store.codec import decode_baseline

@@ -8,10 +8,10 @@ import pytest
 from builders import BATCH, CNN, phased_run, phases, run
 from changing import replace
 
-from gpuscale.projection import NotProjected, Projection, projections
+from gpuscale.analysis.projection import NotProjected, Projection, projections
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Run
 from gpuscale.records.configuration import ScalingMode
-from gpuscale.scaling import scaling_points
 from gpuscale.store import read_baseline
 
 WHOLE_BATCH = 4096

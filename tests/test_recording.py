@@ -6,8 +6,8 @@ import pytest
 from changing import replace
 from format_page import example
 
-from gpuscale.errors import UsageError
-from gpuscale.recording import baseline_from_results, entries_of
+from gpuscale.base.errors import UsageError
+from gpuscale.judge.recording import baseline_from_results, entries_of
 from gpuscale.records import GpuDevice, Results, Run
 from gpuscale.store.codec import decode_baseline, decode_results, encode_baseline
 

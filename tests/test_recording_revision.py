@@ -7,9 +7,9 @@ import pytest
 from builders import CNN, measured, run
 from changing import replace
 
+from gpuscale.base.errors import UsageError
 from gpuscale.cli.baseline_update import added
-from gpuscale.errors import UsageError
-from gpuscale.recording import (
+from gpuscale.judge.recording import (
     accepted,
     baseline_from_results,
     proposals,

@@ -19,7 +19,7 @@ from comparison_records import (
     view,
 )
 
-from gpuscale.errors import ExitCode
+from gpuscale.base.errors import ExitCode
 from gpuscale.records import Comparison, Estimate, Verdict
 from gpuscale.reports.comparison import as_github, as_junit, as_markdown
 from gpuscale.reports.comparison.as_github import SHOWN_OF_A_KIND

@@ -10,7 +10,10 @@ from builders import run as made
 from changing import replace
 
 from gpuscale import __version__
-from gpuscale.errors import FileError, UsageError
+from gpuscale.base.errors import FileError, UsageError
+from gpuscale.measure.run_directory import NodeSamples
+from gpuscale.measure.telemetry.sampler import Header, line_of
+from gpuscale.measure.telemetry.summary import RunSampling
 from gpuscale.plugin import results_file
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
@@ -20,10 +23,7 @@ from gpuscale.plugin.results_file import (
     refuse_other_environment,
 )
 from gpuscale.records import Environment, GpuDevice, Node, RunRequest
-from gpuscale.run_directory import NodeSamples
 from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
-from gpuscale.telemetry.sampler import Header, line_of
-from gpuscale.telemetry.summary import RunSampling
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)

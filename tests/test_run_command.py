@@ -11,14 +11,20 @@ from commands import PRELUDE
 from hosts import processes_in, within_limit
 from measuring import run_pytest
 
+from gpuscale.base.errors import CaseError
 from gpuscale.cli import main
 from gpuscale.cli.run import name_of_command
-from gpuscale.command_case import CommandCase, filled, joined, refuse_unscaled, refuse_unusable
-from gpuscale.errors import CaseError
 from gpuscale.plugin.items import ItemPlan, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Environment
 from gpuscale.store import read_results
+from gpuscale.workload.command_case import (
+    CommandCase,
+    filled,
+    joined,
+    refuse_unscaled,
+    refuse_unusable,
+)
 
 RANKS_OF_TORCH = (sys.executable, "-m", "torch.distributed.run")
 QUICK = ("--device", "cpu", "--run-seconds", "0.5")

@@ -8,13 +8,13 @@ from changing import replace
 from scipy import stats
 from statements import known
 
+from gpuscale.analysis.scaling import scaling_points, unit_error_note
 from gpuscale.records import (
     EntryKey,
     Estimate,
     Statement,
 )
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.scaling import scaling_points, unit_error_note
 
 
 def test_speedup_and_efficiency_are_ratios_of_throughput() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from measuring import pytest_command, run_pytest, write_case
 
-from gpuscale.run_directory import scratch_folder
+from gpuscale.measure.run_directory import scratch_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from gpuscale.run_directory import scratch_folder
+from gpuscale.measure.run_directory import scratch_folder
 
 with scratch_folder(".run-", within=Path(sys.argv[1])) as folder:
     (folder / "request").write_text("")

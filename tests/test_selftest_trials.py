@@ -10,21 +10,21 @@ from changing import replace
 from measuring import write_case
 from statements import known
 
-from gpuscale.cases import TrainingCase
+from gpuscale.base.errors import GpuscaleError
 from gpuscale.cli.selftest import load_case_class
-from gpuscale.errors import GpuscaleError
-from gpuscale.injections import parse_injections
-from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
-from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
-from gpuscale.reports.machine_text import trials_text
-from gpuscale.run_defaults import default_request
-from gpuscale.selftest import (
+from gpuscale.cli.selftest_trials import (
     BASELINE_BLOCKS,
     Trials,
     blocks,
     injection_text,
     possible_faults,
 )
+from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
+from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
+from gpuscale.reports.machine_text import trials_text
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.injections import parse_injections
+from gpuscale.workload.run_defaults import default_request
 
 STEP_S = 0.1
 GPUS = (1, 2)

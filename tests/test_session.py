@@ -12,7 +12,7 @@ import pytest
 from changing import replace
 from measuring import TIMEOUT_S, Session, pytest_command, run_pytest, write_case
 
-from gpuscale.recording import baseline_from_results
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import Results, Run
 from gpuscale.store import ResultsWriter, read_results, write_baseline
 

@@ -17,8 +17,8 @@ from builders import CNN, baseline, environment, figure, measured, published, re
 from changing import replace
 from comparison_records import comparison, entry, of_each_verdict, peak_memory, view
 
+from gpuscale.analysis.projection import Projection, projections
 from gpuscale.cli import main
-from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Configuration, Results, Verdict
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.comparison import as_csv

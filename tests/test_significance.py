@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuscale.statistics.estimates import Term, difference
-from gpuscale.statistics.significance import (
+from gpuscale.analysis.statistics.estimates import Term, difference
+from gpuscale.analysis.statistics.significance import (
     benjamini_hochberg,
     crossing_probability,
     detectable_loss,

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuscale.compare.spread import (
+from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_sample
+from gpuscale.analysis.statistics.levels import outlying_allocations
+from gpuscale.judge.compare.spread import (
     RunSample,
     SideSample,
     gain_of,
     largest_spread,
     moderated_samples,
 )
-from gpuscale.statistics.estimates import Moderated, Term, grouped_log_sample
-from gpuscale.statistics.levels import outlying_allocations
 
 Runs = Mapping[str, tuple[float, ...]]
 PAIR: Runs = {"a": (1.0, 1.2), "b": (2.0, 2.2)}

@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 from statements import known
 
-from gpuscale.records import Estimate
-from gpuscale.statistics.estimates import (
+from gpuscale.analysis.statistics.estimates import (
     Difference,
     Moderated,
     Sample,
@@ -22,6 +21,7 @@ from gpuscale.statistics.estimates import (
     not_below,
     priors_of,
 )
+from gpuscale.records import Estimate
 
 
 def _prior_of(*others: Sample) -> Term | None:

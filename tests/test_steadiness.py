@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuscale.statistics.steadiness import slow_windows, steadiness
+from gpuscale.analysis.statistics.steadiness import slow_windows, steadiness
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

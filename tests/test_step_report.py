@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from gpuscale.log_formats import FORMATS, Mark
-from gpuscale.step_report import ASKED_BY, report
+from gpuscale.workload.log_formats import FORMATS, Mark
+from gpuscale.workload.step_report import ASKED_BY, report
 
 read = FORMATS["gpuscale"].read
 

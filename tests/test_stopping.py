@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from builders import baseline, measured, request, results, run
 
+from gpuscale.analysis.scaling import PointKey, scaling_points
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.stopping import (
     BaselineJudge,
@@ -24,7 +25,6 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
-from gpuscale.scaling import PointKey, scaling_points
 from gpuscale.store import write_baseline
 
 

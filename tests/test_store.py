@@ -17,7 +17,7 @@ import pytest
 from changing import replace
 from format_page import example
 
-from gpuscale.errors import FileError
+from gpuscale.base.errors import FileError
 from gpuscale.records import Baseline, Results
 from gpuscale.store import (
     RESULTS_FOLDER,
@@ -114,7 +114,7 @@ def in_a_process(folder: Path, then: str) -> tuple[Path, subprocess.CompletedPro
     script = """
         import os, resource, signal, sys
         from pathlib import Path
-        from gpuscale.errors import FileError
+        from gpuscale.base.errors import FileError
         from gpuscale.store import ResultsWriter, read_results
         example, path = read_results(Path(sys.argv[1])), Path(sys.argv[2])
         file = ResultsWriter(path, example)

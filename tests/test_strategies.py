@@ -18,22 +18,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale import TrainingCase
-from gpuscale.errors import CaseError, InvalidTrainingError
+from gpuscale.base.errors import CaseError, InvalidTrainingError
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.measure.worker.data import training_batches
+from gpuscale.measure.worker.strategies import mp, one_process
+from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.measure.worker.strategies.dp import DataParallelStrategy
+from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
+from gpuscale.measure.worker.training import Training, parameter_digest, set_fp32_mode
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
-from gpuscale.strategies import STRATEGIES
-from gpuscale.worker.data import training_batches
-from gpuscale.worker.strategies import mp, one_process
-from gpuscale.worker.strategies.ddp import DistributedDataParallelStrategy
-from gpuscale.worker.strategies.dp import DataParallelStrategy
-from gpuscale.worker.strategies.process_group import ProcessGroupStrategy
-from gpuscale.worker.training import Training, parameter_digest, set_fp32_mode
 
 PATIENCE_S = 60.0
 NEWER_SETTINGS = hasattr(torch._C, "_get_fp32_precision_getter")
 # As the ranks of a session, which need not each import torch.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["gpuscale.worker.preload"])
+FORKED.set_forkserver_preload(["gpuscale.measure.worker.preload"])
 PRECISIONS: tuple[Precision, ...] = ("tf32", "fp32", "bf16", "fp16")
 
 

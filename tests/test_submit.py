@@ -11,11 +11,11 @@ import pytest
 from changing import replace
 from ci_checkout import REPOSITORY, write_program
 
-from gpuscale.clusters import SCHEDULERS, scheduler_of_job
-from gpuscale.clusters.job_script import JobRequest, job_demand, job_script
-from gpuscale.clusters.profile import ClusterProfile, Node, find_profile, with_options
-from gpuscale.errors import SchedulerError, UsageError
-from gpuscale.night.attempt import exit_of_both, job_exit
+from gpuscale.base.errors import SchedulerError, UsageError
+from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
+from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.profile import ClusterProfile, Node, find_profile, with_options
+from gpuscale.measure.schedulers import SCHEDULERS, scheduler_of_job
 
 CI_SCRIPTS = {
     "arc4.sge": "arc4",
@@ -262,7 +262,7 @@ def test_what_is_announced_is_what_variables_of_the_site_make_of_the_job(site: P
 def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> None:
     path = tmp_path / "my site" / "here.toml"
     path.parent.mkdir()
-    shipped = REPOSITORY / "gpuscale/clusters/generic-slurm.toml"
+    shipped = REPOSITORY / "gpuscale/campaigns/profiles/generic-slurm.toml"
     path.write_text(shipped.read_text())
     options = ["--gpus", "2,1", "--runs", "2", "--baseline", "b.json", "--partition", "gpu"]
     options += ["--account", "a", "--time", "00:30:00", "--modules", "gcc/13 python"]

@@ -4,9 +4,9 @@ import pytest
 from builders import baseline, gpu_summary, measured, results, run, shown_text, window, with_values
 from changing import replace
 
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.records import Failure, Run
 from gpuscale.reports.show.scaling_table import scaling_table, table_notes
-from gpuscale.scaling import scaling_points
 
 
 def run_with_energy(gpus: int, *energies_j: float | None, index: int = 1) -> Run:

@@ -8,10 +8,10 @@ import pytest
 from builders import gpu_summary
 from changing import replace
 
-from gpuscale.errors import DecodeError
+from gpuscale.base.counters import NUMBERS, clock_events, values_problem
+from gpuscale.base.errors import DecodeError
 from gpuscale.records import GpuSummary, GpuWindow
 from gpuscale.records.as_json import from_json, to_json
-from gpuscale.telemetry.fields import NUMBERS, clock_events, values_problem
 
 FULL = GpuSummary(
     uuid="GPU-0",

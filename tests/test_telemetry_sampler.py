@@ -31,11 +31,11 @@ from nvml.library import (
     compile_driver,
 )
 
+from gpuscale.base.counters import NUMBERS
+from gpuscale.measure.run_directory import Sampler
+from gpuscale.measure.telemetry.sampler import next_tick
+from gpuscale.measure.telemetry.summary import TelemetryReport, sampling_beside, summarize
 from gpuscale.records import GpuDevice, Window
-from gpuscale.run_directory import Sampler
-from gpuscale.telemetry.fields import NUMBERS
-from gpuscale.telemetry.sampler import next_tick
-from gpuscale.telemetry.summary import TelemetryReport, sampling_beside, summarize
 
 MIB = 1024 * 1024
 # One more replay on each of five links at each look after the first, once a second.
@@ -448,7 +448,7 @@ def test_stop_ends_a_process_that_hangs_in_the_driver(
 def test_a_killed_parent_leaves_no_sampler_behind(tmp_path: Path) -> None:
     output = tmp_path / "samples.jsonl"
     program = (
-        "import pathlib, sys, time; from gpuscale.run_directory import Sampler\n"
+        "import pathlib, sys, time; from gpuscale.measure.run_directory import Sampler\n"
         f"sampler = Sampler(uuids=[{GPU_A!r}], output=pathlib.Path(sys.argv[1]))\n"
         "print(sampler.pid, flush=True); time.sleep(600)"
     )
@@ -470,7 +470,7 @@ def test_a_sampler_that_hangs_in_the_driver_ends_by_itself(
 ) -> None:
     monkeypatch.setenv("FAKE_NVML_HANG", "1")
     output = tmp_path / "samples.jsonl"
-    program = "import sys; from gpuscale.telemetry import sampler; sampler.HANG_S = 1\n"
+    program = "import sys; from gpuscale.measure.telemetry import sampler; sampler.HANG_S = 1\n"
     program += "sampler.main(sys.argv[1:])"
     command = [sys.executable, "-c", program, "--output", str(output), "--uuid", GPU_A]
     assert subprocess.run(command, timeout=60).returncode == -signal.SIGALRM
@@ -482,9 +482,12 @@ def test_a_sampler_that_hangs_in_the_driver_ends_by_itself(
 @pytest.mark.parametrize(
     ("module", "foreign"),
     [
-        ("gpuscale.telemetry.sampler, gpuscale.telemetry.nvml", {"torch", "numpy", "pytest"}),
-        ("gpuscale.telemetry.summary", {"pynvml"}),
-        ("gpuscale.telemetry.fields", {"pynvml", "gpuscale.records"}),
+        (
+            "gpuscale.measure.telemetry.sampler, gpuscale.measure.telemetry.nvml",
+            {"torch", "numpy", "pytest"},
+        ),
+        ("gpuscale.measure.telemetry.summary", {"pynvml"}),
+        ("gpuscale.base.counters", {"pynvml", "gpuscale.records"}),
     ],
 )
 def test_sampling_loads_no_more_than_it_needs(module: str, foreign: set[str]) -> None:

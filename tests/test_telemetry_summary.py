@@ -7,11 +7,11 @@ import pytest
 from builders import BATCH, environment, gpu_summary, request, run, window, with_values
 from msgspec.structs import replace
 
+from gpuscale.base.counters import Reading
+from gpuscale.measure.run_directory import NodeSamples, stderr_path
+from gpuscale.measure.telemetry.sampler import Header, SampledDevice, Tick, line_of
+from gpuscale.measure.telemetry.summary import TelemetryReport, sampling_beside, summarize
 from gpuscale.records import GpuDevice, GpuSummary, GpuWindow, Node
-from gpuscale.run_directory import NodeSamples, stderr_path
-from gpuscale.telemetry.fields import Reading
-from gpuscale.telemetry.sampler import Header, SampledDevice, Tick, line_of
-from gpuscale.telemetry.summary import TelemetryReport, sampling_beside, summarize
 
 A, B = "aaaa", "bbbb"
 

@@ -8,8 +8,8 @@ from builders import baseline, figure, measured, published
 from changing import replace
 from statements import facts_of
 
-from gpuscale.compare import compare
-from gpuscale.errors import DecodeError
+from gpuscale.base.errors import DecodeError
+from gpuscale.judge.compare import compare
 from gpuscale.records import (
     METRICS_BY_NAME,
     Baseline,

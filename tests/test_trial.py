@@ -18,9 +18,9 @@ from bench_cases.test_mnist_net import MnistNet
 from bench_cases.test_resnet50 import Resnet50
 from bench_cases.test_resnet_v2_cifar import Resnet50v2Cifar, Resnet152v2Cifar
 from gpuscale import TrainingCase
-from gpuscale.launch.local import LocalLauncher
-from gpuscale.strategies import is_older
-from gpuscale.worker import trial
+from gpuscale.base.strategies import is_older
+from gpuscale.measure.launch.local import LocalLauncher
+from gpuscale.measure.worker import trial
 
 QUICK = ("--device", "cpu", "--gpus", "1", "--runs", "1", "--run-seconds", "0.1")
 
@@ -82,7 +82,7 @@ def test_cases_that_do_not_fit_end_the_session_before_a_good_one_is_measured(
 
 def test_what_a_trial_cannot_know_is_measured_as_ever(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from gpuscale.launch import local\nlocal._TRIAL_S = 1.0\n"
+        "from gpuscale.measure.launch import local\nlocal._TRIAL_S = 1.0\n"
     )
     write_case(
         tmp_path,

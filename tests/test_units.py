@@ -1,7 +1,6 @@
 import pytest
 
-from gpuscale.reports.phrases import to_minutes
-from gpuscale.units import (
+from gpuscale.base.units import (
     counted,
     format_bytes,
     format_percent,
@@ -9,6 +8,7 @@ from gpuscale.units import (
     rough_percent,
     significant,
 )
+from gpuscale.reports.phrases import to_minutes
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from test_log_reader import reader_of
 
-from gpuscale.log_formats import by_regex
-from gpuscale.log_formats.unread import UnreadLines
-from gpuscale.worker.log_reader import CommandError
+from gpuscale.measure.worker.log_reader import CommandError
+from gpuscale.workload.log_formats import by_regex
+from gpuscale.workload.log_formats.unread import UnreadLines
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ import torch
 from measuring import BENCH_CASES, run_pytest
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
-from gpuscale.errors import GpuscaleError
+from gpuscale.base.errors import GpuscaleError
+from gpuscale.measure.run_directory import RecordFile
+from gpuscale.measure.telemetry import nvml
+from gpuscale.measure.worker import machine
+from gpuscale.measure.worker.machine import _cudnn_version, refuse_missing_kernels
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.terminal import header_lines
 from gpuscale.records import Environment
 from gpuscale.reports.phrases import software_text
-from gpuscale.run_directory import RecordFile
-from gpuscale.telemetry import nvml
-from gpuscale.worker import machine
-from gpuscale.worker.machine import _cudnn_version, refuse_missing_kernels
 
 CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 ROCM_6_3 = ["gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100"]
@@ -200,7 +200,7 @@ def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(tmp_pat
     asked = {("0", "0,1"): 2, ("NoDevFiles", "0,1"): 0, ("0", "98,98"): 0, ("0", "98,0,99"): 2}
     script = (
         "import os\n"
-        "from gpuscale.worker.machine import _gpus_of_driver\n"
+        "from gpuscale.measure.worker.machine import _gpus_of_driver\n"
         f"for visible, fleet in {[*asked]}:\n"
         "    os.environ.update(CUDA_VISIBLE_DEVICES=visible, FAKE_NVML_FLEET=fleet)\n"
         "    print(_gpus_of_driver())\n"
@@ -213,7 +213,7 @@ def test_gpus_that_are_hidden_or_given_to_other_jobs_are_not_ours_to_use(tmp_pat
 
 
 def test_a_gpu_is_named_as_nvidia_smi_names_it_and_has_its_limits(tmp_path: Path) -> None:
-    script = "from gpuscale.worker.machine import known_to_driver; print(known_to_driver())"
+    script = "from gpuscale.measure.worker.machine import known_to_driver; print(known_to_driver())"
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(compile_driver(tmp_path)),

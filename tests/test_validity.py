@@ -7,11 +7,11 @@ import pytest
 from builders import baseline, environment, results
 from changing import replace
 
+from gpuscale.base.errors import UsageError
 from gpuscale.cli.baseline import last_valid_day
-from gpuscale.compare import compare
-from gpuscale.compare.hardware import foreign_note
-from gpuscale.compare.notes import expiry_note, with_validity
-from gpuscale.errors import UsageError
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.hardware import foreign_note
+from gpuscale.judge.compare.notes import expiry_note, with_validity
 from gpuscale.records import Environment, GpuDevice, Hardware, Statement
 
 THEN = baseline({1: [1.0] * 6})

@@ -9,7 +9,13 @@ from builders import CNN, baseline, environment, figure, measured, published, re
 from changing import replace
 from statements import codes_in
 
-from gpuscale.compare.while_measuring import RowProgress, RowStatus, SequentialPlan, Step, next_step
+from gpuscale.judge.compare.while_measuring import (
+    RowProgress,
+    RowStatus,
+    SequentialPlan,
+    Step,
+    next_step,
+)
 from gpuscale.records import (
     Baseline,
     EntryKey,

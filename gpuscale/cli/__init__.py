@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
-from gpuscale.errors import MEASURING, READING, ExitCode, GpuscaleError, refuse_missing
-from gpuscale.printable import spell_out
+from gpuscale.base.errors import MEASURING, READING, ExitCode, GpuscaleError, refuse_missing
+from gpuscale.base.printable import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
 _COMMANDS = (

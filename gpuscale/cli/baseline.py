@@ -10,17 +10,17 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpuscale.compare import compare
-from gpuscale.compare.matching import Entry, side_of_baseline
-from gpuscale.errors import ExitCode, FileError, UsageError
-from gpuscale.printable import clean
-from gpuscale.recording import EntryId, entries_of, results_of
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.printable import clean
+from gpuscale.base.units import rough_percent
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.matching import Entry, side_of_baseline
+from gpuscale.judge.recording import EntryId, entries_of, results_of
 from gpuscale.records import Baseline
 from gpuscale.records.record import NAME_LIMIT
 from gpuscale.reports.show.baseline_text import baseline_text, step_time_text
 from gpuscale.store import read_baseline, write_baseline
 from gpuscale.store.files import file_errors
-from gpuscale.units import rough_percent
 
 _ACTIONS = (
     ("record", "make a baseline of measured results"),

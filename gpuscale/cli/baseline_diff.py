@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscale.base.errors import ExitCode
 from gpuscale.cli.baseline import measured_entries
-from gpuscale.compare import compare
-from gpuscale.compare.matching import Entry
-from gpuscale.environment_diff import change_text, listed
-from gpuscale.environment_diff import changes as environment_changes
-from gpuscale.errors import ExitCode
-from gpuscale.recording import results_of
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.matching import Entry
+from gpuscale.judge.recording import results_of
 from gpuscale.records import Baseline, PublishedFigure
+from gpuscale.records.environment_diff import change_text, listed
+from gpuscale.records.environment_diff import changes as environment_changes
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline
 

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import msgspec
 
+from gpuscale.base.errors import DecodeError, ExitCode, UsageError
+from gpuscale.base.printable import escaped
+from gpuscale.base.units import counted
 from gpuscale.cli.baseline import add_output, new_baseline, write_new
-from gpuscale.environment_diff import listed
-from gpuscale.errors import DecodeError, ExitCode, UsageError
-from gpuscale.printable import escaped
 from gpuscale.records import Baseline, Hardware, Source
+from gpuscale.records.environment_diff import listed
 from gpuscale.store.files import file_error, read_with
 from gpuscale.store.table import TableDefaults, figures_from_table
-from gpuscale.units import counted
 
 _R = TypeVar("_R", bound=msgspec.Struct)
 

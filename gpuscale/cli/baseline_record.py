@@ -6,6 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.units import counted, rough_percent
 from gpuscale.cli.baseline import (
     add_expiry,
     add_output,
@@ -17,17 +19,15 @@ from gpuscale.cli.baseline import (
     write_new,
 )
 from gpuscale.cli.inputs import add_selection, read_all_results
-from gpuscale.environment_diff import listed
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.recording import (
+from gpuscale.judge.recording import (
     MINIMUM_RUNS,
     baseline_from_results,
     entries_of,
     measured_at,
 )
+from gpuscale.records.environment_diff import listed
 from gpuscale.records.run import busy_loads
 from gpuscale.reports.phrases import load_text
-from gpuscale.units import counted, rough_percent
 
 _WEAK = 0.1
 """A minimum detectable loss from which a baseline is of little use."""

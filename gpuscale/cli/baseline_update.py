@@ -8,7 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale import recording
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.printable import clean
+from gpuscale.base.units import counted
 from gpuscale.cli.baseline import (
     add_expiry,
     detectable_losses,
@@ -18,16 +20,14 @@ from gpuscale.cli.baseline import (
     span,
 )
 from gpuscale.cli.inputs import each_run_once, read_all_results
-from gpuscale.compare import compare
-from gpuscale.compare.hardware import machine_mismatch
-from gpuscale.environment_diff import listed
-from gpuscale.errors import ExitCode, FileError, UsageError
-from gpuscale.printable import clean
+from gpuscale.judge import recording
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.hardware import machine_mismatch
 from gpuscale.records import Baseline, Results, Verdict
+from gpuscale.records.environment_diff import listed
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.show.baseline_text import EntryChange, changes_text
 from gpuscale.store import read_baseline, write_baseline
-from gpuscale.units import counted
 
 _MOST_NAMED = 5
 

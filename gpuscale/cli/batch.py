@@ -10,12 +10,12 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.units import counted, format_bytes, format_seconds
 from gpuscale.cli.inputs import case_class
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.largest_batch import FEW_STEPS, Try, tries
-from gpuscale.launch import RunTerminated
-from gpuscale.launch.local import LocalLauncher
+from gpuscale.measure.largest_batch import FEW_STEPS, Try, tries
+from gpuscale.measure.launch import RunTerminated
+from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.plugin.items import ItemPlan, refuse_missing_tf32, run_request, skip_reason
 from gpuscale.plugin.options import parse_options
 from gpuscale.records import Run, RunRequest
@@ -23,8 +23,8 @@ from gpuscale.records.as_json import document_text
 from gpuscale.records.configuration import Precision
 from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
-from gpuscale.run_defaults import default_strategy
-from gpuscale.units import counted, format_bytes, format_seconds
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.run_defaults import default_strategy
 
 _SIZE = re.compile(r"(\d+)\s*([KMGT]i?B)", re.IGNORECASE)
 _UNITS = "KMGT"

@@ -9,6 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuscale.analysis.history import History, history_of
+from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.printable import visible
 from gpuscale.cli.inputs import (
     add_selection,
     is_same,
@@ -20,14 +23,11 @@ from gpuscale.cli.inputs import (
     say_left_out,
     without_collecting,
 )
-from gpuscale.compare import compare
-from gpuscale.compare.notes import with_validity
-from gpuscale.compare.over_nights import earlier_nights, with_levels
-from gpuscale.diagnose import diagnose
-from gpuscale.errors import FileError, UsageError
-from gpuscale.history import History, history_of
-from gpuscale.printable import visible
-from gpuscale.recording import as_baseline, baseline_of_results
+from gpuscale.judge.compare import compare
+from gpuscale.judge.compare.notes import with_validity
+from gpuscale.judge.compare.over_nights import earlier_nights, with_levels
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.recording import as_baseline, baseline_of_results
 from gpuscale.records import Baseline, Comparison, Results
 from gpuscale.records.verdict import BaselineKind
 from gpuscale.reports import FORMATS

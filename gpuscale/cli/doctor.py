@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from gpuscale.diagnose.slow_nodes import find_slow
-from gpuscale.errors import refuse_missing
-from gpuscale.launch import ACROSS_NODES
-from gpuscale.launch.nodes import NodesLauncher
+from gpuscale.base.counters import MOMENTS
+from gpuscale.base.errors import refuse_missing
+from gpuscale.judge.diagnose.slow_nodes import find_slow
+from gpuscale.measure.launch import ACROSS_NODES
+from gpuscale.measure.launch.nodes import NodesLauncher
+from gpuscale.measure.telemetry.doctor import Machine, examine, find_problems
 from gpuscale.records.as_json import document_text
 from gpuscale.records.request import NodeProbeRequest
 from gpuscale.reports.machine_text import doctor_text, nodes_text
 from gpuscale.store import RESULTS_FOLDER
-from gpuscale.telemetry.doctor import Machine, examine, find_problems
-from gpuscale.telemetry.fields import MOMENTS
 
 _ON_GPU = NodeProbeRequest(device="cuda", message_bytes=32 * 1024**2, repeats=10, timeout_s=300.0)
 _ON_CPU = NodeProbeRequest(device="cpu", message_bytes=1024**2, repeats=5, timeout_s=300.0)

@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.printable import visible
 from gpuscale.cli.inputs import newest_input, read_all_results, read_nights, say_left_out
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.exports import EXPORTS
-from gpuscale.printable import visible
 from gpuscale.records import Results
+from gpuscale.reports.exports import EXPORTS
 from gpuscale.store import RESULTS_FOLDER
 
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         results = read_all_results(paths or [newest_input(RESULTS_FOLDER)])
     write: Callable[[Path, Sequence[Results]], str] = import_module(
-        f"gpuscale.exports.{arguments.export}"
+        f"gpuscale.reports.exports.{arguments.export}"
     ).write
     sys.stdout.write(f"{write(target, results)}\n")
     return ExitCode.OK

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from gpuscale.analysis.history import history_of
+from gpuscale.base.errors import ExitCode
 from gpuscale.cli.inputs import add_selection, read_nights, without_collecting
-from gpuscale.errors import ExitCode
-from gpuscale.history import history_of
 from gpuscale.reports.history_text import render
 from gpuscale.reports.screen import Screen
 from gpuscale.store import RESULTS_FOLDER

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpuscale import __version__
-from gpuscale.clusters import SCHEDULERS, scheduler_here
-from gpuscale.clusters.profile import profile_files, recognised_profile
-from gpuscale.clusters.scheduler import Scheduler
-from gpuscale.errors import ExitCode, FileError, UsageError
-from gpuscale.printable import visible
+from gpuscale.base.errors import ExitCode, FileError, UsageError
+from gpuscale.base.printable import visible
+from gpuscale.base.units import counted
+from gpuscale.campaigns.profile import profile_files, recognised_profile
+from gpuscale.measure.schedulers import SCHEDULERS, scheduler_here
+from gpuscale.measure.schedulers.scheduler import Scheduler
 from gpuscale.store.files import file_errors, write_report
-from gpuscale.units import counted
 
 _SHIPPED = Path(__file__).parent.parent / "shipped"
 """In a checkout its folders are links to those of the same names at the top."""

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale.cases import TrainingCase, refuse_unusable
-from gpuscale.errors import FileError, UsageError
-from gpuscale.history import left_out_of
-from gpuscale.history.night_order import doubts, yet_to_come
-from gpuscale.night import FIRST_ATTEMPT
-from gpuscale.printable import visible
-from gpuscale.recording import results_of
+from gpuscale.analysis.history import left_out_of
+from gpuscale.analysis.history.night_order import doubts, yet_to_come
+from gpuscale.base.errors import FileError, UsageError
+from gpuscale.base.printable import visible
+from gpuscale.judge.recording import results_of
 from gpuscale.records import Baseline, Results, Run, without_repeated
 from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
+from gpuscale.store.night_record import FIRST_ATTEMPT
+from gpuscale.workload.cases import TrainingCase, refuse_unusable
 
 _ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from gpuscale.analysis.history import left_out_of
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.printable import clean, visible
 from gpuscale.cli.inputs import results_file
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.history import left_out_of
-from gpuscale.printable import clean, visible
 from gpuscale.store import leave_out, read_results
 
 

@@ -5,9 +5,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
 from gpuscale import cli
-from gpuscale.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.night import Night, print_on
-from gpuscale.page.nights_index import write_index
+from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
+from gpuscale.campaigns.night import Night, print_on
+from gpuscale.reports.page.nights_index import write_index
 
 _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuscale.analysis.history import history_of
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.printable import visible
 from gpuscale.cli.inputs import (
     newest_input,
     read_all_results,
@@ -14,12 +17,9 @@ from gpuscale.cli.inputs import (
     read_nights,
     refuse_as_output,
 )
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.figures import FIGURES, KINDS, Measurements, content_of
-from gpuscale.history import history_of
-from gpuscale.printable import visible
-from gpuscale.recording import as_baseline
+from gpuscale.judge.recording import as_baseline
 from gpuscale.records import Baseline
+from gpuscale.reports.figures import FIGURES, KINDS, Measurements, content_of
 from gpuscale.store import RESULTS_FOLDER, read_any
 from gpuscale.store.files import write_content
 

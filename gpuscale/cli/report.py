@@ -4,6 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from gpuscale.analysis.history import history_of
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.printable import visible
 from gpuscale.cli.compare import judged, read_before
 from gpuscale.cli.inputs import (
     add_selection,
@@ -16,14 +19,11 @@ from gpuscale.cli.inputs import (
     selected,
     without_collecting,
 )
-from gpuscale.compare.over_nights import last_night
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.history import history_of
-from gpuscale.page.content import Subject
-from gpuscale.page.document import report_html
-from gpuscale.printable import visible
-from gpuscale.recording import as_baseline
+from gpuscale.judge.compare.over_nights import last_night
+from gpuscale.judge.recording import as_baseline
 from gpuscale.reports.comparison.view import view_of
+from gpuscale.reports.page.content import Subject
+from gpuscale.reports.page.document import report_html
 from gpuscale.store import RESULTS_FOLDER, write_report
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuscale.command_case import (
+from gpuscale.base.errors import CaseError, UsageError
+from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
+from gpuscale.workload.command_case import (
     LAUNCHES,
     PLACEHOLDERS,
     CommandCase,
@@ -14,8 +16,6 @@ from gpuscale.command_case import (
     refuse_unscaled,
     refuse_unusable,
 )
-from gpuscale.errors import CaseError, UsageError
-from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option, parse_options
 
 _SCRIPT_ENDINGS = (".py", ".sh")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})

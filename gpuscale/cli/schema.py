@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from gpuscale.errors import ExitCode
+from gpuscale.base.errors import ExitCode
 from gpuscale.store.codec import BASELINE_FORMAT, RESULTS_FORMAT, schema
 
 _FORMATS = {"results": RESULTS_FORMAT, "baseline": BASELINE_FORMAT}

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscale import selftest
-from gpuscale.cases import TrainingCase
+from gpuscale.base.errors import ExitCode, UsageError
+from gpuscale.base.units import counted, format_seconds
+from gpuscale.cli import selftest_trials as selftest
 from gpuscale.cli.inputs import case_class, gpu_counts
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.launch import RunTerminated
-from gpuscale.launch.local import LocalLauncher
+from gpuscale.measure.launch import RunTerminated
+from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
 from gpuscale.records.as_json import document_text
 from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.screen import counted_runs
-from gpuscale.run_defaults import TIMING_PLANS, default_request
-from gpuscale.units import counted, format_seconds
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.run_defaults import TIMING_PLANS, default_request
 
 _DEFAULT_CASES = {
     "cuda": "bench_cases/test_resnet50.py::Resnet50",

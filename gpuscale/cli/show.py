@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
+from gpuscale.analysis.projection import Projection, projections
+from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.cli.inputs import gpu_counts, newest_valid, read_content
-from gpuscale.errors import ExitCode, UsageError
-from gpuscale.projection import Projection, projections
 from gpuscale.records import Baseline, Results
 from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.phrases import configuration_text

@@ -11,23 +11,23 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from gpuscale.cli.inputs import gpu_counts
-from gpuscale.clusters import SCHEDULERS
-from gpuscale.clusters.job_script import JobRequest, job_demand, job_script, numbers_text
-from gpuscale.clusters.profile import (
+from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
+from gpuscale.base.strategies import COMMAND
+from gpuscale.base.units import counted, format_seconds
+from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
+from gpuscale.campaigns.night import next_job, nights_folder
+from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
+from gpuscale.campaigns.profile import (
     ClusterProfile,
     find_profile,
     recognised_profile,
     with_options,
 )
-from gpuscale.clusters.scheduler import UNKNOWN, JobState, Scheduler
-from gpuscale.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
-from gpuscale.night import next_job, nights_folder
-from gpuscale.night.attempt import exit_of_both, job_exit
-from gpuscale.run_defaults import TIMING_PLANS
+from gpuscale.cli.inputs import gpu_counts
+from gpuscale.measure.schedulers import SCHEDULERS
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.store import read_any, write_report
-from gpuscale.strategies import COMMAND
-from gpuscale.units import counted, format_seconds
+from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _KINDS: Mapping[str, Callable[[str], object]] = {
     **dict.fromkeys(("--runs", "--gpus-per-node"), int),

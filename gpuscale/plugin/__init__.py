@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuscale.errors import MEASURING, READING, UsageError, refuse_missing
+from gpuscale.base.errors import MEASURING, READING, UsageError, refuse_missing
 from gpuscale.plugin.options import OPTIONS
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpuscale.foreign_texts import MAYBE_NOT_OWN, MAYBE_TRANSIENT
+from gpuscale.base.foreign_texts import MAYBE_NOT_OWN, MAYBE_TRANSIENT
 from gpuscale.records import EntryKey, Run
 
 

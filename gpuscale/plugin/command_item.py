@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuscale.command_case import CommandCase
+from gpuscale.workload.command_case import CommandCase
 
 
 class CommandItem:

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuscale import command_case
-from gpuscale.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
-from gpuscale.command_case import CommandCase
-from gpuscale.errors import CaseError, UsageError
-from gpuscale.injections import parse_injection
+from gpuscale.base.errors import CaseError, UsageError
+from gpuscale.base.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
 from gpuscale.plugin.benchmark_table import CLOCK, WindowClock
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option
 from gpuscale.records import EntryKey, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
-from gpuscale.run_defaults import (
+from gpuscale.workload import command_case
+from gpuscale.workload.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
+from gpuscale.workload.command_case import CommandCase
+from gpuscale.workload.injections import parse_injection
+from gpuscale.workload.run_defaults import (
     command_request,
     data_workers,
     default_request,
@@ -26,7 +27,6 @@ from gpuscale.run_defaults import (
     ranks_per_gpu,
     timing_plan,
 )
-from gpuscale.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
 
 # Earlier ones wait for the last of a batch of transfers only.
 _FIRST_WITH_1F1B_OVER_GLOO = (2, 8)

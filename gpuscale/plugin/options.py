@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuscale.errors import UsageError
-from gpuscale.launch import ACROSS_NODES, LAUNCHERS
-from gpuscale.strategies import MICRO_BATCHES, SCHEDULE, STRATEGIES, Schedule
+from gpuscale.base.errors import UsageError
+from gpuscale.base.strategies import MICRO_BATCHES, SCHEDULE, STRATEGIES, Schedule
+from gpuscale.measure.launch import ACROSS_NODES, LAUNCHERS
 
 if TYPE_CHECKING:
     from gpuscale.records.configuration import DataKind, Precision
@@ -380,7 +380,7 @@ OPTIONS = tuple(entry for entry in vars(MeasureOptions).values() if isinstance(e
 
 def parse_options(given: Mapping[str, object]) -> MeasureOptions:
     """The options that were given, once they are known to make sense together."""
-    from gpuscale.injections import parse_injections
+    from gpuscale.workload.injections import parse_injections
 
     options = MeasureOptions(given)
     parse_injections(options.injections)

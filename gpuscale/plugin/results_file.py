@@ -7,14 +7,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuscale import __version__, environment_diff
-from gpuscale.errors import UsageError
+from gpuscale import __version__
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.base.errors import UsageError
+from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Environment, Results, Run, RunRequest
+from gpuscale.records import Environment, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
-from gpuscale.scaling import PointKey
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
-from gpuscale.telemetry.summary import RunSampling, TelemetryReport
 
 _NOT_SAMPLED = TelemetryReport(absent="no GPU: measured on CPU")
 _LOADED_DRIVER = Path("/sys/module/nvidia/version")

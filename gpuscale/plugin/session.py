@@ -13,10 +13,14 @@ from typing import Any, TextIO
 import pytest
 from msgspec.structs import replace
 
-from gpuscale.clusters.scheduler import answer_of
-from gpuscale.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
-from gpuscale.launch import Launcher, RunTerminated, launcher_by_name
-from gpuscale.night.attempt import LEFT_OUT, LeftOut, tell_night
+from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
+from gpuscale.base.printable import spell_out
+from gpuscale.base.units import counted, format_seconds
+from gpuscale.campaigns.night.attempt import LEFT_OUT, LeftOut, tell_night
+from gpuscale.measure.launch import Launcher, RunTerminated, launcher_by_name
+from gpuscale.measure.schedulers.scheduler import answer_of
+from gpuscale.measure.telemetry.host_load import HostLoadMeter
+from gpuscale.measure.telemetry.summary import gpus_of_run, sampling_beside
 from gpuscale.plugin import results_file, stopping, terminal
 from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
 from gpuscale.plugin.broken_cases import broken_by
@@ -36,12 +40,8 @@ from gpuscale.plugin.items import (
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
 from gpuscale.plugin.time_left import left_text, seconds_left
-from gpuscale.printable import spell_out
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
-from gpuscale.telemetry.host_load import HostLoadMeter
-from gpuscale.telemetry.summary import gpus_of_run, sampling_beside
-from gpuscale.units import counted, format_seconds
 
 _IS_MEASURED = pytest.StashKey[bool]()
 _IMPORTED_BY_CASES = ("torch", "torchvision")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.compare.while_measuring import SequentialPlan, Step, next_step
-from gpuscale.errors import ExitCode
+from gpuscale.analysis.scaling import PointKey, References, ScalingPoint, scaling_points
+from gpuscale.base.errors import ExitCode
+from gpuscale.base.units import counted
+from gpuscale.judge.compare.while_measuring import SequentialPlan, Step, next_step
+from gpuscale.judge.recording import as_baseline
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.recording import as_baseline
 from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
-from gpuscale.scaling import PointKey, References, ScalingPoint, scaling_points
 from gpuscale.store import read_any
-from gpuscale.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TextIO
 
 from gpuscale import __version__
-from gpuscale.compare.notes import with_validity
-from gpuscale.diagnose import diagnose
-from gpuscale.launch import Launcher
+from gpuscale.base.printable import SPELT_OUT
+from gpuscale.judge.compare.notes import with_validity
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.measure.launch import Launcher
+from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.plugin.options import MeasureOptions
 from gpuscale.plugin.stopping import BaselineJudge, StoppingRule
-from gpuscale.printable import SPELT_OUT
 from gpuscale.records import Environment, Results, Run
 from gpuscale.reports.comparison import as_text
 from gpuscale.reports.comparison.view import view_of
@@ -25,7 +26,6 @@ from gpuscale.reports.phrases import counted, injection_warning, load_text, spre
 from gpuscale.reports.screen import Screen, can_redraw, columns_of, fitted, progress_text, redrawn
 from gpuscale.reports.show.scaling_table import scaling_lines
 from gpuscale.store import ResumedResults
-from gpuscale.telemetry.host_load import HostLoadMeter
 
 
 def own_stream() -> TextIO | None:

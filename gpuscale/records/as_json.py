@@ -13,8 +13,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec.inspect import Metadata, NoneType, UnionType
 
-from gpuscale.errors import DecodeError, nearest
-from gpuscale.printable import clean, shown, text_problem
+from gpuscale.base.errors import DecodeError, nearest
+from gpuscale.base.printable import clean, shown, text_problem
 
 T = TypeVar("T")
 

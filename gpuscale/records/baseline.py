@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gpuscale.base.units import counted
 from gpuscale.records.configuration import DataKind, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.record import (
@@ -21,7 +22,6 @@ from gpuscale.records.record import (
 )
 from gpuscale.records.run import Run
 from gpuscale.records.tolerances import Tolerances
-from gpuscale.units import counted
 
 Timed = Literal["job", "training_loop", "epoch"]
 

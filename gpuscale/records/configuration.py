@@ -5,9 +5,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from gpuscale.base.strategies import Schedule
+from gpuscale.base.units import counted
 from gpuscale.records.record import Count, Line, Name, PositiveCount, Record
-from gpuscale.strategies import Schedule
-from gpuscale.units import counted
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 ScalingMode = Literal["weak", "strong"]

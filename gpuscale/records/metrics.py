@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpuscale.strategies import STRATEGIES
+from gpuscale.base.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from gpuscale.records.run import Run

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuscale.printable import DETAIL_LIMIT, LINE_LIMIT, UNPRINTABLE, UNPRINTABLE_IN_LINES
+from gpuscale.base.printable import DETAIL_LIMIT, LINE_LIMIT, UNPRINTABLE, UNPRINTABLE_IN_LINES
 
 # `$` would let a line break pass at the end.
 _END = r"(?![\s\S])"

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.run import Failure, Phases, RankReport
-from gpuscale.strategies import STRATEGIES
 
 _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""
@@ -40,7 +40,7 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Where it is started."""
     launch: str
-    """One of `gpuscale.command_case.LAUNCHES`."""
+    """One of `gpuscale.workload.command_case.LAUNCHES`."""
     log_format: str | None
     """The name of a format; None for the one that its lines fit."""
     step_regex: str | None
@@ -73,7 +73,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None
     """What a rank may take of the host's memory beyond what it has before it builds its model."""
     injections: tuple[str, ...] = ()
-    """Faults to be made on purpose, such as `data=5ms` (gpuscale/injections.py)."""
+    """Faults to be made on purpose, such as `data=5ms` (gpuscale/workload/injections.py)."""
     command: CommandRequest | None = None
     """None for a case that gpuscale trains itself."""
 

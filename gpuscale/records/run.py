@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from gpuscale.base.counters import values_problem
+from gpuscale.base.strategies import COMMAND, STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
 from gpuscale.records.metrics import METRICS, STEP_TIME, measured_problem
@@ -27,8 +29,6 @@ from gpuscale.records.record import (
     Shape,
     UnixTime,
 )
-from gpuscale.strategies import COMMAND, STRATEGIES
-from gpuscale.telemetry.fields import values_problem
 
 FailureKind = Literal[
     "raised",
@@ -157,7 +157,7 @@ class GpuSummary(Record, frozen=True, kw_only=True):
     absent: tuple[Line, ...] = ()
     """Counters that could not be read, each with NVML's reason."""
     values: Values = msgspec.field(default_factory=dict)
-    """Counters by the names of `gpuscale.telemetry.fields`, but for those that are not offered."""
+    """Counters by the names of `gpuscale.base.counters`, but for those that are not offered."""
     clock_event_reasons: Mapping[Line, Share] | None = None
     """Why clocks were held back, as nvidia-smi names it (`sw_power_cap`), each with its share
     of the samples; a reason that never held is left out, so none at all is an empty mapping."""

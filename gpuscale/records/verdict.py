@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from gpuscale.errors import ExitCode
+from gpuscale.base.errors import ExitCode
 from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.metrics import MetricSpec

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gpuscale.environment_diff import change_text, listed
+from gpuscale.base.units import counted, significant, whole_percent
 from gpuscale.records import METRICS_BY_NAME, EnvironmentChange
 from gpuscale.records.cause import (
     Beside,
@@ -14,8 +14,8 @@ from gpuscale.records.cause import (
     LostMetric,
     PhaseChange,
 )
+from gpuscale.records.environment_diff import change_text, listed
 from gpuscale.reports.phrases import ends_text, enumerated, gpus_text
-from gpuscale.units import counted, significant, whole_percent
 
 _Kind = TypeVar("_Kind")
 

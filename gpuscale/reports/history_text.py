@@ -4,15 +4,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpuscale.environment_diff import change_text, listed
-from gpuscale.history import History, HistoryEvent, LostLevel, Night, RowHistory
-from gpuscale.history.device_paces import DeviceChange
+from gpuscale.analysis.history import History, HistoryEvent, LostLevel, Night, RowHistory
+from gpuscale.analysis.history.device_paces import DeviceChange
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.analysis.statistics.levels import REMEMBERED
+from gpuscale.base.units import format_percent, format_seconds
+from gpuscale.records.environment_diff import change_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.screen import Screen, table, wrapped
-from gpuscale.scaling import PointKey
-from gpuscale.statistics.levels import REMEMBERED
-from gpuscale.units import format_percent, format_seconds
 
 STANDING = "samples/s against before"
 _MOST_NAMED = 2

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpuscale.diagnose.slow_nodes import NodeFinding
+from gpuscale.base.counters import BYTES, FIELDS, SHARE, Field
+from gpuscale.base.units import format_bytes, format_percent, format_seconds, whole_percent
+from gpuscale.judge.diagnose.slow_nodes import NodeFinding
+from gpuscale.measure.telemetry.doctor import ExaminedGpu, Machine
 from gpuscale.records import Configuration, NodeProbe, Rate
 from gpuscale.records.selftest import OverheadReport, TrialsReport
 from gpuscale.reports.phrases import (
@@ -15,9 +18,6 @@ from gpuscale.reports.phrases import (
     load_text,
 )
 from gpuscale.reports.screen import table
-from gpuscale.telemetry.doctor import ExaminedGpu, Machine
-from gpuscale.telemetry.fields import BYTES, FIELDS, SHARE, Field
-from gpuscale.units import format_bytes, format_percent, format_seconds, whole_percent
 
 _SMALL_SHARED_BYTES = 1024**3
 

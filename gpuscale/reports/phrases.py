@@ -7,6 +7,14 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from gpuscale.base.units import counted as counted
+from gpuscale.base.units import (
+    format_bytes,
+    format_percent,
+    format_seconds,
+    significant,
+    told_apart,
+)
 from gpuscale.records import (
     Configuration,
     Environment,
@@ -16,8 +24,6 @@ from gpuscale.records import (
     Results,
     Verdict,
 )
-from gpuscale.units import counted as counted
-from gpuscale.units import format_bytes, format_percent, format_seconds, significant, told_apart
 
 UNKNOWN = "–"
 UNCERTAIN = "uncertain by more than a factor of two"

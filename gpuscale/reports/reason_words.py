@@ -4,8 +4,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuscale.environment_diff import change_text as environment_text
-from gpuscale.environment_diff import listed
+from gpuscale.base.units import format_percent, rough_percent, significant
 from gpuscale.records import (
     EntryVerdict,
     Estimate,
@@ -15,6 +14,8 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.environment_diff import change_text as environment_text
+from gpuscale.records.environment_diff import listed
 from gpuscale.reports.cause_words import device_text
 from gpuscale.reports.phrases import (
     UNCERTAIN,
@@ -28,7 +29,6 @@ from gpuscale.reports.phrases import (
     row_texts,
     to_minutes,
 )
-from gpuscale.units import format_percent, rough_percent, significant
 
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
+from gpuscale.base.units import format_seconds
 from gpuscale.records import Verdict
-from gpuscale.units import format_seconds
 
 PLAIN_COLUMNS = 100
 """Columns of text that goes to a file or a log."""

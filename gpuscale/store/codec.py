@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from gpuscale.errors import DecodeError
-from gpuscale.printable import shown
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.printable import shown
 from gpuscale.records import Baseline, Results, Run
 from gpuscale.records.as_json import from_json, is_json, line_of, refuse_repeated_keys, to_json
 from gpuscale.records.run import Header

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gpuscale.errors import DecodeError, FileError
-from gpuscale.printable import escaped
+from gpuscale.base.errors import DecodeError, FileError
+from gpuscale.base.printable import escaped
 from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 

@@ -12,7 +12,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpuscale.errors import DecodeError, FileError
+from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
 from gpuscale.records.as_json import is_json
 from gpuscale.store.codec import decode_results, encode_header, encode_run

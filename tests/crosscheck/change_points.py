@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from test_levels import nights
 
-from gpuscale.statistics.levels import FEWEST_NIGHTS, level_changes
-from gpuscale.units import format_percent
+from gpuscale.analysis.statistics.levels import FEWEST_NIGHTS, level_changes
+from gpuscale.base.units import format_percent
 
 NIGHTS, BEGUN = 60, 30
 STEP = math.log(1.03)

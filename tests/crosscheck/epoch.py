@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.analysis.statistics.estimates import difference, log_sample
 from gpuscale.records import Estimate
-from gpuscale.scaling import scaling_points
-from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.store import read_results
 
 REPOSITORY = Path(__file__).parent.parent.parent

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from bench_cases.test_mnist_cnn import MnistCnn
-from gpuscale.worker.data import SyntheticDataset
+from gpuscale.measure.worker.data import SyntheticDataset
 
 WARMUP_STEPS, STEPS = 8, 30
 

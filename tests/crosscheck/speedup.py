@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.analysis.statistics.estimates import difference, log_sample
 from gpuscale.records import Run
-from gpuscale.scaling import scaling_points
-from gpuscale.statistics.estimates import difference, log_sample
 from gpuscale.store import read_results
 
 REPOSITORY = Path(__file__).parent.parent.parent

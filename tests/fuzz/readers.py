@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuscale.errors import GpuscaleError
+from gpuscale.base.errors import GpuscaleError
 from gpuscale.records import Baseline, Results
 from gpuscale.store.codec import decode_any, decode_baseline, decode_results, encode_baseline
 from gpuscale.store.files import decoded

@@ -4,6 +4,7 @@ from builders import figure, results_text
 from changing import replace
 from golden.inputs import CNN, Night, baseline_of, results_of_night
 
+from gpuscale.base.counters import NUMBERS
 from gpuscale.records import (
     BaselineChange,
     Failure,
@@ -14,7 +15,6 @@ from gpuscale.records import (
     Tolerances,
 )
 from gpuscale.store.codec import encode_baseline
-from gpuscale.telemetry.fields import NUMBERS
 
 _NIGHT = Night(job="17", gpus=(1, 2, 8), runs=2, injections=("data=5ms",))
 _KILLED = Failure(kind="killed", message="rank 1 was killed", rank=1, host="node1", detail="a\nb")

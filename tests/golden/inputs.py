@@ -14,7 +14,7 @@ import builders
 from changing import replace
 
 from gpuscale import __version__
-from gpuscale.recording import baseline_from_results
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Configuration,

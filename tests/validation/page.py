@@ -16,7 +16,7 @@ from string import Template
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from gpuscale import __version__
-from gpuscale.errors import ExitCode
+from gpuscale.base.errors import ExitCode
 from validation.plot import validation_svg
 from validation.rule_comparison import Validation, choose, validate
 from validation.simulated_machine import LossKind

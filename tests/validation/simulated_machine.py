@@ -16,7 +16,8 @@ from builders import CNN
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpuscale.recording import baseline_from_results
+from gpuscale.analysis.statistics.steadiness import steadiness
+from gpuscale.judge.recording import baseline_from_results
 from gpuscale.records import (
     Baseline,
     Environment,
@@ -29,7 +30,6 @@ from gpuscale.records import (
     Window,
     with_measured,
 )
-from gpuscale.statistics.steadiness import steadiness
 
 GPUS = (1, 2, 4, 8)
 STEP_TIMES_S: Mapping[str, tuple[float, ...]] = {

@@ -13,7 +13,7 @@ from builders import CNN, baseline, environment, measured, results
 from changing import replace
 from statements import facts_of, known
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, Comparison, Results, Verdict
 
 STEP_TIME_S = 0.1

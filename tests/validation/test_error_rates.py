@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import baseline, measured
 
-from gpuscale.compare import compare
+from gpuscale.judge.compare import compare
 from gpuscale.records import Baseline, Comparison, Finding, Results, Verdict
 from validation.scenarios import ALLOCATION_DEVIATION
 from validation.simulated_machine import SimulatedMachine, log_run_times

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuscale.analysis.statistics.significance import rate_of
 from gpuscale.records import Estimate, Rate
-from gpuscale.statistics.significance import rate_of
 from validation import rule_comparison, simulation
 from validation.page import exit_code, main, validation_page
 from validation.plot import validation_svg

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpuscale.analysis.scaling import ScalingPoint, scaling_points
 from gpuscale.records import METRICS_BY_NAME, Configuration, EntryVerdict, Estimate, Verdict
 from gpuscale.reports.comparison.view import View
-from gpuscale.scaling import ScalingPoint, scaling_points
 
 Labels = Mapping[str, object]
 """By name; one whose value is None is left out."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import cast
 
-from gpuscale.environment_diff import change_text, listed
+from gpuscale.base.units import rough_percent, told_apart, whole_percent
 from gpuscale.records import (
     CauseKind,
     Comparison,
@@ -17,12 +17,12 @@ from gpuscale.records import (
     Statement,
     Verdict,
 )
+from gpuscale.records.environment_diff import change_text, listed
 from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
 from gpuscale.reports.reason_words import statement_text
-from gpuscale.units import rough_percent, told_apart, whole_percent
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
 _DOUBTS = {

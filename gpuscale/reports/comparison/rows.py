@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpuscale.base.units import format_percent, format_seconds, rough_percent, significant
 from gpuscale.records import (
     Cause,
     CauseKind,
@@ -25,7 +26,6 @@ from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import metric_reason, reason_text
-from gpuscale.units import format_percent, format_seconds, rough_percent, significant
 
 _MOST_FOUND = 0.5
 """Of the throughput: what a comparison finds only beyond it, it does not find."""

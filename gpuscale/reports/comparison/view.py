@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuscale.errors import ExitCode
+from gpuscale.base.errors import ExitCode
 from gpuscale.records import Comparison, Results
 from gpuscale.reports import phrases
 from gpuscale.reports.comparison.folding import Explanation, explanations

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import msgspec
 
-from gpuscale.projection import Projection
+from gpuscale.analysis.projection import Projection
 from gpuscale.records import Results
 from gpuscale.records.as_json import document_text
 from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from gpuscale import __version__
-from gpuscale.compare.hardware import hardware_label
+from gpuscale.base.units import format_seconds, significant
+from gpuscale.judge.compare.hardware import hardware_label
 from gpuscale.records import Estimate, Results
 from gpuscale.reports import phrases
 from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
-from gpuscale.units import format_seconds, significant
 
 _HEADERS = ("Nodes", "GPUs", "Batch", "Step time", "Samples/s", "Speedup", "Efficiency")
 _SIGNS = {

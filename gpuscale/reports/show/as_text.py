@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuscale.printable import visible
-from gpuscale.projection import Projection
+from gpuscale.analysis.projection import Projection
+from gpuscale.base.printable import visible
+from gpuscale.base.units import format_percent
 from gpuscale.records import Results
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import fitted, table
@@ -11,7 +12,6 @@ from gpuscale.reports.show.baseline_text import baseline_text
 from gpuscale.reports.show.scaling_rows import Shown, projected_rows
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
-from gpuscale.units import format_percent
 
 _DEVICES = {"cpu": "cpu, over gloo", "cuda": "cuda, over NCCL"}
 _PROJECTED = ("case", "GPUs", "batch/GPU", "step time", "samples/s", "speedup", "efficiency")

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import chain
 
-from gpuscale.compare.hardware import hardware_label
-from gpuscale.compare.matching import Entry, side_of_baseline
-from gpuscale.compare.notes import expiry_note
-from gpuscale.recording import entries_of
+from gpuscale.analysis.scaling import geometric_mean
+from gpuscale.analysis.statistics.estimates import log_sample
+from gpuscale.base.units import format_seconds, significant
+from gpuscale.judge.compare.hardware import hardware_label
+from gpuscale.judge.compare.matching import Entry, side_of_baseline
+from gpuscale.judge.compare.notes import expiry_note
+from gpuscale.judge.recording import entries_of
 from gpuscale.records import (
     Baseline,
     BaselineChange,
@@ -28,9 +31,6 @@ from gpuscale.reports.show.scaling_table import (
     row_cells,
     wide_interval_note,
 )
-from gpuscale.scaling import geometric_mean
-from gpuscale.statistics.estimates import log_sample
-from gpuscale.units import format_seconds, significant
 
 _TIMED: Mapping[str | None, str] = {
     "job": "whole job",

@@ -6,10 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from gpuscale.projection import Projection
+from gpuscale.analysis.projection import Projection
+from gpuscale.analysis.scaling import ScalingPoint, published_speedup, scaling_points
 from gpuscale.records import Baseline, Configuration, EntryKey, Estimate, PublishedFigure, Results
 from gpuscale.reports.screen import PLAIN_COLUMNS
-from gpuscale.scaling import ScalingPoint, published_speedup, scaling_points
 
 _HOUR_S = 3600
 

@@ -5,6 +5,17 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from gpuscale.analysis.scaling import (
+    PointKey,
+    ScalingPoint,
+    scaling_points,
+    step_time_ratios,
+    unchecked_training_note,
+    unit_error_note,
+)
+from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
 from gpuscale.records import EntryKey, Results, Run
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
@@ -13,17 +24,6 @@ from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row
 from gpuscale.reports.show.step_time import budget_lines
-from gpuscale.scaling import (
-    PointKey,
-    ScalingPoint,
-    scaling_points,
-    step_time_ratios,
-    unchecked_training_note,
-    unit_error_note,
-)
-from gpuscale.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
-from gpuscale.strategies import STRATEGIES
-from gpuscale.units import format_bytes, format_percent, format_seconds, significant
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
 """Columns that a narrow terminal shows first."""

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuscale.budget import (
+from gpuscale.analysis.budget import (
     EfficiencyBudget,
     RankSkew,
     data_waits,
@@ -11,14 +11,14 @@ from gpuscale.budget import (
     efficiency_budgets,
     rank_skews,
 )
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.analysis.typical_step import SUM_TOLERANCE, TypicalStep, typical_steps
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.units import format_percent, format_seconds
 from gpuscale.records import Configuration, EntryKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted, table
-from gpuscale.scaling import PointKey
-from gpuscale.strategies import STRATEGIES
-from gpuscale.typical_step import SUM_TOLERANCE, TypicalStep, typical_steps
-from gpuscale.units import format_percent, format_seconds
 
 NAMED_SKEW = 0.02
 """Share of the time from which a skew, and a rank that lags in a run, is named."""

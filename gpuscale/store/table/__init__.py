@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpuscale.errors import DecodeError
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.units import counted
 from gpuscale.records import EntryKey, Hardware, PublishedFigure
 from gpuscale.records.as_json import converted
 from gpuscale.records.baseline import Timed
@@ -25,8 +27,6 @@ from gpuscale.store.table.selection import (
     signs_of_table,
     unused_columns,
 )
-from gpuscale.strategies import STRATEGIES
-from gpuscale.units import counted
 
 _NAMES = {"case": Name, "strategy": Name, "note": Line}
 _TIMES = tuple[Seconds, ...]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpuscale.errors import DecodeError
-from gpuscale.printable import shown
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.printable import shown
 from gpuscale.records.record import Gpus, PositiveCount
 from gpuscale.store.table.reading import Problems, Row
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime
 
-from gpuscale.errors import DecodeError
-from gpuscale.printable import shown
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.printable import shown
 from gpuscale.store.table.columns import SECONDS, TIMES, Column, measure_of_unit
 
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+"

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from itertools import takewhile
 from typing import NamedTuple
 
-from gpuscale.errors import DecodeError
-from gpuscale.printable import text_problem
-from gpuscale.units import counted
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.printable import text_problem
+from gpuscale.base.units import counted
 
 _RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _COMMENT = re.compile(r"#(?!\s*(?:of )?(?:gpus|nodes|runs)\b)", re.IGNORECASE)

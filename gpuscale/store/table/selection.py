@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
-from gpuscale.errors import DecodeError
+from gpuscale.base.errors import DecodeError
 from gpuscale.store.table.columns import COUNTS, MEASURES, NAMES, TEXTS, TIMES, Column
 from gpuscale.store.table.numbers import SIGNS, decimal_signs, measures_of, whole_number
 from gpuscale.store.table.reading import Problems, Row

@@ -1,0 +1,1 @@
+"""From runs to numbers: statistics, scaling, the efficiency budget, projections, histories."""

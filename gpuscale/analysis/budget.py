@@ -1,0 +1,277 @@
+"""Where the lost efficiency went: E(n) = 1 - communication - data - skew - rest.
+
+T(n) is longer than the time that ideal scaling would take by the exposed communication, by
+data that each rank waits longer for than one GPU alone did, by the slowest rank's lag behind
+the median rank, and by a rest that nobody measured. Divided by T(n) these are the points that
+E(n) lacks to 1, since E(n) is the ideal time over T(n).
+
+The stages of a pipeline do different work, so all of theirs counts by its mean: E(n) = 1 -
+micro-batching - bubble - imbalance - data - optimizer - rest.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuscale.analysis.scaling import (
+    PointKey,
+    References,
+    ScalingPoint,
+    known_mean,
+    scaling_points,
+    valid_by_point,
+)
+from gpuscale.analysis.statistics.distributions import f_tail
+from gpuscale.analysis.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.records import Configuration, EntryKey, Phases, RankReport, Run
+
+PARTS = ("communication", "data", "skew")
+PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")
+_DECLARED_DEVIATION = 0.01
+"""Between runs on one GPU; its weight is that of the moderated variances of `compare`."""
+_DECLARED_DF = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyBudget:
+    """The lost efficiency of one (configuration, gpus), each part as a fraction of T(n).
+
+    Parts may be negative: data that more ranks wait for less are a gain.
+    """
+
+    key: EntryKey
+    configuration: Configuration
+    efficiency: float
+    parts: Mapping[str, float]
+    """Those that were measured. Of `PARTS`: communication is exposed and beyond what it costs a
+    single rank, such as DDP's handling of gradients; data is waiting for batches and copying them,
+    beyond what the ideal time contains. Of `PIPELINE_PARTS`: micro-batching is what they cost on
+    one GPU; bubble is the wait of the slowest stage; imbalance is its lag behind the mean stage;
+    optimizer is a gain where a stage has fewer parameters for as many samples."""
+    rest: float
+    """With the parts that were not measured in it."""
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The parts that were not measured."""
+        names = PIPELINE_PARTS if _is_pipeline(self.configuration) else PARTS
+        return tuple(name for name in names if name not in self.parts)
+
+    @property
+    def hundredths(self) -> Mapping[str, int]:
+        """The efficiency, each part and the rest in whole hundredths, which add up to 100.
+
+        The efficiency is rounded; each of the others lies within a hundredth of its value.
+        """
+        efficiency = round(self.efficiency * 100)
+        exact = {name: part * 100 for name, part in {**self.parts, "rest": self.rest}.items()}
+        whole = {name: math.floor(part) for name, part in exact.items()}
+        largest_fraction_first = sorted(whole, key=lambda name: whole[name] - exact[name])
+        for name in largest_fraction_first[: 100 - efficiency - sum(whole.values())]:
+            whole[name] += 1
+        return {"efficiency": efficiency, **whole}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSkew:
+    """The slowest rank of one run, by its own pace."""
+
+    run: Run
+    slowest: RankReport
+    pace_s: float
+    """Seconds per step without waiting for other ranks."""
+    median_pace_s: float
+    """The same of the median rank; of an even number of ranks, of the faster of the middle two."""
+
+    @property
+    def skew_s(self) -> float:
+        """Seconds per step by which the rank lags behind the median rank."""
+        return self.pace_s - self.median_pace_s
+
+
+def efficiency_budgets(runs: Sequence[Run]) -> tuple[EfficiencyBudget, ...]:
+    """The budget of every point on more than one GPU that has a reference on one.
+
+    Times are means over the valid runs, since a part that only some runs had has lost its share
+    of the efficiency that `scaling_points` gives; the parts add up to that loss.
+    """
+    valid = valid_by_point(runs)
+    references = References(valid)
+    return tuple(
+        _budget(point, valid[point.point_key], valid[reference])
+        for point in scaling_points(runs)
+        if point.key.gpus > 1
+        and point.efficiency is not None
+        and (reference := references.of(point.point_key)) is not None
+    )
+
+
+def _budget(point: ScalingPoint, runs: Sequence[Run], reference: Sequence[Run]) -> EfficiencyBudget:
+    assert point.efficiency is not None, "only a point with an efficiency has a budget"
+    assert point.step_time_s is not None, "a point with an efficiency has a step time"
+    efficiency, step_time_s = point.efficiency.value, point.step_time_s.value
+    # Of a batch that is divided among the GPUs the ideal step has only its share of the data.
+    on_one = PointKey.of(reference[0]).global_batch
+    ideal = point.point_key.global_batch / (point.key.gpus * on_one)
+    parts_s = _pipeline_parts_s if _is_pipeline(point.configuration) else _parts_s
+    parts = {
+        name: seconds / step_time_s
+        for name, seconds in parts_s(runs, reference, ideal).items()
+        if seconds is not None
+    }
+    return EfficiencyBudget(
+        key=point.key,
+        configuration=point.configuration,
+        efficiency=efficiency,
+        parts=parts,
+        rest=1 - efficiency - sum(parts.values()),
+    )
+
+
+def _is_pipeline(configuration: Configuration) -> bool:
+    demands = STRATEGIES.get(configuration.strategy)
+    return demands is not None and demands.micro_batches
+
+
+def _parts_s(
+    runs: Sequence[Run], reference: Sequence[Run], ideal: float
+) -> Mapping[str, float | None]:
+    """Seconds beyond a step that is ideal, a share of the reference's, by `PARTS`."""
+    # A rank alone handles gradients too, and so does the ideal step.
+    alone_s = known_mean(run.synchronization_s for run in reference) or 0.0
+    exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
+    return {
+        "communication": None if exposed_s is None else exposed_s - ideal * alone_s,
+        "data": _beyond(_data_s, runs, reference, ideal),
+        "skew": known_mean(skew.skew_s for skew in rank_skews(runs)),
+    }
+
+
+def _pipeline_parts_s(
+    runs: Sequence[Run], reference: Sequence[Run], ideal: float
+) -> Mapping[str, float | None]:
+    """The same by `PIPELINE_PARTS`; the reference has the whole batch at once."""
+
+    def beyond(phase: Callable[[Phases], float]) -> float | None:
+        def of_run(run: Run) -> float | None:
+            return known_mean(phase(rank.phases) for rank in run.ranks if rank.phases)
+
+        return _beyond(of_run, runs, reference, ideal)
+
+    whole_s = known_mean(run.synchronization_s for run in reference)
+    paces_s = [[pace_s for pace_s, _ in _by_pace(run.ranks)] for run in runs]
+    return {
+        "micro-batching": None if whole_s is None else -ideal * whole_s,
+        "bubble": known_mean(run.measured.get("exposed_communication_s") for run in runs),
+        "imbalance": known_mean(its[-1] - statistics.fmean(its) for its in paces_s if its),
+        "data": beyond(lambda phases: phases.data_s + phases.h2d_s),
+        "optimizer": beyond(lambda phases: phases.optimizer_s),
+    }
+
+
+def _beyond(
+    seconds_of: Callable[[Run], float | None],
+    runs: Sequence[Run],
+    reference: Sequence[Run],
+    ideal: float,
+) -> float | None:
+    ours_s, alone_s = (known_mean(map(seconds_of, its)) for its in (runs, reference))
+    return None if ours_s is None or alone_s is None else ours_s - ideal * alone_s
+
+
+def rank_skews(runs: Iterable[Run]) -> tuple[RankSkew, ...]:
+    """The slowest rank of every valid run of several ranks whose paces are known."""
+    skews = []
+    for run in runs:
+        paced = _by_pace(run.ranks)
+        if run.is_valid and len(paced) > 1:
+            (median_s, _), (pace_s, slowest) = paced[(len(paced) - 1) // 2], paced[-1]
+            skews.append(RankSkew(run=run, slowest=slowest, pace_s=pace_s, median_pace_s=median_s))
+    return tuple(skews)
+
+
+def _by_pace(ranks: Iterable[RankReport]) -> list[tuple[float, RankReport]]:
+    """The ranks from fast to slow; none where a pace is unknown."""
+    paced = [(rank.pace_s, rank) for rank in ranks]
+    known = [(pace_s, rank) for pace_s, rank in paced if pace_s is not None]
+    return sorted(known, key=lambda pair: pair[0]) if len(known) == len(paced) else []
+
+
+def _data_s(run: Run) -> float | None:
+    """Seconds per step in which the median rank waits for its batch or copies it."""
+    paced = [rank for _, rank in _by_pace(run.ranks)] or list(run.ranks)
+    if not paced:
+        return None
+    phases = paced[(len(paced) - 1) // 2].phases
+    return None if phases is None else phases.data_s + phases.h2d_s
+
+
+def data_waits(runs: Sequence[Run]) -> dict[PointKey, float]:
+    """The share of a step that is a wait for its batch, of every point with phases.
+
+    It is that of the rank that waits longest, and the mean over runs.
+    """
+    waits = {}
+    for point, its in valid_by_point(runs).items():
+        shares = [
+            max(rank.phases.data_s for rank in run.ranks if rank.phases) / run.step_time_s
+            for run in its
+            if any(rank.phases for rank in run.ranks)
+        ]
+        if shares:
+            waits[point] = statistics.fmean(shares)
+    return waits
+
+
+def device_spreads(runs: Sequence[Run]) -> dict[PointKey, dict[str, float]]:
+    """The points on one GPU whose T(1) differs between devices by more than runs differ anyway.
+
+    Of each the step time in seconds on each device, by UUID, the fastest first. Runs on the same
+    devices, on any number of GPUs, tell the noise together with a declared deviation; an analysis
+    of variance must find the devices different with p < 0.01.
+    """
+    valid = valid_by_point(runs)
+    return {key: its for key in valid if key.gpus == 1 and (its := _step_times_s(key, valid))}
+
+
+def _step_times_s(point: PointKey, valid: Mapping[PointKey, Sequence[Run]]) -> dict[str, float]:
+    """Those of a point by device; none where they do not differ."""
+    repeated: dict[tuple[PointKey, frozenset[str]], list[float]] = {}
+    devices: dict[str, list[float]] = {}
+    for key, runs in valid.items():
+        for run in runs if key.configuration == point.configuration else ():
+            if uuids := frozenset(uuid for rank in run.ranks for uuid in rank.device_uuids):
+                repeated.setdefault((key, uuids), []).append(run.log_step_time)
+            for uuid in uuids if key == point else ():
+                devices.setdefault(uuid, []).append(run.log_step_time)
+    if len(devices) < 2 or not _differ(devices.values(), *_noise(repeated.values())):
+        return {}
+    means = sorted((statistics.fmean(logs), uuid) for uuid, logs in devices.items())
+    return {uuid: exponential(mean) for mean, uuid in means}
+
+
+def _noise(repeated: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """Variance of a run's logarithm on the same devices, and its degrees of freedom.
+
+    Where devices rotate few runs repeat any, so a declared deviation stands beside them, unless
+    they show more.
+    """
+    sample = grouped_log_sample(repeated)
+    declared = _DECLARED_DEVIATION**2
+    if sample.variance is None:
+        return declared, _DECLARED_DF
+    if sample.variance > declared:
+        return sample.variance, sample.df
+    df = _DECLARED_DF + sample.df
+    return (_DECLARED_DF * declared + sample.df * sample.variance) / df, df
+
+
+def _differ(groups: Iterable[Sequence[float]], variance: float, df: float) -> bool:
+    """True where the means of groups lie further apart than that variance explains."""
+    filled = list(groups)
+    middle = statistics.fmean(value for group in filled for value in group)
+    squares = sum(len(group) * (statistics.fmean(group) - middle) ** 2 for group in filled)
+    between = squares / (len(filled) - 1)
+    return f_tail(between / variance, len(filled) - 1, df) < SIGNIFICANCE

@@ -1,0 +1,384 @@
+"""A machine's nights as series: each row's level, when it changed, and what else changed then."""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gpuscale.analysis.history.device_paces import DeviceChange, devices_that_changed
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.analysis.statistics.estimates import Sample, difference, exponential, log_sample
+from gpuscale.analysis.statistics.levels import (
+    FEWEST_NIGHTS,
+    REMEMBERED,
+    Kind,
+    LevelChange,
+    departure,
+    is_far,
+    level_changes,
+    outlying,
+    stands_out,
+    suspect_nights,
+)
+from gpuscale.base.errors import UsageError
+from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
+from gpuscale.records.environment_diff import changes, host_changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """One allocation, with the mean over its runs of every row that it measured."""
+
+    allocation: str
+    began_at: datetime
+    environment: Environment
+    runs: tuple[Run, ...]
+    """The valid ones of the rows that were asked for."""
+    log_step_times: Mapping[PointKey, float]
+    """By row, their means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """A row that went to another level."""
+
+    point: PointKey
+    onset: int
+    """Index of the first night on the new level; of a drift, of the night that showed it."""
+    kind: Kind
+    throughput: Estimate
+    """The change from level to level: −0.03 is 3% less."""
+
+    @property
+    def is_loss(self) -> bool:
+        """True where the row became slower."""
+        return self.throughput.value < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLevel:
+    """A level that a row has left to the worse, in as many changes as nothing else explains.
+
+    A slow drift may come as several steps, each against the one before it.
+    """
+
+    kind: Kind
+    """A drift where there were several."""
+    since: int
+    """Index of the night of the first change."""
+    onset: int
+    """Of that of the last one."""
+    is_new: bool
+    """The last night showed it; before that it was not known."""
+    throughput: Estimate
+    """The present level against the lost one; without an interval where weeks told the change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowHistory:
+    """One row over the nights that measured it."""
+
+    point: PointKey
+    nights: tuple[int, ...]
+    """Indices of the history's nights."""
+    changes: tuple[RowChange, ...]
+    level_nights: int
+    """Nights on the present level, the last one included."""
+    outlying: tuple[int, ...]
+    """Those of its nights that lie far from the others on their level."""
+    last_step_time_s: float
+    """Of the last night."""
+    departure: float | None
+    """The last night's throughput against the `nights_before` it; None of too few nights."""
+    stands_out: bool
+    """The last night lies so far from its level that a second one like it would be a change."""
+    is_unclear: bool
+    """It lies far from the `nights_before` it, which are too few to tell whether it stands out,
+    or several last nights do."""
+    lost: LostLevel | None
+    """None if later changes made most of the loss good, and if the last night lies as near to the
+    level before it."""
+
+    @property
+    def recent_loss(self) -> LostLevel | None:
+        """The lost level, for 15 nights: after them the present one is what is expected."""
+        return self.lost if self.level_nights <= REMEMBERED else None
+
+    @property
+    def nights_missing(self) -> int:
+        """How many more it takes until the last one can stand out; a change takes another."""
+        return max(0, FEWEST_NIGHTS + 1 - len(self.nights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEvent:
+    """The rows that changed on the same night in the same way, and what else changed then."""
+
+    night: int
+    changes: tuple[RowChange, ...]
+    environment: tuple[EnvironmentChange, ...]
+    """Against the night before; empty of a drift, which no single night has begun."""
+    devices: tuple[DeviceChange, ...]
+    """Those that changed with the rows and more than the others, as with `environment`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The nights of one machine, in the order in which they began, and what changed in them."""
+
+    machine: str
+    nights: tuple[Night, ...]
+    rows: tuple[RowHistory, ...]
+    events: tuple[HistoryEvent, ...]
+    left_out: tuple[str, ...] = ()
+    """The nights that somebody left out, each as `2026-03-13 (cooling failure)`."""
+
+    def slower_devices(self, night: int) -> tuple[DeviceChange, ...]:
+        """Those that got slower than the others from the night before to that one."""
+        return _changed_devices(self.nights, night, slower=True)
+
+
+def history_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> History:
+    """The history that results of one machine make, of the rows that were asked for.
+
+    A UsageError where they come from several kinds of machines, or hold no valid run of the rows.
+    """
+    results = list(results)
+    nights, left_out = nights_of(results, cases=cases, gpus=gpus), left_out_of(results)
+    machines: dict[str, list[Night]] = {}
+    for night in nights:
+        name = ", ".join(night.environment.gpu_names) or night.environment.cpu_model or "CPU"
+        machines.setdefault(name, []).append(night)
+    if len(machines) > 1:
+        found = "; ".join(
+            f"{name} ({len(its)} of {len(nights)}, the first {its[0].allocation} of "
+            f"{its[0].began_at:%Y-%m-%d})"
+            for name, its in machines.items()
+        )
+        raise UsageError(f"the nights are of several machines: {found}; give those of one")
+    if not machines:
+        beside = f"; left out: {', '.join(left_out)}" if left_out else ""
+        raise UsageError(f"the results hold no valid run of what was asked for{beside}")
+    points = dict.fromkeys(point for night in nights for point in night.log_step_times)
+    rows = [_row(point, nights) for point in points]
+    return History(
+        machine=next(iter(machines)),
+        nights=nights,
+        rows=tuple(rows),
+        events=tuple(_events(rows, nights)),
+        left_out=left_out,
+    )
+
+
+def left_out_of(results: Iterable[Results]) -> tuple[str, ...]:
+    """`2026-03-13 (cooling failure)` for each night that somebody left out, the earliest first."""
+    found = ((its, [_began(run, its) for run in its.runs]) for its in results if its.left_out)
+    return tuple(
+        sorted(
+            f"{min(began, default=_created(its)):%Y-%m-%d} ({its.left_out})" for its, began in found
+        )
+    )
+
+
+def nights_of(
+    results: Iterable[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> tuple[Night, ...]:
+    """The allocations of some results in the order in which they began.
+
+    None of them has faults made on purpose, or is left out.
+    """
+    runs: dict[str, list[Run]] = {}
+    environments: dict[str, Environment] = {}
+    began: dict[str, datetime] = {}
+    for result in results:
+        for run in () if result.injections or result.left_out else result.runs:
+            if run.is_valid and run.key.is_of(cases) and (gpus is None or run.gpus in gpus):
+                name = result.allocation_of(run)
+                runs.setdefault(name, []).append(run)
+                environments.setdefault(name, result.environment)
+                began[name] = min(began.get(name, _began(run, result)), _began(run, result))
+    nights = [
+        Night(
+            allocation=name,
+            began_at=began[name],
+            environment=environments[name],
+            runs=tuple(its),
+            log_step_times=_means(its),
+        )
+        for name, its in runs.items()
+    ]
+    return tuple(sorted(nights, key=lambda night: night.began_at))
+
+
+def _began(run: Run, result: Results) -> datetime:
+    if run.started_at_s is None:
+        return _created(result)
+    return datetime.fromtimestamp(run.started_at_s, UTC)
+
+
+def _created(result: Results) -> datetime:
+    return datetime.fromisoformat(result.created_at).astimezone(UTC)
+
+
+def _means(runs: Iterable[Run]) -> dict[PointKey, float]:
+    logs: dict[PointKey, list[float]] = {}
+    for run in runs:
+        logs.setdefault(PointKey.of(run), []).append(run.log_step_time)
+    return {point: log_sample(its).mean for point, its in logs.items()}
+
+
+def _row(point: PointKey, nights: Sequence[Night]) -> RowHistory:
+    indices = [i for i, night in enumerate(nights) if point in night.log_step_times]
+    values = [nights[i].log_step_times[point] for i in indices]
+    found = level_changes(values)
+    levels = itertools.pairwise((0, *(change.onset for change in found), len(values)))
+    far = [
+        begin + i
+        for begin, end in levels
+        if end - begin > FEWEST_NIGHTS
+        for i in outlying(values[begin:end])
+    ]
+    begin = found[-1].onset if found else 0
+    changes = tuple(
+        RowChange(
+            point=point,
+            onset=indices[change.onset],
+            kind=change.kind,
+            throughput=_throughput_change(values, found, number, number),
+        )
+        for number, change in enumerate(found)
+    )
+    before = nights_before(indices[-1], point, nights, changes)
+    last = None
+    if len(values) > FEWEST_NIGHTS:
+        last = departure([nights[i].log_step_times[point] for i in before], values[-1])
+    alone = last is not None and stands_out(values[begin:-1], last)
+    lost = _unrecovered_loss(found)
+    if lost is not None and found[lost].change >= 2 * (values[-1] - found[lost].before):
+        lost = None
+    return RowHistory(
+        point=point,
+        nights=tuple(indices),
+        changes=changes,
+        level_nights=len(values) - begin,
+        outlying=tuple(indices[i] for i in far),
+        last_step_time_s=exponential(values[-1]),
+        departure=None if last is None else exponential(-last) - 1,
+        stands_out=alone,
+        is_unclear=(
+            last is not None
+            and len(values) - begin <= REMEMBERED
+            and (is_far(values, last) or suspect_nights(values[begin:]) > 1)
+            # Of a slow drift, which is told, tonight is always far from the nights before.
+            and not (alone or lost is not None)
+        ),
+        lost=None if lost is None else _lost_level(values, found, changes, nights, lost),
+    )
+
+
+def nights_before(
+    night: int, point: PointKey, nights: Sequence[Night], changes: Iterable[RowChange]
+) -> tuple[int, ...]:
+    """Of a row's nights those that one is compared with.
+
+    They are those of the 15 before it since the last step, without the last ones if these may be
+    slower already. A drift begins no level: its nights are all that there is.
+    """
+    steps = (each.onset for each in changes if each.kind == "step")
+    begun = max(night - REMEMBERED, *steps, 0)
+    before = tuple(i for i in range(begun, night) if point in nights[i].log_step_times)
+    suspect = suspect_nights([nights[i].log_step_times[point] for i in before])
+    return before[: len(before) - suspect]
+
+
+def _unrecovered_loss(found: Sequence[LevelChange]) -> int | None:
+    """Index of the last loss of which the present level has not made most good."""
+    last = max((i for i, change in enumerate(found) if change.change > 0), default=None)
+    if last is None:
+        return None
+    reached = found[-1].before + found[-1].change
+    return last if found[last].change < 2 * (reached - found[last].before) else None
+
+
+def _lost_level(
+    values: Sequence[float],
+    found: Sequence[LevelChange],
+    changes: Sequence[RowChange],
+    nights: Sequence[Night],
+    last: int,
+) -> LostLevel:
+    """What the last loss has cost, with those before it that follow each other unexplained."""
+    first = last
+    while first and found[first - 1].change > 0:
+        if any(environment_at(nights, change.onset) for change in changes[first - 1 : first + 1]):
+            break
+        first -= 1
+    return LostLevel(
+        kind=changes[last].kind if first == last else "drift",
+        since=changes[first].onset,
+        onset=changes[last].onset,
+        is_new=found[last].seen == len(values) - 1,
+        throughput=_throughput_change(values, found, first, len(found) - 1),
+    )
+
+
+def _throughput_change(
+    values: Sequence[float], found: Sequence[LevelChange], first: int, last: int
+) -> Estimate:
+    """From the nights before the first of these changes to those after the last; at most 15."""
+    left, reached = found[first], found[last]
+    if "drift" in (left.kind, reached.kind):
+        # Its levels are two weeks somewhere in the past: what there is between them is no sample.
+        change = reached.before + reached.change - left.before
+        return Estimate(value=exponential(-change) - 1, low=None, high=None)
+    begin = found[first - 1].onset if first else 0
+    end = found[last + 1].onset if last + 1 < len(found) else len(values)
+    before = _usual(values[max(begin, left.onset - REMEMBERED) : left.onset])
+    after = _usual(values[reached.onset : min(end, reached.onset + REMEMBERED)])
+    return difference(before.mean - after.mean, (before.term(), after.term())).relative_change()
+
+
+def _usual(level: Sequence[float]) -> Sample:
+    """The nights of one level but for those that lie far from the others."""
+    far = outlying(level)
+    return log_sample([value for i, value in enumerate(level) if i not in far])
+
+
+def _events(rows: Iterable[RowHistory], nights: Sequence[Night]) -> Iterable[HistoryEvent]:
+    """The changes of all rows by night, kind and direction, in the order of the nights."""
+    together: dict[tuple[int, Kind, bool], list[RowChange]] = {}
+    for row in rows:
+        for change in row.changes:
+            alike = (change.onset, change.kind, change.throughput.value < 0)
+            together.setdefault(alike, []).append(change)
+    for (night, kind, slower), its in sorted(together.items()):
+        is_step = kind == "step"
+        yield HistoryEvent(
+            night=night,
+            changes=tuple(its),
+            environment=environment_at(nights, night) if is_step else (),
+            devices=_changed_devices(nights, night, slower=slower) if is_step else (),
+        )
+
+
+def environment_at(nights: Sequence[Night], night: int) -> tuple[EnvironmentChange, ...]:
+    """What changed in the environment from the night before to that one."""
+    before, now = nights[night - 1].environment, nights[night].environment
+    hosts = host_changes(*({each.host} if each.host else set() for each in (before, now)))
+    return (*changes([before], [now]), *hosts)
+
+
+def _changed_devices(
+    nights: Sequence[Night], night: int, *, slower: bool
+) -> tuple[DeviceChange, ...]:
+    if night == 0:
+        return ()
+    return devices_that_changed(nights[night - 1].runs, nights[night].runs, slower=slower)

@@ -1,0 +1,61 @@
+"""Devices that got slower or faster than the others from one night to the next."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.records import Run
+
+_SMALLEST = math.log(1.03)
+_DEVIATIONS = 6.0
+"""Median absolute ones among the devices, beyond which one is not like the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChange:
+    """A device whose own pace changed beside those of the others."""
+
+    uuid: str
+    host: str
+    slowdown: float
+    """Of its step without waiting for others, beyond what most devices changed by: 0.12 is 12%."""
+
+
+def devices_that_changed(
+    before: Iterable[Run], now: Iterable[Run], *, slower: bool
+) -> tuple[DeviceChange, ...]:
+    """Those that got slower, or faster, than the others, the most changed first.
+
+    A device is held against itself in the same rows, as no two of a kind are quite alike. With two
+    devices the one that changed is taken to be the one that changed as was asked for.
+    """
+    old, new = _log_paces(before), _log_paces(now)
+    by_row: dict[tuple[str, str], list[float]] = {}
+    for point, device in new.keys() & old.keys():
+        change = statistics.fmean(new[point, device]) - statistics.fmean(old[point, device])
+        by_row.setdefault(device, []).append(change if slower else -change)
+    if len(by_row) < 2:
+        return ()
+    changes = {device: statistics.median(its) for device, its in by_row.items()}
+    usual = statistics.median_low(changes.values())
+    scatter = statistics.median(abs(change - usual) for change in changes.values())
+    far = max(_SMALLEST, 0.0 if len(changes) == 2 else _DEVIATIONS * scatter)
+    found = {device: change - usual for device, change in changes.items() if change - usual > far}
+    return tuple(
+        DeviceChange(uuid=uuid, host=host, slowdown=math.expm1(its if slower else -its))
+        for (host, uuid), its in sorted(found.items(), key=lambda each: -each[1])
+    )
+
+
+def _log_paces(runs: Iterable[Run]) -> Mapping[tuple[PointKey, tuple[str, str]], list[float]]:
+    """By row and device, of the ranks that have one device each."""
+    logs: dict[tuple[PointKey, tuple[str, str]], list[float]] = {}
+    for run in runs:
+        point = PointKey.of(run)
+        for rank in run.ranks:
+            if rank.pace_s and len(rank.device_uuids) == 1:
+                place = point, (rank.host, rank.device_uuids[0])
+                logs.setdefault(place, []).append(math.log(rank.pace_s))
+    return logs

@@ -1,0 +1,96 @@
+"""An average step of each point, phase by phase."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuscale.analysis.scaling import PointKey, geometric_mean, known_mean, valid_by_point
+from gpuscale.analysis.statistics.estimates import log_sample
+from gpuscale.records import Phases, Run
+
+SUM_TOLERANCE = 0.03
+"""By how much a window's phases may miss its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalStep:
+    """An average step of one point, in seconds."""
+
+    time_s: float
+    typical_s: float
+    """The step time of the scaling table: over runs, of the median of each."""
+    phases_s: Mapping[str, float | None]
+    """By name; communication is exposed, the mean over the runs, or 0 where noise puts it below."""
+    total_s: float
+    """Of all phases."""
+    windows: int
+    missing_windows: int
+    """Windows whose phases do not add up to their time within the tolerance."""
+
+
+def typical_steps(runs: Sequence[Run]) -> dict[PointKey, TypicalStep]:
+    """An average step of every point whose windows have phases, in the order of scaling points."""
+    found = {point: _step(its) for point, its in valid_by_point(runs).items()}
+    return {point: step for point, step in found.items() if step is not None}
+
+
+def _step(runs: Sequence[Run]) -> TypicalStep | None:
+    """The average step of a point's runs; None where no window of theirs has phases."""
+    # Time and phases of an average step of each window.
+    described = [
+        (window.time_s / run.steps_per_window, window.phases.scaled(1 / run.steps_per_window))
+        for run in runs
+        if run.steps_per_window
+        for window in run.windows
+        if window.phases is not None
+    ]
+    if not described:
+        return None
+    exposed_s = known_mean(run.measured.get("exposed_communication_s") for run in runs)
+    communication_s = None if exposed_s is None else max(0.0, exposed_s)
+    in_forward_s = 0.0 if exposed_s is None else _communication_in_forward_s(runs)
+    # Unlike medians of each phase, means over the same windows add up to the time.
+    described.sort(key=lambda step: step[0])
+    cut = len(described) // 3
+    times_s, middle = zip(*described[cut : len(described) - cut], strict=True)
+    names = Phases.__struct_fields__
+    mean = Phases(
+        **{name: statistics.fmean(getattr(its, name) for its in middle) for name in names}
+    )
+    if mean.wait_s:
+        # A pipeline's waits are phases of their own.
+        communication_s = None
+    missing = [abs(its.total_s / time_s - 1) > SUM_TOLERANCE for time_s, its in described]
+    return TypicalStep(
+        time_s=statistics.fmean(times_s),
+        typical_s=geometric_mean(log_sample([run.log_step_time for run in runs])).value,
+        phases_s={
+            "data": mean.data_s,
+            "h2d": mean.h2d_s,
+            "forward": mean.forward_s - in_forward_s,
+            "backward": mean.backward_s - (communication_s or 0.0) + in_forward_s,
+            "communication": communication_s,
+            "optimizer": mean.optimizer_s,
+            "wait": mean.wait_s or None,
+        },
+        total_s=mean.total_s,
+        windows=len(described),
+        missing_windows=sum(missing),
+    )
+
+
+def _communication_in_forward_s(runs: Iterable[Run]) -> float:
+    """Seconds per step by which a forward is longer with synchronisation, the mean over runs.
+
+    There FSDP gathers parameters and DDP broadcasts buffers; less than nothing is noise.
+    """
+    found = []
+    for run in runs:
+        synced, alone = (
+            [window.phases.forward_s for window in windows if window.phases is not None]
+            for windows in (run.windows, run.unsynced_windows)
+        )
+        if synced and alone and run.steps_per_window:
+            wait_s = statistics.median(synced) - statistics.median(alone)
+            found.append(max(0.0, wait_s) / run.steps_per_window)
+    return statistics.fmean(found) if found else 0.0

@@ -1,0 +1,1 @@
+"""Work that takes several jobs or sessions: nights, cluster profiles, job scripts."""

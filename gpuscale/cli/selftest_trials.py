@@ -1,0 +1,293 @@
+"""gpuscale tried on this machine: its false alarms, the faults that it finds, what it costs."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import product
+from typing import Literal
+
+from msgspec.structs import replace
+
+from gpuscale import __version__
+from gpuscale.analysis.statistics.estimates import difference, log_sample
+from gpuscale.analysis.statistics.significance import rate_of
+from gpuscale.base.errors import GpuscaleError
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.base.units import format_seconds
+from gpuscale.judge.compare import compare
+from gpuscale.judge.diagnose import diagnose
+from gpuscale.judge.recording import baseline_from_results
+from gpuscale.measure.telemetry.summary import sampling_beside
+from gpuscale.records import Configuration, EntryKey, Environment, Failure, Results, Run, RunRequest
+from gpuscale.records.cause import CauseKind
+from gpuscale.records.selftest import (
+    DetectableLoss,
+    Fault,
+    FaultResult,
+    OverheadOutcome,
+    OverheadPlan,
+    OverheadReport,
+    OverheadResult,
+    TrialsReport,
+)
+from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
+from gpuscale.workload.cases import TrainingCase
+from gpuscale.workload.run_defaults import default_request
+
+RUNS_PER_BLOCK = 3
+"""A block stands for one night: so many runs on each number of GPUs, in turn."""
+BASELINE_BLOCKS = 2
+"""A block is held against so many clean blocks before it."""
+OVERHEAD_PAIRS = 40
+"""Windows as measured and by a bare loop, of each run of the overhead."""
+
+_FEWEST_BASELINE_RUNS = 2
+"""Runs that are not steady leave fewer than were made; a baseline of such few is a wide one."""
+_FAULTS: Mapping[str, tuple[str, CauseKind]] = {
+    "data stall": ("data={data_ms:.3f}ms", CauseKind.DATA),
+    # Of several ranks the last is the slow one.
+    "slow rank": ("slow-rank={last}:{factor:g}", CauseKind.SLOW_RANK),
+    "slower compute": ("compute={factor:g}", CauseKind.COMPUTE),
+}
+_FAULT_SIZES = (0.2, 0.4)
+_LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
+"""The ratio that measuring is held to, and the seconds of the shortest steps that it is for."""
+_TRIMMED = 0.2
+
+OverheadRun = Sequence[OverheadOutcome] | Failure
+"""The clocks of all ranks over one run, or why there is nothing."""
+
+
+def possible_faults(
+    configuration: Configuration, gpus: Sequence[int]
+) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
+    """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
+    alone = STRATEGIES[configuration.strategy].processes(max(gpus)) == 1
+    faults = tuple(
+        Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
+        for name, (text, kind) in _FAULTS.items()
+        for size in _FAULT_SIZES
+        if not (alone and kind is CauseKind.SLOW_RANK)
+    )
+    not_tried = "slow link: needs two hosts, and a link between them that can be limited"
+    return faults, (*(["slow rank: needs ddp on 2 GPUs or more"] if alone else []), not_tried)
+
+
+def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> str:
+    """The text of `--inject` for a fault."""
+    return _FAULTS[fault.name][0].format(
+        data_ms=fault.size * step_time_s * 1e3, last=max(gpus) - 1, factor=1 + fault.size
+    )
+
+
+def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
+    """The fault of each block in turn, None for a clean one; faults are spread over the pairs."""
+    yield from [None] * BASELINE_BLOCKS
+    faulty = [fault for _ in range(trials) for fault in faults]
+    for pair in range(pairs):
+        yield None
+        yield from faulty[len(faulty) * pair // pairs : len(faulty) * (pair + 1) // pairs]
+
+
+@dataclass(slots=True)
+class Trials:
+    """Makes runs of a case on this machine, one after the other, and judges them in blocks."""
+
+    make_run: Callable[[RunRequest], Run]
+    case: type[TrainingCase]
+    environment: Environment
+    gpus: Sequence[int]
+    after_run: Callable[[], None]
+    _clean: list[Results] = field(default_factory=list)
+    _runs: list[Run] = field(default_factory=list)
+    _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
+    """Each block's fault, and its rows beside the clean blocks before it."""
+    _started: float = field(default_factory=time.monotonic)
+
+    def make(self, fault: Fault | None) -> None:
+        """Measure a block, and hold it against the clean ones before it, if there are enough."""
+        results = self._measure(fault)
+        before = self._clean[-BASELINE_BLOCKS:]
+        if len(before) == BASELINE_BLOCKS:
+            # Where no run before it was steady nothing can be judged, which the report counts.
+            with suppress(GpuscaleError):
+                baseline = baseline_from_results(
+                    before, name="before", cluster="here", minimum_runs=_FEWEST_BASELINE_RUNS
+                )
+                judged = diagnose(baseline, [results], compare(baseline, [results]))
+                self._judged.append((fault, judged.entries))
+        if fault is None:
+            self._clean.append(results)
+
+    def report(
+        self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
+    ) -> TrialsReport:
+        """The rates over all blocks so far, beside the overhead."""
+        clean = [rows for fault, rows in self._judged if fault is None]
+        losses: dict[EntryKey, list[float]] = {}
+        for row in (row for rows in clean for row in rows):
+            if row.minimum_detectable_loss is not None:
+                losses.setdefault(row.key, []).append(row.minimum_detectable_loss)
+        return TrialsReport(
+            configuration=self._runs[0].configuration,
+            environment=self.environment,
+            gpus=tuple(self.gpus),
+            runs_per_block=RUNS_PER_BLOCK,
+            comparisons=len(clean),
+            false_alarms=_rate(
+                (len(_regressed(rows)), sum(row.verdict.is_judged for row in rows))
+                for rows in clean
+            ),
+            detectable_losses=tuple(
+                DetectableLoss(key=key, loss=statistics.median(its)) for key, its in losses.items()
+            ),
+            faults=tuple(self._fault_result(fault) for fault in faults),
+            not_tried=tuple(not_tried),
+            runs=len(self._runs),
+            failed_runs=sum(not run.is_valid for run in self._runs),
+            overhead=overhead,
+            wall_s=time.monotonic() - self._started,
+        )
+
+    def measure_overhead(
+        self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
+    ) -> OverheadReport:
+        """The overhead by so many runs on each number of GPUs, in turn with a bare loop's."""
+        started = time.monotonic()
+        first = default_request(self.case, self.environment, gpus=self.gpus[0], run=1)
+        made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
+        for run, gpus in product(range(1, runs + 1), self.gpus):
+            request = default_request(self.case, self.environment, gpus=gpus, run=run)
+            with sampling_beside(request, self.environment) as sampling:
+                pid = sampling.sampler.pid if sampling and sampling.sampler else None
+                plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
+                made[gpus].append(compare_with_bare_loop(request, plan))
+            self.after_run()
+        return OverheadReport(
+            configuration=first.configuration,
+            environment=self.environment,
+            results=tuple(
+                judge_overhead(self.environment.device, gpus, its) for gpus, its in made.items()
+            ),
+            wall_s=time.monotonic() - started,
+        )
+
+    def _measure(self, fault: Fault | None) -> Results:
+        created_at = datetime.now(UTC)
+        injections: tuple[str, ...] = ()
+        if fault is not None:
+            injections = (injection_text(fault, step_time_s=self._step_time_s(), gpus=self.gpus),)
+        runs = []
+        for run, gpus in product(range(1, RUNS_PER_BLOCK + 1), self.gpus):
+            request = default_request(self.case, self.environment, gpus=gpus, run=run)
+            with sampling_beside(request, self.environment) as sampling:
+                made = self.make_run(replace(request, injections=injections))
+                runs.append(sampling.summarize(made).added_to(made) if sampling else made)
+            self.after_run()
+        self._runs += runs
+        return Results(
+            created_at=created_at.isoformat(timespec="milliseconds"),
+            gpuscale_version=__version__,
+            environment=self.environment,
+            injections=injections,
+            runs=tuple(runs),
+        )
+
+    def _step_time_s(self) -> float:
+        """Of the clean runs so far on one GPU, or on the fewest that there are."""
+        times_s = [
+            run.step_time_s
+            for results in self._clean
+            for run in results.runs
+            if run.is_valid and run.gpus == min(self.gpus)
+        ]
+        if not times_s:
+            raise GpuscaleError(
+                f"no run of {self.case.name()} gave a number, so there is nothing to slow down; "
+                "see 'gpuscale doctor' and whether other work runs on this machine"
+            )
+        return statistics.median(times_s)
+
+    def _fault_result(self, fault: Fault) -> FaultResult:
+        """Over the blocks whose row on the most GPUs, which every fault strikes, was judged."""
+        most = max(self.gpus)
+        regressed = [
+            [
+                row
+                for row in _regressed(rows)
+                if row.key.gpus == most or fault.injection != "slow-rank"
+            ]
+            for made, rows in self._judged
+            if made == fault and any(row.key.gpus == most and row.verdict.is_judged for row in rows)
+        ]
+        first = [max(rows, key=lambda row: row.key.gpus).causes[:1] for rows in regressed if rows]
+        return FaultResult(
+            fault=fault,
+            found=_rate((bool(rows), 1) for rows in regressed),
+            named=_rate((sum(cause.kind is fault.kind for cause in its), 1) for its in first),
+        )
+
+
+def _regressed(rows: Iterable[EntryVerdict]) -> list[EntryVerdict]:
+    return [row for row in rows if row.verdict is Verdict.REGRESSED]
+
+
+def _rate(counts: Iterable[tuple[int, int]]) -> Rate | None:
+    filled = [(events, trials) for events, trials in counts if trials]
+    return rate_of(filled) if filled else None
+
+
+def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
+    """The overhead by some runs (at least one) on one number of GPUs.
+
+    Each run gives one number, the mean of its pairs' log ratios without the outermost fifth on
+    either side, each by the times of the slowest rank; the interval is over runs.
+    """
+    valid = [run for run in runs if not isinstance(run, Failure)]
+    if not valid and isinstance(runs[0], Failure):
+        raise GpuscaleError(f"every run on {gpus} GPUs failed: {runs[0].message}")
+    means, step_times_s = [], []
+    for run in valid:
+        logs = []
+        for seen in zip(*(rank.pairs for rank in run), strict=True):
+            bare_s = max(pair.bare_s for pair in seen)
+            step_times_s.append(bare_s / run[0].steps_per_window)
+            logs.append(math.log(max(pair.measured_s for pair in seen) / bare_s))
+        cut = int(_TRIMMED * len(logs))
+        means.append(statistics.fmean(sorted(logs)[cut : len(logs) - cut]))
+    sample = log_sample(means)
+    ratio = difference(sample.mean, [sample.term()]).exponential()
+    step_time_s = statistics.median(step_times_s)
+    verdict, reason = _verdict(ratio, step_time_s, device)
+    return OverheadResult(
+        gpus=gpus,
+        runs=len(valid),
+        pairs=len(step_times_s),
+        step_time_s=step_time_s,
+        ratio=ratio,
+        limit=_LIMITS[device][0],
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _verdict(
+    ratio: Estimate, step_time_s: float, device: str
+) -> tuple[Literal["within", "above", "not decided"], str]:
+    limit, shortest_s = _LIMITS[device]
+    if ratio.low is None or ratio.high is None:
+        return "not decided", "one run gives no interval; make more with --runs"
+    if ratio.high <= limit:
+        return "within", ""
+    if step_time_s < shortest_s:
+        return "not decided", (
+            f"the limit is meant for steps of {format_seconds(shortest_s)} and more; "
+            "name a larger case with --case"
+        )
+    if ratio.low > limit:
+        return "above", ""
+    return "not decided", "the limit lies inside the interval; make it narrower with more --runs"

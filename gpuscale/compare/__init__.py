@@ -1,5 +1,0 @@
-"""Judging results against a baseline: values in, values out; no files, no output."""
-
-from gpuscale.compare.comparison import compare
-
-__all__ = ["compare"]

@@ -1,0 +1,1 @@
+"""Verdicts and causes, from values to values; no file is read or written here."""

@@ -1,0 +1,186 @@
+"""A whole comparison: match the rows, judge those that can be judged, and say the rest."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscale.analysis.statistics.estimates import exponential
+from gpuscale.base.errors import UsageError
+from gpuscale.judge.compare.decision import ErrorRates, Judgement
+from gpuscale.judge.compare.hardware import hardware_label, machine_mismatch
+from gpuscale.judge.compare.matching import Side, match, side_of_baseline, side_of_results
+from gpuscale.judge.compare.measured import judge_measured
+from gpuscale.judge.compare.notes import beside_the_others, notes_of
+from gpuscale.judge.compare.origins import origin_of_baseline, origin_of_results
+from gpuscale.judge.compare.published import judge_published
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    EntryKey,
+    EntryVerdict,
+    Results,
+    Statement,
+    Tolerances,
+    Verdict,
+)
+from gpuscale.records.tolerances import THROUGHPUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The rows that were asked for; None is all."""
+
+    cases: Collection[str] | None = None
+    """Each as `mnist_cnn` or `mnist_cnn/ddp`."""
+    gpus: Collection[int] | None = None
+
+    def rows_of(self, keys: Sequence[EntryKey]) -> list[EntryKey]:
+        """The keys that were asked for, with those that are nowhere, of cases without any other.
+
+        They come case by case, as they first appear, each with its numbers of GPUs ascending.
+        """
+        cases = {case: i for i, case in enumerate(dict.fromkeys(key[:2] for key in keys))}
+        chosen = [
+            key
+            for key in keys
+            if key.is_of(self.cases) and (self.gpus is None or key.gpus in self.gpus)
+        ]
+        left = [name for name in self.cases or () if not any(key.is_of((name,)) for key in chosen)]
+        absent = (
+            key._replace(gpus=count) for key in keys if key.is_of(left) for count in self.gpus or ()
+        )
+        return sorted({*chosen, *absent}, key=lambda key: (cases[key[:2]], key.gpus))
+
+    def refuse_unknown(self, keys: Collection[EntryKey]) -> None:
+        """Raises UsageError for a case or number of GPUs, given by name, that is nowhere.
+
+        Else a comparison of the others could end with 0.
+        """
+        for name in self.cases or ():
+            if not any(key.is_of((name,)) for key in keys):
+                known = ", ".join(dict.fromkeys(key.name for key in keys))
+                problem = f"the case '{name}' is neither in the baseline nor in the results"
+                raise UsageError(f"{problem}; there are {known}")
+        counts = {key.gpus for key in keys if key.is_of(self.cases)}
+        for count in sorted(set(self.gpus or ()) - counts):
+            known = ", ".join(map(str, sorted(counts)))
+            problem = "neither the baseline nor the results have such a row"
+            gpus = f"{count} GPU{'' if count == 1 else 's'}"
+            raise UsageError(f"{gpus}: {problem}; there are {known}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The judgement on each row of a comparison."""
+
+    judgements: Sequence[Judgement]
+    known_keys: Collection[EntryKey]
+    """The rows that any side has, asked for or not, the baseline's first."""
+    after: Side
+
+
+def compare(
+    baseline: Baseline,
+    results: Sequence[Results],
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+) -> Comparison:
+    """The verdict on every row of the results and of the baseline.
+
+    Several results are taken together. Of cases, each as `mnist_cnn` or `mnist_cnn/ddp`, and of
+    numbers of GPUs only those given are judged; runs on 1 GPU still serve as the reference of the
+    speedups. Raises UsageError for one that neither side has.
+    """
+    choice = Choice(cases=cases, gpus=gpus)
+    rates = ErrorRates(significance=baseline.tolerances.significance)
+    assessment = assess(baseline, results, choice, rates)
+    if assessment.known_keys:
+        choice.refuse_unknown(assessment.known_keys)
+    entries = [judgement.entry for judgement in assessment.judgements]
+    return comparison_of(assessment, baseline, results, entries)
+
+
+def comparison_of(
+    assessment: Assessment,
+    baseline: Baseline,
+    results: Sequence[Results],
+    entries: Sequence[EntryVerdict],
+) -> Comparison:
+    """The record of these entries, with both machines and what a reader must know beside."""
+    machines = dict.fromkeys(result.environment.hardware_label for result in results)
+    rows = [judgement.row for judgement in assessment.judgements]
+    return Comparison(
+        cluster=baseline.cluster,
+        baseline_name=baseline.name,
+        baseline_machine=hardware_label(baseline.cluster, baseline.hardware),
+        current_machine="; ".join(machines) or "no results",
+        entries=tuple(entries),
+        notes=notes_of(baseline, rows, entries, assessment.after),
+        before=origin_of_baseline(baseline, [row.before for row in rows if row.before]),
+        after=origin_of_results(results, [row.after for row in rows if row.after]),
+    )
+
+
+def assess(
+    baseline: Baseline, results: Sequence[Results], choice: Choice, rates: ErrorRates
+) -> Assessment:
+    """The judgement on every row that was asked for."""
+    before, after = side_of_baseline(baseline), side_of_results(results)
+    figures = {figure.key: figure for figure in baseline.published}
+    keys = tuple(dict.fromkeys((*before.by_row, *figures, *after.by_row)))
+    rows = match(baseline, before, after, choice.rows_of(keys))
+    mismatch = machine_mismatch(baseline.hardware, [result.environment for result in results])
+    if mismatch:
+        rows = [replace(row, obstacle=Verdict.INCOMPARABLE, reason=mismatch) for row in rows]
+    measured = [row for row in rows if row.obstacle is None and row.before is not None]
+    by_measurement = iter(judge_measured(measured, baseline.tolerances, before, after, rates))
+    judgements = []
+    for row in rows:
+        if row.obstacle is not None and row.reason is not None:
+            judgements.append(Judgement(row=row, entry=row.told(row.obstacle, row.reason)))
+        elif row.before is not None:
+            judgements.append(next(by_measurement))
+        else:
+            judgements.append(judge_published(row, figures, baseline.tolerances, after, rates))
+    judgements = [_no_pass_by_too_few(each) for each in _reference_alone_is_no_pass(judgements)]
+    judgements = [_no_pass_by_a_slow_night(each, baseline.tolerances) for each in judgements]
+    return Assessment(judgements=judgements, known_keys=keys, after=after)
+
+
+def _reference_alone_is_no_pass(judgements: list[Judgement]) -> list[Judgement]:
+    """Published rows on 1 GPU pass by definition; a comparison of only those says nothing."""
+    judged = [each.entry for each in judgements if each.entry.verdict.is_judged]
+    if any(entry.reason.code != "speedup_reference" for entry in judged):
+        return judgements
+    reason = Statement.of("only_speedup_reference")
+    return [
+        Judgement(row=each.row, entry=each.row.told(Verdict.INCONCLUSIVE, reason))
+        if each.entry.verdict.is_judged
+        else each
+        for each in judgements
+    ]
+
+
+def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
+    """The judgement, which is no pass where most runs gave no number."""
+    row, entry = judgement.row, judgement.entry
+    few = None if row.after is None else row.after.too_few_valid_runs
+    if few is None or not entry.verdict.is_pass:
+        return judgement
+    reason = Statement.of("too_few_of_all_runs", **few, otherwise=entry.reason)
+    told = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason)
+    return Judgement(row=row, entry=replace(told, finding=None, minimum_detectable_loss=None))
+
+
+def _no_pass_by_a_slow_night(judgement: Judgement, tolerances: Tolerances) -> Judgement:
+    """The judgement, which is no pass where one of several nights lies far below the others."""
+    row, entry = judgement.row, judgement.entry
+    if row.after is None or not entry.verdict.is_pass:
+        return judgement
+    nights = beside_the_others(row.after).items()
+    name, apart = max(nights, key=lambda night: night[1], default=("", 0.0))
+    loss = 1 - exponential(-apart)
+    if loss <= tolerances.limits(row.key, THROUGHPUT).ok_bound:
+        return judgement
+    reason = Statement.of("slow_allocation", name=name, loss=loss, otherwise=entry.reason)
+    return replace(judgement, entry=replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason))

@@ -1,0 +1,323 @@
+"""Notes beside the rows: how sure the baseline is, what was left out."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+
+from gpuscale.analysis.scaling import unchecked_training_note, unit_error_note
+from gpuscale.analysis.statistics.estimates import exponential
+from gpuscale.analysis.statistics.levels import outlying_allocations
+from gpuscale.judge.compare.hardware import foreign_note
+from gpuscale.judge.compare.matching import (
+    Entry,
+    Row,
+    Side,
+    outlying_runs,
+    point_differences,
+    usual_logs,
+)
+from gpuscale.judge.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    EntryKey,
+    EntryVerdict,
+    Results,
+    Run,
+    Statement,
+    Verdict,
+)
+from gpuscale.records.environment_diff import changes
+from gpuscale.records.run import busy_loads
+from gpuscale.records.tolerances import THROUGHPUT
+
+ENOUGH_RUNS = 6
+_UNLIKELY_GAIN = 2.0
+"""The same training on the same machine does not get faster by more."""
+_UNLIKELY_LOSS = 0.1
+FAR_APART = 3.0
+"""Declared deviations between allocations by which one may lie beside the others of its pool."""
+
+
+def notes_of(
+    baseline: Baseline, rows: Sequence[Row], entries: Sequence[EntryVerdict], after: Side
+) -> tuple[Statement, ...]:
+    """All notes of a comparison, in order of weight."""
+    pairs = [(row.before, row.after) for row in rows if row.obstacle is None and row.before]
+    judged = [before for before, _ in pairs]
+    return (
+        *_emptiness(baseline, rows, after.entries),
+        *_idle_overrides(baseline),
+        *_allocations(baseline, judged),
+        *_few_runs(judged),
+        *_newer_baseline(rows),
+        *_same_allocation(rows),
+        *_outlying_runs(pairs),
+        *_outlying_allocations(pairs),
+        *_pooled_allocations(rows, baseline),
+        *_published(rows),
+        *_failed_runs(rows),
+        *_busy_hosts(rows),
+        *_left_out(rows, after),
+        *_unchecked_training(rows),
+        *_unit_errors(entries),
+        *_unlikely_changes(entries),
+        *_few_sessions(rows, entries, baseline),
+    )
+
+
+def with_validity(
+    comparison: Comparison, baseline: Baseline, results: Sequence[Results], *, today: date
+) -> Comparison:
+    """The comparison with what differs from its baseline's day and machine; verdicts stay."""
+    environments = [result.environment for result in results]
+    changed = changes(list(baseline.environments.values()), environments)
+    notes = (
+        expiry_note(baseline, today),
+        foreign_note(baseline, environments),
+        Statement.of("environment_changed", changes=changed) if changed else None,
+    )
+    return replace(comparison, notes=(*comparison.notes, *(note for note in notes if note)))
+
+
+def expiry_note(baseline: Baseline, today: date) -> Statement | None:
+    """The note on a baseline that has expired; None of one that has not."""
+    if baseline.expires_on is None:
+        return None
+    days = (today - date.fromisoformat(baseline.expires_on)).days
+    return Statement.of("expired", on=baseline.expires_on, days=days) if days > 0 else None
+
+
+def _emptiness(
+    baseline: Baseline, rows: Sequence[Row], currents: Sequence[Entry]
+) -> Iterable[Statement]:
+    has_entries = bool(baseline.runs or baseline.published)
+    if not has_entries:
+        yield Statement.of("empty_baseline")
+    if not any(current.point.valid_runs for current in currents):
+        yield Statement.of("no_valid_run")
+    if not rows and (has_entries or currents):
+        yield Statement.of("no_row_left")
+
+
+def _idle_overrides(baseline: Baseline) -> Iterable[Statement]:
+    keys = [*(run.key for run in baseline.runs), *(fig.key for fig in baseline.published)]
+    for override in baseline.tolerances.overrides:
+        if not any(override.fits(key) for key in keys):
+            wanted = {"case": override.case, "strategy": override.strategy, "gpus": override.gpus}
+            conditions = [f"{name} {value}" for name, value in wanted.items() if value is not None]
+            yield Statement.of("idle_override", conditions=conditions)
+
+
+def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statement]:
+    """Whether the spread between allocations is declared or estimated: each row has its own."""
+    counts = [len(entry.runs) for entry in judged] or [0]
+    few = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
+    if few:
+        fewest = min(len(entry.runs) for entry in few)
+        facts: dict[str, object] = {
+            "count": fewest,
+            "enough": MINIMUM_ALLOCATIONS,
+            "deviation_time": baseline.tolerances.allocation_deviation_time,
+            "deviation_speedup": baseline.tolerances.allocation_deviation_speedup,
+        }
+        code = "one_allocation" if fewest == 1 else "few_allocations"
+        if len({name for entry in judged for name in entry.runs}) > fewest:
+            first = next(entry for entry in few if len(entry.runs) == fewest)
+            code = "few_allocations_of_rows"
+            facts |= {"row": first.point.key, "others": len(few) - 1}
+        yield Statement.of(code, **facts)
+    if max(counts) >= MINIMUM_ALLOCATIONS:
+        code = "estimated_spread_of_others" if few else "estimated_spread"
+        yield Statement.of(code, count=max(counts))
+
+
+def _few_runs(judged: Sequence[Entry]) -> Iterable[Statement]:
+    few = [entry.point for entry in judged if entry.point.valid_runs < ENOUGH_RUNS]
+    if few:
+        yield Statement.of(
+            "few_runs",
+            row=few[0].key,
+            runs=few[0].valid_runs,
+            others=len(few) - 1,
+            enough=ENOUGH_RUNS,
+        )
+
+
+def _same_allocation(rows: Sequence[Row]) -> Iterable[Statement]:
+    pairs = [(row.before.runs, row.after.runs) for row in rows if row.before and row.after]
+    if shared := {allocation for then, now in pairs for allocation in then if allocation in now}:
+        yield Statement.of("same_allocation", name=min(shared))
+
+
+def _runs_of_sides(rows: Sequence[Row]) -> tuple[list[Run], list[Run]]:
+    """The valid runs of all rows, before and now."""
+    before, after = (
+        [run for each in entries if each for its in each.runs.values() for run in its]
+        for entries in ([row.before for row in rows], [row.after for row in rows])
+    )
+    return before, after
+
+
+def _newer_baseline(rows: Sequence[Row]) -> Iterable[Statement]:
+    befores, afters = (
+        [run.started_at_s for run in side if run.started_at_s is not None]
+        for side in _runs_of_sides(rows)
+    )
+    if befores and afters and min(befores) > max(afters):
+        yield Statement.of("newer_baseline")
+
+
+def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
+    """All of them together, by the run that differed most."""
+    found = [
+        (abs(apart), apart, entry, night, place)
+        for entry, tonight in pairs
+        for (night, place), apart in outlying_runs(entry, tonight).items()
+    ]
+    if found:
+        _, apart, entry, night, place = max(found, key=lambda each: each[0])
+        yield Statement.of(
+            "outlying_runs",
+            run=entry.runs[night][place].index,
+            name=night,
+            row=entry.point.key,
+            change=exponential(apart) - 1,
+            others=len(found) - 1,
+        )
+
+
+def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Statement]:
+    """All of them together, by the row that differed most."""
+    found = []
+    for entry, tonight in pairs:
+        usual = usual_logs(entry, tonight)
+        means = {name: statistics.fmean(logs) for name, logs in usual.items()}
+        apart = outlying_allocations(means)
+        found += [(abs(its), its, name, entry.point.key) for name, its in apart.items()]
+    if found:
+        _, apart_most, _, key = max(found)
+        yield Statement.of(
+            "outlying_allocations",
+            names=tuple(dict.fromkeys(name for _, _, name, _ in found)),
+            row=key,
+            change=exponential(apart_most) - 1,
+            others=len({row for _, _, _, row in found}) - 1,
+        )
+
+
+def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Statement]:
+    """A pool of nights hides the one that is slow."""
+    limits = baseline.tolerances.limits
+    found = [
+        (apart, night, row.key)
+        for row in rows
+        if row.obstacle is None and row.after is not None
+        for night, apart in beside_the_others(row.after).items()
+        if abs(apart) > FAR_APART * limits(row.key, THROUGHPUT).allocation_deviation
+    ]
+    if found:
+        apart, night, key = max(found, key=lambda each: abs(each[0]))
+        change = exponential(apart) - 1
+        yield Statement.of("differing_allocation", row=key, name=night, change=change)
+
+
+def beside_the_others(current: Entry) -> Mapping[str, float]:
+    """By how much the logarithm of T of each allocation lies above the mean of the others."""
+    means = {night: statistics.fmean(logs) for night, logs in current.logs.items()}
+    if len(means) == 1:
+        return {}
+    total = math.fsum(means.values())
+    return {night: mean - (total - mean) / (len(means) - 1) for night, mean in means.items()}
+
+
+def _published(rows: Sequence[Row]) -> Iterable[Statement]:
+    judged = dict.fromkeys(
+        (row.figure.precision, row.figure.data, row.after.point.configuration)
+        for row in rows
+        if row.figure is not None and row.obstacle is None and row.after is not None
+    )
+    figures = [row.figure for row in rows if row.figure is not None]
+    if judged and not any(figure.nights for figure in figures):
+        yield Statement.of("published_without_spread")
+    if any(data == "real" != configuration.data for _, data, configuration in judged):
+        yield Statement.of("published_on_real_data")
+    for precision, _, configuration in judged:
+        options = [str(configuration.precision)]
+        options += [name for name in ("channels_last", "compiled") if getattr(configuration, name)]
+        measured = {"label": configuration.label, "options": options}
+        if precision is None:
+            yield Statement.of("published_without_precision", **measured)
+        elif precision != configuration.precision:
+            yield Statement.of("published_in_other_precision", then=precision, **measured)
+
+
+def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
+    """Of rows that were judged all the same; the others say it themselves."""
+    alike: dict[tuple[int, int, str | None], list[EntryKey]] = {}
+    for row in rows:
+        if row.after is not None and row.after.failed and row.after.point.valid_runs:
+            failed, valid = len(row.after.failed), row.after.point.valid_runs
+            facts = failed, failed + valid, row.after.first_failure
+            alike.setdefault(facts, []).append(row.key)
+    for (failed, made, failure), keys in alike.items():
+        yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
+
+
+def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
+    """Other work beside a side's runs, by the run that had most of it."""
+    for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
+        if busy := busy_loads(runs):
+            yield Statement.of(code, busy=len(busy), runs=len(runs), load=busy[0])
+
+
+def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
+    """A publication names no configuration, so it is held against the plainest only."""
+    for row in rows:
+        if row.figure is None or row.after is None:
+            continue
+        for entry in after.by_row[row.key]:
+            if entry is not row.after:
+                found = point_differences(row.after.point, entry.point)
+                yield Statement.of("not_judged", row=row.key, differences=found)
+
+
+def _unchecked_training(rows: Sequence[Row]) -> Iterable[Statement]:
+    after = (row.after.point.configuration for row in rows if row.after is not None)
+    if note := unchecked_training_note(after):
+        yield note
+
+
+def _unlikely_changes(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
+    """The row whose throughput changed by more than a machine can; a unit error is likelier."""
+    found = [
+        (max(factor, 1 / factor if factor else math.inf), factor, entry.key)
+        for entry in entries
+        if entry.change and entry.verdict in (Verdict.IMPROVED, Verdict.REGRESSED)
+        for factor in [1 + entry.change.value]
+        if not _UNLIKELY_LOSS <= factor <= _UNLIKELY_GAIN
+    ]
+    if found:
+        _, factor, key = max(found)
+        yield Statement.of("unlikely_change", row=key, factor=factor, others=len(found) - 1)
+
+
+def _few_sessions(
+    rows: Sequence[Row], entries: Sequence[EntryVerdict], baseline: Baseline
+) -> Iterable[Statement]:
+    """How little tells that a gain is more than what sessions differ by."""
+    if any(entry.verdict is Verdict.IMPROVED for entry in entries):
+        sides = ((row.before, row.after) for row in rows if row.before and row.after)
+        before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
+        if before < MINIMUM_ALLOCATIONS:
+            deviation = baseline.tolerances.allocation_deviation_time
+            yield Statement.of("few_sessions", before=before, now=now, deviation=deviation)
+
+
+def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:
+    for entry in entries:
+        for side, pair in (("baseline", entry.baseline), ("results", entry.current)):
+            if note := unit_error_note(entry.key, pair.efficiency):
+                yield Statement.of("unit_error_of_side", side=side, error=note)

@@ -1,0 +1,150 @@
+"""The metrics beside the step time that both sides measured: how they changed, and the verdicts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from gpuscale.analysis.statistics.estimates import (
+    Difference,
+    Sample,
+    difference,
+    exponential,
+    log_sample,
+)
+from gpuscale.judge.compare.decision import (
+    ErrorRates,
+    Quantity,
+    loss_in_points,
+    relative_fall,
+    relative_rise,
+)
+from gpuscale.judge.compare.matching import Entry, Row, Side
+from gpuscale.judge.compare.spread import (
+    RunSample,
+    SideSample,
+    estimates_allocations,
+    gain_of,
+    moderated_samples,
+)
+from gpuscale.records import (
+    METRICS_BY_NAME,
+    Estimate,
+    Limits,
+    MetricSpec,
+    MetricVerdict,
+    Tolerances,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricChange:
+    """One metric of one row before and after, in its unit, and its tested change."""
+
+    spec: MetricSpec
+    before: Estimate
+    after: Estimate
+    quantity: Quantity
+
+    @property
+    def verdict(self) -> MetricVerdict:
+        """The verdict on the metric, whatever that on the row is."""
+        quantity = self.quantity
+        if quantity.is_worse:
+            verdict = Verdict.REGRESSED
+        elif quantity.is_better:
+            verdict = Verdict.IMPROVED
+        else:
+            verdict = Verdict.OK if quantity.is_ok else Verdict.INCONCLUSIVE
+        rise = quantity.gain if self.spec.more_is_better else -quantity.gain
+        return MetricVerdict(
+            metric=self.spec,
+            verdict=verdict,
+            baseline=self.before,
+            current=self.after,
+            change=_in_points(rise) if self.spec.in_points else rise.relative_change(),
+            loss_bound=None if quantity.loss_bound is None else quantity.stated_bound,
+        )
+
+
+def metric_changes(
+    rows: Sequence[Row], before: Side, after: Side, tolerances: Tolerances, rates: ErrorRates
+) -> list[list[MetricChange]]:
+    """The metrics of each row that both sides measured; no p is adjusted yet.
+
+    As with step times, every sample's variance leans on all others of the same metric.
+    """
+    found: list[list[MetricChange]] = [[] for _ in rows]
+    # Exposed communication is judged as a part of the baseline's step time.
+    steps_s = {key: exponential(fmean(each.all_logs)) for key, each in before.by_point.items()}
+    for spec in (metric for metric in METRICS_BY_NAME.values() if metric.limits is not None):
+        then, now = (
+            {
+                key: values
+                for key, entry in side.by_point.items()
+                if key in steps_s and (values := _values(spec, entry, steps_s[key]))
+            }
+            for side in (before, after)
+        )
+        samples = moderated_samples(
+            then, {key: values for key, values in now.items() if key in then}
+        )
+        for row, changes in zip(rows, found, strict=True):
+            key = None if row.before is None else row.before.point.point_key
+            if key in samples[1]:
+                pair = samples[0][key], samples[1][key]
+                old, new = (
+                    _value(spec, sample, steps_s[key])
+                    for sample in _judged_samples(*(SideSample((sample,)) for sample in pair))
+                )
+                quantity = _quantity(spec, *pair, tolerances.limits(row.key, spec.name), rates)
+                changes.append(MetricChange(spec=spec, before=old, after=new, quantity=quantity))
+    return found
+
+
+def _judged_samples(before: SideSample, after: SideSample) -> tuple[Sample, Sample]:
+    """What the change is from and to: of several nights, the baseline's usual ones."""
+    then, now = (
+        log_sample([value for values in side.ends[0].values.values() for value in values])
+        for side in (before, after)
+    )
+    return (before.usual_means if estimates_allocations(before, after) else then), now
+
+
+def _value(spec: MetricSpec, sample: Sample, step_s: float) -> Estimate:
+    """The metric on one side, in its unit, with the interval that its own values give."""
+    mean = difference(sample.mean, [sample.term()])
+    return _in_points(mean).scaled(step_s) if spec.in_points else mean.exponential()
+
+
+def _quantity(
+    spec: MetricSpec, before: RunSample, after: RunSample, limits: Limits, rates: ErrorRates
+) -> Quantity:
+    deviation = limits.allocation_deviation
+    fall = gain_of(SideSample((before,)), SideSample((after,)), deviation=deviation)
+    loss_of = relative_fall if spec.more_is_better else relative_rise
+    return Quantity(
+        name=spec.name,
+        gain=-fall if spec.more_is_better else fall,
+        limits=limits,
+        rates=rates,
+        loss_of=loss_in_points if spec.in_points else loss_of,
+    )
+
+
+def _in_points(value: Difference) -> Estimate:
+    low, high = value.interval() or (None, None)
+    return Estimate(value=value.value, low=low, high=high)
+
+
+def _values(spec: MetricSpec, entry: Entry, step_s: float) -> Mapping[str, tuple[float, ...]]:
+    found = {}
+    for night, runs in entry.runs.items():
+        known = [run.measured[spec.name] for run in runs if spec.name in run.measured]
+        if spec.in_points:
+            found[night] = tuple(value / step_s for value in known)
+        else:
+            # A counter that stands at 0 measured nothing.
+            found[night] = tuple(math.log(value) for value in known if value > 0)
+    return {night: values for night, values in found.items() if values}

@@ -1,0 +1,136 @@
+"""Judging tonight with the nights before it: what is slow for longer than one comparison sees."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from msgspec.structs import replace as with_fields
+
+from gpuscale.analysis.history import History, environment_at, history_of, nights_before, nights_of
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.base.errors import UsageError
+from gpuscale.records import (
+    Comparison,
+    EntryVerdict,
+    Finding,
+    QuantityName,
+    Results,
+    Run,
+    Statement,
+    Verdict,
+)
+
+
+class EarlierNights(NamedTuple):
+    """The results of the nights before one."""
+
+    all: list[Results]
+    """With those that somebody left out, which a history names."""
+    last: list[Results]
+    """Of the last 15 those that tonight is compared with: of each row, on its present level."""
+    later: int
+    """Nights that began after tonight, which are left out."""
+
+
+def earlier_nights(history: Sequence[Results], tonight: Sequence[Results]) -> EarlierNights:
+    """The nights that began before tonight; a UsageError where there is none."""
+    its = {night.allocation: night.began_at for night in nights_of(tonight)}
+    first = min(its.values(), default=None)
+    others = [night for night in nights_of(history) if night.allocation not in its]
+    before = {n.allocation for n in others if first is None or n.began_at < first}
+    later = len(others) - len(before)
+    if not before:
+        remedy = f"; {later} began later: was a clock wrong?" if later else ""
+        problem = "no night with a valid run began before these results"
+        raise UsageError(f"--history: {problem}{remedy}")
+    earlier = _chosen(history, lambda run, result: result.allocation_of(run) in before)
+    named = [result for result in history if result.left_out]
+    return EarlierNights(all=[*earlier, *named], last=_on_present_levels(earlier), later=later)
+
+
+def _on_present_levels(earlier: Sequence[Results]) -> list[Results]:
+    """The valid runs of the last nights that are on their rows' present levels.
+
+    Nights of two levels would widen the spread until it hides what tonight lost; a level that is
+    lost is told beside.
+    """
+    history = history_of(earlier)
+    tonight = len(history.nights)
+    taken = {
+        (row.point, history.nights[night].allocation)
+        for row in history.rows
+        for night in nights_before(tonight, row.point, history.nights, row.changes)
+    }
+    return _chosen(
+        earlier, lambda run, result: (PointKey.of(run), result.allocation_of(run)) in taken
+    )
+
+
+def last_night(history: Sequence[Results]) -> list[Results]:
+    """The results of the night that began last; a UsageError where none has a valid run."""
+    nights = nights_of(history)
+    if not nights:
+        raise UsageError("the results hold no valid run")
+    last = nights[-1].allocation
+    return _chosen(history, lambda run, result: result.allocation_of(run) == last)
+
+
+def _chosen(history: Sequence[Results], keeps: Callable[[Run, Results], bool]) -> list[Results]:
+    return [
+        with_fields(result, runs=runs)
+        for result in history
+        if not result.left_out and (runs := tuple(run for run in result.runs if keeps(run, result)))
+    ]
+
+
+def with_levels(comparison: Comparison, history: History) -> Comparison:
+    """The comparison, in which rows that went to a slower level in those nights are regressed.
+
+    Nights that are slow already are those that tonight is compared with, so a slow drift, or a
+    loss that nobody mended, would pass.
+    """
+    losses = {(row.point.configuration, row.point.gpus): row.recent_loss for row in history.rows}
+
+    def judged(entry: EntryVerdict) -> EntryVerdict:
+        entry = _beside_nights(entry)
+        lost = None
+        if entry.configuration is not None and entry.verdict.is_judged:
+            lost = losses.get((entry.configuration, entry.key.gpus))
+        if lost is None:
+            return entry
+        onset = f"{history.nights[lost.onset].began_at:%Y-%m-%d}"
+        # A drift has no first night.
+        since = None if lost.kind == "drift" else onset
+        if entry.verdict.is_loss:
+            # Beside nights on the lost level already, it is tonight's own.
+            return replace(entry, since=since) if lost.is_new else entry
+        change = -lost.throughput.value
+        facts: dict[str, object] = {"change": change, "since": onset, "otherwise": entry.reason}
+        if since is not None:
+            facts["changed"] = environment_at(history.nights, lost.onset)
+        reason = Statement.of("drifted" if since is None else "level_lost", **facts)
+        on_1 = entry.key.gpus == 1
+        return replace(
+            entry,
+            verdict=Verdict.REGRESSED,
+            finding=Finding.SLOWER_TRAINING,
+            reason=reason,
+            since=since,
+            change=lost.throughput,
+            changed_quantity=QuantityName.THROUGHPUT_ON_1 if on_1 else QuantityName.THROUGHPUT,
+        )
+
+    entries, notes = tuple(map(judged, comparison.entries)), comparison.notes
+    if history.left_out:
+        notes = (*notes, Statement.of("nights_left_out", nights=history.left_out))
+    return replace(comparison, entries=entries, notes=notes)
+
+
+def _beside_nights(entry: EntryVerdict) -> EntryVerdict:
+    """The row as it is told where there are nights and no baseline that could be recorded."""
+    reason = entry.reason
+    if reason.code == "no_entry":
+        reason = Statement.of("no_earlier_night")
+    elif reason.code == "no_entry_alike":
+        reason = Statement.of("no_earlier_night_alike", **reason.facts)
+    return replace(entry, reason=reason)

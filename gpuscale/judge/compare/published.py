@@ -1,0 +1,194 @@
+"""Judging against published figures: consistent or not, and only to the worse side."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuscale.analysis.scaling import Figures, References, log_speedup
+from gpuscale.analysis.statistics.estimates import (
+    CONFIDENCE,
+    Difference,
+    Sample,
+    Term,
+    difference,
+    exponential,
+    log_sample,
+)
+from gpuscale.judge.compare.decision import ErrorRates, Judgement, required_runs
+from gpuscale.judge.compare.matching import Row, Side
+from gpuscale.judge.compare.spread import MINIMUM_ALLOCATIONS
+from gpuscale.records import QuantityName, Statement, Tolerances, Verdict
+from gpuscale.records.tolerances import SPEEDUP, THROUGHPUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ratio:
+    """A measured quantity over its published value, on the log scale."""
+
+    quantity: QuantityName
+    value: float
+    samples: Sequence[Sample]
+    """Of the runs now."""
+    tolerance: float
+    nights: Sample | None = None
+    """Of the published nights; None where too few of them are told."""
+
+    def measured(self, further_runs: int = 0) -> Difference:
+        """The ratio, or what it would be after further runs that leave it where it is."""
+        terms = [
+            replace(sample, count=sample.count + further_runs, df=sample.df + further_runs).term()
+            for sample in self.samples
+        ]
+        if self.nights is None or self.nights.variance is None:
+            return difference(self.value, terms)
+        # One night more, beside the mean of the published; a single run tonight is as much.
+        variance = self.nights.variance * (1 + 1 / self.nights.count)
+        of_nights = Term(variance=variance, df=self.nights.df)
+        return difference(self.value, [*filter(None, terms), of_nights])
+
+    def verdict(self, confidence: float, further_runs: int = 0) -> Verdict:
+        """Consistent unless the interval (or the value, without one) is below the tolerance."""
+        low, high = self.measured(further_runs).interval(confidence) or (self.value, self.value)
+        limit = math.log1p(-self.tolerance)
+        if high < limit:
+            return Verdict.INCONSISTENT
+        return Verdict.CONSISTENT if low >= limit else Verdict.INCONCLUSIVE
+
+    @property
+    def excess_loss(self) -> float:
+        """By how much the loss lies beyond the tolerance; negative within it."""
+        return -self.measured().relative_change().value - self.tolerance
+
+    @property
+    def detectable_loss(self) -> float:
+        """The loss from which on the whole interval lies below the tolerance 19 times in 20."""
+        change = self.measured().relative_change()
+        if change.low is None or change.high is None:
+            return self.tolerance
+        return 1 - (1 - self.tolerance) * (1 + change.low) / (1 + change.high)
+
+
+_SEVERITY = (Verdict.CONSISTENT, Verdict.INCONCLUSIVE, Verdict.INCONSISTENT)
+
+
+def judge_published(
+    row: Row, figures: Figures, tolerances: Tolerances, after: Side, rates: ErrorRates
+) -> Judgement:
+    """The judgement on one row that has a published figure and valid runs.
+
+    A throughput of no other precision is judged beside E(n): where every number of GPUs is as
+    slow, E(n) is fine.
+    """
+    figure, entry = row.figure, row.after
+    assert figure is not None, "a row without measured runs before has a figure"
+    assert entry is not None, "a row that can be judged has runs"
+    speedup = _speedup_ratio(row, figures, tolerances, after)
+    obstacle = speedup if isinstance(speedup, Statement) else None
+    ratios = [speedup] if isinstance(speedup, _Ratio) else []
+    is_same = figure.precision in (None, entry.point.configuration.precision)
+    if figure.samples_per_s is not None and (is_same or speedup is None):
+        key, sample = entry.point.point_key, log_sample(entry.all_logs)
+        one = key.gpus == 1
+        ratios.append(
+            _Ratio(
+                quantity=QuantityName.THROUGHPUT_ON_1 if one else QuantityName.THROUGHPUT,
+                value=math.log(key.global_batch / figure.samples_per_s) - sample.mean,
+                samples=[sample],
+                tolerance=tolerances.published_margin(figure.key, THROUGHPUT, nodes=figure.nodes),
+                nights=_sample_of_nights(figure.nights),
+            )
+        )
+    if ratios:
+        judgement = _judgement(row, ratios, rates.confidence)
+        if obstacle is None:
+            return judgement
+        reason = Statement.of("published_alone", otherwise=judgement.entry.reason, why=obstacle)
+        return replace(judgement, entry=replace(judgement.entry, reason=reason))
+    if figure.gpus == 1:
+        # A wall clock holds start-up and validation: it is no throughput to be held against.
+        verdict, reason = Verdict.CONSISTENT, Statement.of("speedup_reference")
+    else:
+        verdict = Verdict.INCOMPARABLE
+        reason = obstacle or Statement.of("no_published_reference")
+    return Judgement(row=row, entry=row.told(verdict, reason))
+
+
+def _speedup_ratio(
+    row: Row, figures: Figures, tolerances: Tolerances, after: Side
+) -> _Ratio | Statement | None:
+    """S(n) over the published one, or why it is unknown; None where none was published."""
+    figure, entry = row.figure, row.after
+    if figure is None or entry is None or figure.gpus == 1 or row.published_speedup is None:
+        return None
+    key = entry.point.point_key
+    reference = References(after.by_point).of(key)
+    if reference is None:
+        return Statement.of("no_measured_reference")
+    one = figures[figure.key._replace(gpus=1)]
+    before, now = one.batch_per_gpu, reference.batch_per_gpu
+    if before != now:
+        return Statement.of("other_published_reference", before=before, now=now)
+    common = [(night, value) for night, value in figure.nights.items() if night in one.nights]
+    samples = [log_sample(each.all_logs) for each in (entry, after.by_point[reference])]
+    speedup = log_speedup(samples[0], key.global_batch, samples[1], reference.global_batch)
+    return _Ratio(
+        quantity=QuantityName.EFFICIENCY,
+        value=speedup - math.log(row.published_speedup),
+        samples=samples,
+        tolerance=tolerances.published_margin(figure.key, SPEEDUP, nodes=figure.nodes),
+        nights=_sample_of_nights({night: value / one.nights[night] for night, value in common}),
+    )
+
+
+def _sample_of_nights(values: Mapping[str, float]) -> Sample | None:
+    enough = len(values) >= MINIMUM_ALLOCATIONS
+    return log_sample([math.log(value) for value in values.values()]) if enough else None
+
+
+def _decisive(
+    ratios: Sequence[_Ratio], confidence: float, further_runs: int = 0
+) -> tuple[Verdict, _Ratio]:
+    """The worst verdict and the ratio that gave it; of as bad ones what lost most."""
+    verdicts = [(ratio.verdict(confidence, further_runs), ratio) for ratio in ratios]
+    worst = max((verdict for verdict, _ in verdicts), key=_SEVERITY.index)
+    as_bad = [ratio for verdict, ratio in verdicts if verdict is worst]
+    if worst is Verdict.CONSISTENT:
+        return worst, as_bad[0]
+    return worst, max(as_bad, key=lambda ratio: ratio.excess_loss)
+
+
+def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgement:
+    verdict, ratio = _decisive(ratios, confidence)
+    required = required_runs(
+        lambda runs: _decisive(ratios, CONFIDENCE, runs)[0] is not Verdict.INCONCLUSIVE,
+        made=min(sample.count for ratio in ratios for sample in ratio.samples),
+    )
+    change = ratio.measured().relative_change()
+    code = "published_met" if change.value < 0 else "published_exceeded"
+    if verdict is not Verdict.CONSISTENT:
+        is_missed = verdict is Verdict.INCONSISTENT
+        code = "published_missed" if is_missed else "published_uncertain"
+    remedy = Statement.of("more_runs") if required.needed is None else required.advice
+    if required.needed is None and ratio.nights is not None:
+        deviation = math.sqrt(ratio.nights.variance or 0.0)
+        remedy = Statement.of("nights_differ", deviation=exponential(deviation) - 1)
+    reason = Statement.of(
+        code,
+        quantity=ratio.quantity,
+        change=change.value,
+        tolerance=ratio.tolerance,
+        remedy=remedy,
+    )
+    return Judgement(
+        row=row,
+        entry=replace(
+            row.told(verdict, reason),
+            change=change,
+            changed_quantity=ratio.quantity,
+            minimum_detectable_loss=min(each.detectable_loss for each in ratios),
+            further_runs=required.credible if verdict is Verdict.INCONCLUSIVE else None,
+        ),
+        excess_losses={each.quantity: each.excess_loss for each in ratios},
+        decided_by=ratio.quantity,
+        is_suspect=any(each.excess_loss > 0 for each in ratios),
+    )

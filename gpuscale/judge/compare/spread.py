@@ -1,0 +1,351 @@
+"""The three levels of spread: windows in runs (taken as medians), runs, allocations."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gpuscale.analysis.statistics.estimates import (
+    EXCLUDED,
+    Difference,
+    Moderated,
+    Sample,
+    Term,
+    difference_of_levels,
+    exponential,
+    grouped_log_sample,
+    log_sample,
+    moderated_term,
+    not_above,
+    not_below,
+    priors_of,
+)
+from gpuscale.analysis.statistics.levels import outlying_allocations
+from gpuscale.records import Statement
+
+_Row = TypeVar("_Row")
+
+MINIMUM_ALLOCATIONS = 4
+"""From so many allocations on, a baseline's own spread between them is used."""
+
+DECLARED_DF = 2.0
+"""Degrees of freedom that the declared deviation is worth beside that estimate.
+
+Four allocations alone tell their spread so badly that a loss of 5% was found in 15% of nights.
+With more than 2, false alarms exceed 1% where allocations differ by three times the declared
+deviation.
+"""
+
+
+_FAR_NOISIER = 4.0
+"""Ratio of variances: with less, the other rows are not named as what makes a row uncertain."""
+EXCLUDED_BY_NIGHTS = 0.01
+"""As `EXCLUDED`, where nights put the bound: with more, runs of 5% deviation alarm too often."""
+
+_WIDE = 10.0
+"""Times the median variance between nights, beyond which a row tells less of the others."""
+_SMALLEST_SPREAD = 1e-8
+"""The least that rows are taken to vary: nothing is measured to less than 0.01%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSample:
+    """The runs of one entry on one side, by allocation."""
+
+    values: Mapping[str, tuple[float, ...]]
+    """Logarithms of step times, or what else is judged; at least one."""
+    moderated: Moderated
+    """Their mean, and the variance of a run within its allocation."""
+    holds_allocations: bool = False
+    """That variance holds what an allocation does to one row alone."""
+
+    @property
+    def mean(self) -> float:
+        """The mean of all runs."""
+        return self.moderated.sample.mean
+
+    @property
+    def count(self) -> int:
+        """The number of runs, also those that are only supposed."""
+        return self.moderated.sample.count
+
+    @property
+    def own_variance(self) -> float:
+        """The variance that its own runs tell; 0 if they are too few."""
+        return self.moderated.sample.variance or 0.0
+
+    @property
+    def prior_variance(self) -> float:
+        """The variance of a run by the other rows and the other side; 0 if nothing tells it."""
+        return 0.0 if self.moderated.prior is None else self.moderated.prior.variance
+
+    @property
+    def allocation_share(self) -> float:
+        """The part of the variance between allocations left in the mean: 1/A if balanced."""
+        total = sum(len(values) for values in self.values.values())
+        return math.fsum((len(values) / total) ** 2 for values in self.values.values())
+
+    def with_further_runs(self, count: int) -> "RunSample":
+        """The sample as so many more runs in the same allocation would leave it, mean unchanged.
+
+        They deviate by the moderated variance, which so stays what it is.
+        """
+        sample, of_run = self.moderated.sample, self.moderated.variance
+        if count == 0 or of_run is None:
+            return self
+        df = sample.df + count
+        squares = (sample.variance or 0.0) * sample.df + of_run * count
+        grown = replace(sample, variance=squares / df, count=sample.count + count, df=df)
+        return replace(self, moderated=replace(self.moderated, sample=grown))
+
+
+def moderated_samples(
+    baseline: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+    current: Mapping[_Row, Mapping[str, tuple[float, ...]]],
+) -> tuple[dict[_Row, RunSample], dict[_Row, RunSample]]:
+    """The samples of both sides of a whole comparison, by row.
+
+    Each variance is moderated by all the other samples, and by no less than the same row has on
+    the other side, if that side knows it as well. A row whose own runs exclude what the other
+    rows tell is moderated as if it were alone.
+    """
+    sides = [*baseline.values(), *current.values()]
+    samples = [grouped_log_sample(values.values()) for values in sides]
+    told = samples
+    hold_allocations = all(sample.variance is None for sample in samples)
+    if hold_allocations:
+        # One run a night. Enough nights tell what runs differ by where they have several rows;
+        # too few tell it of runs and nights together, and the declared deviation counts as well.
+        of_baseline = zip(baseline.values(), samples, strict=False)
+        told = [*_runs_beside_others([*of_baseline]), *samples[len(baseline) :]]
+        for i, values in enumerate(sides):
+            if len(values) < MINIMUM_ALLOCATIONS:
+                samples[i] = told[i] = log_sample([*_only_runs(values)])
+    priors = priors_of(told)
+    # A run differs from another one by no more than from a run of another night.
+    own = [log_sample([*_only_runs(values)]) for values in sides] if hold_allocations else samples
+    excluded = EXCLUDED_BY_NIGHTS if hold_allocations else EXCLUDED
+    then = {key: i for i, key in enumerate(baseline)}
+    for i, key in enumerate(current, start=len(baseline)):
+        if key in then:
+            other = then[key]
+            lone = priors_of((samples[i], samples[other]))
+            for at, without_others in zip((i, other), lone, strict=True):
+                lowered = not_above(priors[at], own[i], own[other], excluded=excluded)
+                is_alone = lowered != priors[at] and None not in lone
+                priors[at] = without_others if is_alone else lowered
+            priors[i] = not_below(priors[i], samples[i], samples[other])
+            priors[other] = not_below(priors[other], samples[other], samples[i])
+    moderated = [
+        RunSample(
+            values=values,
+            moderated=Moderated(sample=own, prior=prior),
+            holds_allocations=hold_allocations,
+        )
+        for values, own, prior in zip(sides, samples, priors, strict=True)
+    ]
+    ours = moderated[len(baseline) :]
+    return dict(zip(baseline, moderated, strict=False)), dict(zip(current, ours, strict=True))
+
+
+def _runs_beside_others(
+    rows: Sequence[tuple[Mapping[str, tuple[float, ...]], Sample]],
+) -> list[Sample]:
+    """The only run of each allocation, by row, with the variance that is left without allocations.
+
+    These are the residuals of rows and allocations, which hold what runs differ by and what an
+    allocation does to one row alone (Searle, Casella and McCulloch 1992, section 4.3). What an
+    allocation does to a row is told by the other rows, each weighted by its own precision: one
+    row's bad night says little of theirs.
+    """
+    spreads = [log_sample([*_only_runs(values)]).variance or 0.0 for values, _ in rows]
+    wide = max(_WIDE * statistics.median(spreads or [0.0]), _SMALLEST_SPREAD)
+    weights = [1 / max(spread, wide) for spread in spreads]
+    apart: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for (values, sample), weight in zip(rows, weights, strict=True):
+        for name, (run,) in values.items():
+            apart[name].append((weight, weight**2, weight * (run - sample.mean)))
+    sums = {
+        name: [math.fsum(each) for each in zip(*its, strict=True)] for name, its in apart.items()
+    }
+
+    def residual(departure: float, weight: float, name: str) -> float:
+        total, squares, weighted = sums[name]
+        others = total - weight
+        of_night = (weighted - weight * departure) / others
+        return (departure - of_night) / math.sqrt(1 + (squares - weight**2) / others**2)
+
+    told = []
+    for (values, sample), weight in zip(rows, weights, strict=True):
+        residuals = {
+            name: residual(run - sample.mean, weight, name)
+            for name, (run,) in values.items()
+            if len(apart[name]) > 1
+        }
+        far = outlying_allocations(residuals)
+        usual = log_sample([each for name, each in residuals.items() if name not in far] or [0.0])
+        told.append(replace(sample, variance=usual.variance, df=usual.df))
+    return told
+
+
+def _only_runs(values: Mapping[str, tuple[float, ...]]) -> Iterator[float]:
+    """The only run of each allocation."""
+    return (run for (run,) in values.values())
+
+
+@dataclass(frozen=True, slots=True)
+class SideSample:
+    """One side of a judged quantity."""
+
+    ends: tuple[RunSample, ...]
+    """The runs on n GPUs and, for S(n), those on 1 GPU."""
+
+    @property
+    def value(self) -> float:
+        """The logarithm of T(n), or of T(n)/T(1), or what else is judged."""
+        return _difference([end.mean for end in self.ends])
+
+    @property
+    def common_allocations(self) -> tuple[str, ...]:
+        """The allocations in which every end was measured, in order."""
+        first, *others = (end.values for end in self.ends)
+        return tuple(name for name in first if all(name in values for values in others))
+
+    @property
+    def usual_allocations(self) -> tuple[str, ...]:
+        """Those of them that do not lie far from the others."""
+        values = {name: self.in_allocation(name) for name in self.common_allocations}
+        outlying = outlying_allocations(values)
+        return tuple(name for name in values if name not in outlying)
+
+    @property
+    def usual_means(self) -> Sample:
+        """The mean of each of those: what a gain is over where they tell their own spread."""
+        return log_sample([self.in_allocation(name) for name in self.usual_allocations])
+
+    @property
+    def allocation_share(self) -> float:
+        """The part of the variance between allocations that is left in the value."""
+        return max(end.allocation_share for end in self.ends)
+
+    @property
+    def variance_of_means(self) -> float:
+        """The part of the variance between runs that is left in the value."""
+        return math.fsum((end.moderated.variance or 0.0) / end.count for end in self.ends)
+
+    def with_further_runs(self, count: int) -> "SideSample":
+        """Each end with so many more runs."""
+        return SideSample(tuple(end.with_further_runs(count) for end in self.ends))
+
+    def in_allocation(self, name: str) -> float:
+        """The value as that allocation alone gives it."""
+        return _difference([statistics.fmean(end.values[name]) for end in self.ends])
+
+    def declared_variance(self, deviation: float, deviation_apart: float) -> float:
+        """The variance that the declared deviation between allocations puts on the value."""
+        if self.common_allocations:
+            return deviation**2 * self.allocation_share
+        # Two samples from different nodes share nothing: each has the full deviation of a time.
+        return deviation_apart**2 * math.fsum(end.allocation_share for end in self.ends)
+
+
+def _difference(logs: Sequence[float]) -> float:
+    """The first, less the other one if there is one."""
+    return logs[0] - math.fsum(logs[1:])
+
+
+def estimates_allocations(baseline: SideSample, current: SideSample) -> bool:
+    """True where the baseline's own spread between allocations is used, not the declared one.
+
+    A gain is then one over the mean of its usual allocations, and else over that of all its runs.
+    """
+    enough = len(baseline.common_allocations) >= MINIMUM_ALLOCATIONS
+    return enough and bool(current.common_allocations)
+
+
+def largest_spread(
+    baseline: SideSample, current: SideSample, gain: Difference, *, further_runs: int = 0
+) -> Statement:
+    """The level that puts most on the variance of a gain, with its standard deviation.
+
+    The gain is one after further runs of the current side. A side is blamed for what its own runs
+    differ by, not for what moderation adds; if that is most, the other rows are.
+    """
+    of_current = math.fsum(end.own_variance / (end.count + further_runs) for end in current.ends)
+    of_baseline = math.fsum(end.own_variance / end.count for end in baseline.ends)
+    code, side, most = "runs_differ", current, of_current
+    shares = baseline.allocation_share + current.allocation_share
+    is_estimated = estimates_allocations(baseline, current)
+    # Means of allocations hold the spread of the baseline's runs already.
+    if of_baseline > of_current and not is_estimated:
+        code, side, most = "baseline_runs_differ", baseline, of_baseline
+    if is_estimated:
+        between = (baseline.usual_means.variance or 0.0) * shares
+    else:
+        grown = current.with_further_runs(further_runs)
+        between = (gain.variance or 0.0) - (baseline.variance_of_means + grown.variance_of_means)
+    variance = max(end.own_variance for end in side.ends)
+    if between > most:
+        code, variance, most = "nights_differ", between / shares, between
+    ends = [(end, end.count) for end in baseline.ends]
+    ends += [(end, end.count + further_runs) for end in current.ends]
+    others = max(end.prior_variance for end, _ in ends)
+    of_others = math.fsum(end.moderated.prior_part / count for end, count in ends)
+    if of_others > most and others > _FAR_NOISIER * max(end.own_variance for end, _ in ends):
+        code, variance = "other_rows_differ", others
+    return Statement.of(code, deviation=exponential(math.sqrt(variance)) - 1)
+
+
+def gain_of(
+    baseline: SideSample, current: SideSample, *, deviation: float, deviation_apart: float = 0.0
+) -> Difference:
+    """The gain of the current side: a logarithm where the values are logarithms.
+
+    The variance between allocations counts (1/A_baseline + 1/A_now) times, that between runs
+    (1/R_baseline + 1/R_now) times. The former is declared; where the baseline gathers enough
+    allocations it is estimated from them, with the declared one as prior. `deviation` is declared
+    of the value, `deviation_apart` of each end of a ratio whose samples come from different
+    allocations.
+    """
+    if estimates_allocations(baseline, current):
+        return _gain_over_allocations(baseline, current, deviation)
+    declared = math.fsum(
+        side.declared_variance(deviation, deviation_apart) for side in (baseline, current)
+    )
+    runs = moderated_term((end.moderated, 1 / end.count) for end in (*baseline.ends, *current.ends))
+    return difference_of_levels(
+        baseline.value - current.value, [runs, Term(variance=declared, df=math.inf)]
+    )
+
+
+def _gain_over_allocations(
+    baseline: SideSample, current: SideSample, deviation: float
+) -> Difference:
+    names = baseline.usual_allocations
+    share = current.allocation_share
+    means = baseline.usual_means
+    of_runs = math.fsum(
+        (end.moderated.variance or 0.0) * _mean_share(end, names) for end in baseline.ends
+    )
+    declared = deviation**2
+    # What residuals hold of allocations is declared already.
+    of_one = max(declared, of_runs) if baseline.ends[0].holds_allocations else declared + of_runs
+    between = Moderated(sample=means, prior=Term(variance=of_one, df=DECLARED_DF))
+    of_allocations = Term(
+        variance=(between.own_part + between.prior_part) * (1 / len(names) + share),
+        df=means.df + DECLARED_DF,
+    )
+    # Means of allocations already hold the spread of their runs. Only what fewer runs than a
+    # baseline allocation had add to it is still to be counted.
+    extra = moderated_term(
+        (now.moderated, max(0.0, 1 / now.count - share * _mean_share(before, names)))
+        for before, now in zip(baseline.ends, current.ends, strict=True)
+    )
+    return difference_of_levels(means.mean - current.value, [of_allocations, extra])
+
+
+def _mean_share(end: RunSample, names: Sequence[str]) -> float:
+    """The part of the variance between runs that is left in the mean of one allocation."""
+    return statistics.fmean(1 / len(end.values[name]) for name in names)

@@ -1,0 +1,253 @@
+"""Judging while measuring: rows that are settled, that need more runs, that are confirmed.
+
+The data are analysed after each run from the fewest to the most. Each of these interim analyses is
+held to a stricter level (`significance.nominal_error`), so that the whole session errs as rarely as
+one comparison does. And a loss is only called so once runs that were made afterwards show it too.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
+
+from gpuscale.analysis.scaling import PointKey, References, point_keys
+from gpuscale.analysis.statistics.estimates import CONFIDENCE, SIGNIFICANCE
+from gpuscale.analysis.statistics.significance import nominal_error
+from gpuscale.judge.compare.comparison import Assessment, Choice, assess, comparison_of
+from gpuscale.judge.compare.decision import ErrorRates, Judgement
+from gpuscale.judge.compare.matching import Row
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    Configuration,
+    EntryKey,
+    EntryVerdict,
+    Results,
+    Run,
+    Statement,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialPlan:
+    """The numbers of runs that a session makes of each item: `--runs 3:8`."""
+
+    fewest_runs: int
+    most_runs: int
+
+    def rates(self, significance: float = SIGNIFICANCE) -> ErrorRates:
+        """The error rates of each interim analysis, where all together have this significance.
+
+        A loss needs a confirming run, so it can first be called after `fewest_runs + 1`.
+        """
+        if self.fewest_runs == self.most_runs:
+            return ErrorRates(significance=significance)
+        return ErrorRates(
+            significance=nominal_error(significance, self.fewest_runs + 1, self.most_runs),
+            confidence=1 - nominal_error(1 - CONFIDENCE, self.fewest_runs, self.most_runs),
+        )
+
+
+class RowStatus(StrEnum):
+    """The place of one row in a session."""
+
+    NEEDS_RUNS = "needs runs"
+    SETTLED = "settled"
+    """Passed, or cannot be judged by any number of runs."""
+    CONFIRMED = "confirmed"
+    """Regressed, and runs made after it was first suspected say so too."""
+    UNDECIDED = "undecided"
+    """All runs are made and tell neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProgress:
+    """One row: its verdict so far, and its status."""
+
+    entry: EntryVerdict
+    """Never `regressed` or `inconsistent` unless `status` is `CONFIRMED`."""
+    status: RowStatus = RowStatus.NEEDS_RUNS
+    analysed_after: int | None = None
+    """Runs at the analysis that `entry` comes from; None before the first."""
+    suspected_after: int | None = None
+    """Runs at the analysis at which it was first worse than its margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The knowledge of a session after the runs so far."""
+
+    entries: tuple[RowProgress, ...]
+    comparison: Comparison
+    """Of the rows as `entries` has them; its exit code is the session's."""
+    needs_runs: frozenset[tuple[EntryKey, Configuration | None]]
+    """The rows to run again, and those on 1 GPU that their speedups are taken over."""
+
+
+def next_step(
+    baseline: Baseline,
+    results: Sequence[Results],
+    plan: SequentialPlan,
+    *,
+    cases: Collection[str] | None = None,
+    gpus: Collection[int] | None = None,
+    configurations: Collection[Configuration] | None = None,
+) -> Step:
+    """The verdict of the runs so far on each row, analysed after each run as the plan allows.
+
+    Pure and without memory: the analyses of the past are made again from the order of the runs
+    in the results, so a resumed session goes on where it was. Analysis k has the first k runs of
+    each item that gave a number, and those that failed before them. A row that is settled or
+    confirmed stays so, unless most of its later runs fail.
+
+    The results are everything that the session has, the runs in the order in which they ended;
+    cases, GPUs and configurations are those that it measures. Of a row that the baseline has in
+    one of the configurations, its entries in others are left out; None leaves out none.
+    """
+    if configurations is not None:
+        met = {run.key for run in baseline.runs if run.configuration in configurations}
+        runs = (r for r in baseline.runs if r.key not in met or r.configuration in configurations)
+        baseline = msgspec.structs.replace(baseline, runs=tuple(runs))
+    session = _Session(baseline, results, plan, Choice(cases=cases, gpus=gpus))
+    everything = session.assess(0, math.inf)
+    judged = everything.judgements
+    rows = [RowProgress(entry=each.entry) for each in judged]
+    for count in range(plan.fewest_runs, plan.most_runs + 1):
+        if any(session.has_reached(each.row, count) for each in judged):
+            rows = session.analysed(rows, count)
+    reported = tuple(_reported(each, now.row) for each, now in zip(rows, judged, strict=True))
+    entries = [each.entry for each in reported]
+    still_open = [each.entry for each in reported if each.status is RowStatus.NEEDS_RUNS]
+    needed = [
+        (key, its.configuration)
+        for its in still_open
+        for key in (its.key, its.key._replace(gpus=1))
+    ]
+    return Step(
+        entries=reported,
+        comparison=comparison_of(everything, baseline, results, entries),
+        needs_runs=frozenset(needed),
+    )
+
+
+class _Session:
+    """The runs of a session in the order in which they ended, and analyses of some of them."""
+
+    def __init__(
+        self, baseline: Baseline, results: Sequence[Results], plan: SequentialPlan, choice: Choice
+    ) -> None:
+        self._baseline, self._results = baseline, results
+        self._plan, self._choice = plan, choice
+        self._valid: Counter[PointKey] = Counter()
+        self._attempts: Counter[PointKey] = Counter()
+        # Of each result its runs, each with the analysis that has it first, counted from 1.
+        self._placed: list[list[tuple[Run, int]]] = []
+        for result in results:
+            self._placed.append([])
+            for key, run in zip(point_keys(result.runs), result.runs, strict=True):
+                self._placed[-1].append((run, self._valid[key] + 1))
+                self._attempts[key] += 1
+                if run.is_valid:
+                    self._valid[key] += 1
+        self._references = References(self._valid)
+
+    def assess(self, after: int, until: float) -> Assessment:
+        """The judgement by the runs of each item after one analysis and up to another.
+
+        What this session does not measure is all there already, and serves each of them. Where
+        those on 1 GPU all lie before the first position, they serve as the reference still.
+        """
+        part = []
+        for result, placed in zip(self._results, self._placed, strict=True):
+            runs = tuple(
+                run
+                for run, position in placed
+                if after < position <= until or self._serves_always(run, after)
+            )
+            part.append(msgspec.structs.replace(result, runs=runs))
+        rates = self._plan.rates(self._baseline.tolerances.significance)
+        return assess(self._baseline, part, self._choice, rates)
+
+    def _serves_always(self, run: Run, after: int) -> bool:
+        is_used_up = run.gpus == 1 and self._valid[PointKey.of(run)] <= after
+        return is_used_up or not self._measures(run.gpus)
+
+    def _measures(self, gpus: int) -> bool:
+        return self._choice.gpus is None or gpus in self._choice.gpus
+
+    def has_reached(self, row: Row, runs: int) -> bool:
+        """True where so many runs of the row, and of those on 1 GPU beside it, are made."""
+        key = None if row.after is None else row.after.point.point_key
+        if key is None or self._valid[key] < runs:
+            return False
+        reference = None if key.gpus == 1 else self._references.of(key)
+        if reference is None or not self._measures(1) or self._valid[reference] >= runs:
+            return True
+        return self._attempts[reference] >= self._plan.most_runs
+
+    def analysed(self, rows: Sequence[RowProgress], runs: int) -> list[RowProgress]:
+        """The rows after one more analysis of those that are open."""
+        return [
+            self._analysed(replace(before, entry=now.entry, analysed_after=runs), now, runs)
+            if before.status is RowStatus.NEEDS_RUNS and self.has_reached(now.row, runs)
+            else before
+            for before, now in zip(rows, self.assess(0, runs).judgements, strict=True)
+        ]
+
+    def _analysed(self, now: RowProgress, judgement: Judgement, runs: int) -> RowProgress:
+        verdict, suspected = now.entry.verdict, now.suspected_after
+        if verdict.is_pass or _cannot_be_judged(judgement.row):
+            return replace(now, status=RowStatus.SETTLED)
+        if verdict.is_loss and self._is_confirmed(judgement, suspected, runs):
+            return replace(now, status=RowStatus.CONFIRMED)
+        if suspected is None and (judgement.is_suspect or verdict.is_loss):
+            now = replace(now, suspected_after=runs)
+        return replace(now, status=RowStatus.UNDECIDED) if runs == self._plan.most_runs else now
+
+    def _is_confirmed(self, judgement: Judgement, suspected: int | None, runs: int) -> bool:
+        """True where the runs since the suspicion, by themselves, lie beyond the margin too."""
+        if self._plan.fewest_runs == self._plan.most_runs:
+            return True
+        if suspected is None or judgement.decided_by is None:
+            return False
+        return any(
+            again.excess_losses.get(judgement.decided_by, 0.0) > 0
+            for again in self.assess(suspected, runs).judgements
+            if _identity(again.row) == _identity(judgement.row)
+        )
+
+
+def _identity(row: Row) -> tuple[EntryKey, Configuration | None]:
+    return row.key, None if row.before is None else row.before.point.configuration
+
+
+def _cannot_be_judged(row: Row) -> bool:
+    """True where more runs would not help: another machine or measurement, or no baseline."""
+    without_baseline = row.before is None and row.figure is None
+    return row.obstacle is Verdict.INCOMPARABLE or without_baseline
+
+
+def _reported(progress: RowProgress, row: Row) -> RowProgress:
+    """The row as the session may tell it: no loss unless confirmed, no pass by too few runs."""
+    status = RowStatus.SETTLED if _cannot_be_judged(row) else progress.status
+    entry, few = progress.entry, None if row.after is None else row.after.too_few_valid_runs
+    if progress.analysed_after is None and entry.verdict.is_judged:
+        entry = replace(entry, further_runs=None)
+        if few is None:
+            made = 0 if row.after is None else row.after.point.valid_runs
+            reason = Statement.of("too_few_to_look", made=made)
+        else:
+            reason = Statement.of("too_few_valid_runs", **few)
+    elif few is not None and entry.verdict.is_pass:
+        reason = Statement.of("too_few_since_look", **few, otherwise=entry.reason)
+        status = RowStatus.NEEDS_RUNS
+    elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
+        reason = Statement.of("not_yet_confirmed", otherwise=entry.reason)
+    else:
+        return replace(progress, status=status)
+    entry = replace(entry, verdict=Verdict.INCONCLUSIVE, finding=None, reason=reason)
+    return replace(progress, entry=entry, status=status)

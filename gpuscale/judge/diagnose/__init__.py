@@ -1,0 +1,127 @@
+"""The causes of a loss: values in, values out; no files, no output.
+
+A new cause is a finder in a file here, its entry in `OF_PARTS` or `CAUSES`, and its words in
+`reports.cause_words`.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from gpuscale.analysis.budget import efficiency_budgets
+from gpuscale.judge.diagnose import causes
+from gpuscale.judge.diagnose.attribution import Change, Part
+from gpuscale.judge.diagnose.evidence import Row, onset_of, points_of
+from gpuscale.judge.diagnose.stragglers import slow_device, straggler_in_all_runs, stragglers
+from gpuscale.records import (
+    Baseline,
+    Cause,
+    Comparison,
+    EntryVerdict,
+    MetricSpec,
+    QuantityName,
+    Results,
+    Statement,
+    Verdict,
+)
+from gpuscale.records.cause import DeviceSymptom
+from gpuscale.records.environment import gpu_places
+
+OF_PARTS: Mapping[Part, Callable[[Row, Change], Cause]] = {
+    Part.COMMUNICATION: causes.communication,
+    Part.DATA: causes.data,
+    Part.COMPUTING: causes.computing,
+    Part.SKEW: stragglers,
+    Part.REST: causes.time_in_no_part,
+}
+"""The cause of a part of the step that stands out, without its times."""
+
+
+def lost_parts(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The causes of the parts that stand out, with the time that they lost; the most first."""
+    finding = row.entry.finding
+    parts: Collection[Part] = OF_PARTS
+    if isinstance(finding, MetricSpec):
+        # No time explains more memory or energy; more exposed communication is told by its own.
+        parts = [Part.COMMUNICATION] if finding.in_points else []
+    changes = row.point.changes
+    standing_out = [changes[part] for part in parts if part in changes and changes[part].stands_out]
+    for change in sorted(standing_out, key=lambda change: -change.lost_s):
+        yield structs.replace(
+            OF_PARTS[change.part](row, change),
+            share=change.share,
+            lost_s=change.lost_s,
+            before_s=change.before_s,
+            after_s=change.after_s,
+            onset=onset_of(change.part, row.point, row.points),
+        )
+
+
+CAUSES: tuple[Callable[[Row, Sequence[Cause]], Iterator[Cause]], ...] = (
+    slow_device,
+    lost_parts,
+    causes.device_faults,
+    causes.busy_host,
+    causes.not_established,
+    causes.environment,
+)
+"""In the order in which they are named; each is given those that stand before it."""
+_OF_OPEN_ROWS = (slow_device, straggler_in_all_runs)
+
+
+def diagnose(baseline: Baseline, results: Sequence[Results], comparison: Comparison) -> Comparison:
+    """The comparison with the causes of each loss, and what the runs of open rows agree in."""
+    configurations = {each.configuration for each in comparison.entries if _is_diagnosed(each)}
+    if not configurations:
+        return comparison
+    points = points_of(baseline, results, configurations)
+    runs = [run for result in results for run in result.runs] if baseline.published else []
+    budgets = {(each.configuration, each.key): each for each in reversed(efficiency_budgets(runs))}
+
+    def causes_of(entry: EntryVerdict) -> tuple[Cause, ...]:
+        assert entry.configuration is not None, "a row without one is not diagnosed"
+        of_configuration = points.get(entry.configuration, {})
+        if entry.key.gpus in of_configuration:
+            row = Row(entry=entry, points=of_configuration)
+            named: tuple[Cause, ...] = ()
+            for find in CAUSES if entry.verdict.is_loss else _OF_OPEN_ROWS:
+                named += tuple(find(row, named))
+            return named
+        if entry.verdict.is_loss:
+            # What a throughput lacks to a published one is not what it lacks to ideal scaling.
+            is_of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+            budget = budgets.get((entry.configuration, entry.key)) if is_of_speedup else None
+            return tuple(causes.lost_to_ideal(budget))
+        return ()
+
+    entries = tuple(
+        replace(entry, causes=causes_of(entry)) if _is_diagnosed(entry) else entry
+        for entry in comparison.entries
+    )
+    notes = comparison.notes
+    if places := _places(baseline, results, entries):
+        notes += (Statement.of("gpu_places", places=places),)
+    return replace(comparison, entries=entries, notes=notes)
+
+
+def _places(
+    baseline: Baseline, results: Sequence[Results], entries: Sequence[EntryVerdict]
+) -> dict[str, str]:
+    """Where the GPUs are that causes name."""
+    named = {
+        uuid
+        for entry in entries
+        for cause in entry.causes
+        for uuid in (
+            *cause.device_uuids,
+            *(each.uuid for each in cause.evidence if isinstance(each, DeviceSymptom)),
+        )
+    }
+    environments = (*baseline.environments.values(), *(each.environment for each in results))
+    return {uuid: at for uuid, at in gpu_places(environments).items() if uuid in named}
+
+
+def _is_diagnosed(entry: EntryVerdict) -> bool:
+    is_open = entry.verdict is Verdict.INCONCLUSIVE
+    return entry.configuration is not None and (entry.verdict.is_loss or is_open)

@@ -1,0 +1,204 @@
+"""The parts that a step is made of, and by how much each of them changed.
+
+T = communication + pace of the slowest rank + rest, and the pace of the slowest rank is the
+data and the computing of the median rank and the skew. A slow rank makes the others wait
+inside their all-reduce, so no rank's own phases tell communication: the difference between
+steps with and without gradient synchronisation does, and the paces without it tell the skew.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from gpuscale.analysis.statistics.distributions import t_quantile
+from gpuscale.analysis.statistics.estimates import Moderated, Term, grouped_log_sample
+from gpuscale.records import Phases, Run
+
+NAMED_SHARE = 0.1
+"""A part with less of what is lost is not named."""
+_NAMED_CONFIDENCE = 0.95
+"""One-sided, that a part got longer at all; that the step did is known when this is asked."""
+_PRIOR_DF = 3.0
+"""Degrees of freedom that the deviation of the whole step is worth for that of a part."""
+_UNKNOWN_DEVIATION = 0.05
+"""Of the step time between runs, where single runs before and after do not tell it."""
+
+
+class Part(StrEnum):
+    """Where the seconds of a step can be."""
+
+    COMMUNICATION = "communication"
+    DATA = "data"
+    COMPUTING = "computing"
+    SKEW = "skew"
+    REST = "rest"
+
+
+class Rank(NamedTuple):
+    """A rank whose own pace is known, with what it is made of, in seconds per step."""
+
+    rank: int
+    host: str
+    device_uuids: tuple[str, ...]
+    pace_s: float
+    phases: Phases
+
+    @property
+    def data_s(self) -> float:
+        """Waiting for the batch and copying it."""
+        return self.phases.data_s + self.phases.h2d_s
+
+    @property
+    def computing_s(self) -> float:
+        """The rest of its own pace, which no wait for other ranks is in."""
+        return self.pace_s - self.data_s
+
+    @property
+    def backward_s(self) -> float:
+        """Its computing that is neither forward nor optimizer."""
+        return self.computing_s - self.phases.forward_s - self.phases.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An average step of one run, taken apart; the parts add up to its time."""
+
+    time_s: float
+    communication_s: float | None
+    """None where there is a single rank, which has nobody to wait for."""
+    ranks: tuple[Rank, ...]
+    """From fast to slow."""
+    run: Run
+
+    @property
+    def median(self) -> Rank:
+        """The median rank; of an even number, the faster of the middle two."""
+        return self.ranks[(len(self.ranks) - 1) // 2]
+
+    @property
+    def slowest(self) -> Rank:
+        """The rank that the others wait for."""
+        return self.ranks[-1]
+
+    @property
+    def skew_s(self) -> float:
+        """Seconds by which the slowest rank is behind the median rank."""
+        return self.slowest.pace_s - self.median.pace_s
+
+    @property
+    def parts(self) -> Mapping[Part, float]:
+        """Seconds by part; a single rank has neither communication, nor skew, nor a rest."""
+        own = {Part.DATA: self.median.data_s, Part.COMPUTING: self.median.computing_s}
+        if self.communication_s is None:
+            return own
+        return own | {
+            Part.COMMUNICATION: self.communication_s,
+            Part.SKEW: self.skew_s,
+            Part.REST: self.time_s - self.communication_s - self.slowest.pace_s,
+        }
+
+
+def step_of(run: Run) -> Step | None:
+    """The parts of a valid run's step; None where its evidence does not tell them."""
+    ranks = [
+        Rank(each.rank, each.host, each.device_uuids, each.pace_s, each.phases)
+        for each in run.ranks
+        if each.pace_s is not None and each.phases is not None
+    ]
+    exposed_s = run.measured.get("exposed_communication_s")
+    if not ranks or len(ranks) < len(run.ranks) or (len(ranks) > 1 and exposed_s is None):
+        return None
+    return Step(
+        time_s=run.step_time_s,
+        communication_s=exposed_s if len(ranks) > 1 else None,
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.pace_s)),
+        run=run,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One part of a step, in seconds per step: means over runs."""
+
+    part: Part
+    before_s: float
+    after_s: float
+    lost_s: float
+    """after - before, less what another part gained by it; negative for a gain."""
+    noise_s: float
+    """A change up to this is no finding."""
+    share: float = 0.0
+    """Of all time that is lost; 0 for a gain."""
+
+    @property
+    def is_longer(self) -> bool:
+        """True where the part takes longer by more than its noise."""
+        return self.lost_s > self.noise_s
+
+    @property
+    def stands_out(self) -> bool:
+        """True where it does so, and carries enough to be named."""
+        return self.is_longer and self.share >= NAMED_SHARE
+
+
+def changes_of(
+    before: Sequence[Step], after: Sequence[Step], allocation_deviation: float
+) -> dict[Part, Change]:
+    """The change of every part that the runs before and after tell, on one number of GPUs.
+
+    Means over runs, because the verdict is on means too and because they add up: a part that
+    is slow in one run of three carries the loss of that run. From one job to the next a part
+    may differ by the fraction `allocation_deviation`.
+    """
+    if not before or not after:
+        return {}
+    times = [[step.time_s for step in steps] for steps in (before, after)]
+    # A few runs tell the variance of a part badly, so it is drawn towards that of the whole
+    # step, which no part of it exceeds by much. These are of seconds, not logarithms: parts add up.
+    told = grouped_log_sample(times).variance
+    unknown = (_UNKNOWN_DEVIATION * statistics.fmean(times[0])) ** 2
+    prior = Term(variance=unknown if told is None else told, df=_PRIOR_DF)
+    old, new = ([step.parts for step in steps] for steps in (before, after))
+    found = {}
+    for part in old[0]:
+        olds, news = ([parts[part] for parts in each if part in parts] for each in (old, new))
+        if not olds or not news:
+            continue
+        before_s, after_s = statistics.fmean(olds), statistics.fmean(news)
+        runs = Moderated(sample=grouped_log_sample((olds, news)), prior=prior)
+        of_means = (runs.own_part + runs.prior_part) * (1 / len(olds) + 1 / len(news))
+        of_allocations = (allocation_deviation * before_s) ** 2
+        found[part] = Change(
+            part=part,
+            before_s=before_s,
+            after_s=after_s,
+            lost_s=after_s - before_s,
+            noise_s=t_quantile(_NAMED_CONFIDENCE, _PRIOR_DF + runs.sample.df)
+            * math.sqrt(of_means + of_allocations),
+        )
+    changes = _without_hidden_communication(found)
+    lost_s = math.fsum(change.lost_s for change in changes.values() if change.lost_s > 0)
+    return {
+        part: replace(change, share=max(0.0, change.lost_s) / lost_s if lost_s else 0.0)
+        for part, change in changes.items()
+    }
+
+
+def _without_hidden_communication(changes: dict[Part, Change]) -> dict[Part, Change]:
+    """Computing less what it only took over from communication.
+
+    Whatever makes ranks slow on their own, such as late batches, hides their communication. The
+    steps without synchronisation then take as long as those with it: communication seems to
+    have gone, and their pace, of which computing is the remainder, to have grown by as much.
+    """
+    computing, communication = changes.get(Part.COMPUTING), changes.get(Part.COMMUNICATION)
+    if computing is None or communication is None:
+        return changes
+    hidden_s = max(0.0, min(computing.lost_s, -communication.lost_s))
+    return changes | {
+        Part.COMPUTING: replace(computing, lost_s=computing.lost_s - hidden_s),
+        Part.COMMUNICATION: replace(communication, lost_s=communication.lost_s + hidden_s),
+    }

@@ -1,0 +1,209 @@
+"""Finders of causes: parts of a step that take longer on all ranks, and what no part tells."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from gpuscale.analysis.budget import EfficiencyBudget
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.judge.diagnose.attribution import NAMED_SHARE, Change, Rank
+from gpuscale.judge.diagnose.devices import explaining_clocks
+from gpuscale.judge.diagnose.evidence import Row
+from gpuscale.records import EnvironmentChange, MetricSpec, QuantityName
+from gpuscale.records.cause import Cause, CauseKind, EfficiencyLoss, LostMetric, PhaseChange, Remedy
+from gpuscale.records.environment_diff import changes, host_changes
+
+
+def communication(row: Row, change: Change) -> Cause:
+    """Gradient synchronisation that is not hidden behind the backward pass takes longer."""
+    links = [s for s in row.symptoms if s.kind in (CauseKind.NVLINK, CauseKind.PCIE)]
+    kinds = {symptom.kind for symptom in links}
+    found = (kind for kind in (CauseKind.NVLINK, CauseKind.PCIE) if kind in kinds)
+    kind = next(found, CauseKind.COMMUNICATION)
+    demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    return Cause(
+        kind=kind,
+        code="communication",
+        includes=demands.paused if demands else None,
+        evidence=tuple(links),
+        remedy=_look_at_links(row),
+    )
+
+
+def data(row: Row, change: Change) -> Cause:
+    """Batches come later, or are copied later."""
+    waiting = _phase("waiting", row, lambda rank: rank.phases.data_s)
+    copying = _phase("copying", row, lambda rank: rank.phases.h2d_s)
+    is_copy = copying.after_s - copying.before_s > waiting.after_s - waiting.before_s
+    links = [s for s in row.symptoms if is_copy and s.kind is CauseKind.PCIE]
+    return Cause(
+        kind=CauseKind.PCIE if links else CauseKind.DATA,
+        code="late_copies" if is_copy else "late_batches",
+        shared_by=row.shared_by(lambda rank: rank.data_s),
+        evidence=(waiting, copying, *links),
+        remedy=Remedy("copies") if is_copy else look_at_loaders(row),
+    )
+
+
+def computing(row: Row, change: Change) -> Cause:
+    """Ranks take longer on their own, without waits for others."""
+    ranks = [rank for step in row.point.after for rank in step.ranks]
+    uuids = {uuid for rank in ranks for uuid in rank.device_uuids}
+    clocks = explaining_clocks(row.symptoms, uuids, lost_s=change.lost_s, of_s=change.before_s)
+    demands = STRATEGIES.get(row.point.key.configuration.strategy)
+    return Cause(
+        kind=CauseKind.CLOCKS if clocks else CauseKind.COMPUTE,
+        code="computing",
+        shared_by=row.shared_by(lambda rank: rank.computing_s),
+        includes=demands.inside_computing if demands and row.point.key.gpus > 1 else None,
+        evidence=(
+            _phase("forward", row, lambda rank: rank.phases.forward_s),
+            _phase("backward", row, lambda rank: rank.backward_s),
+            _phase("optimizer", row, lambda rank: rank.phases.optimizer_s),
+            *clocks,
+        ),
+        remedy=look_at_devices(row, row.hosts),
+    )
+
+
+def time_in_no_part(row: Row, change: Change) -> Cause:
+    """Time that neither a rank's own pace nor gradient synchronisation holds."""
+    return _open("time_in_no_part", Remedy("jobs_on_hosts", row.hosts))
+
+
+def device_faults(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Faults of devices that no lost time was seen to come from, one cause for each kind."""
+    told = {each for cause in named for each in cause.evidence}
+    # Clocks also fall where a device has nothing to do, which is a consequence.
+    faults = [s for s in row.symptoms if s.kind is not CauseKind.CLOCKS]
+    for kind in dict.fromkeys(symptom.kind for symptom in faults):
+        found = [s for s in faults if s.kind is kind and s not in told]
+        if found:
+            yield Cause(
+                kind=kind,
+                code="device_fault",
+                hosts=tuple(dict.fromkeys(s.host for s in found if s.host is not None)),
+                device_uuids=tuple(dict.fromkeys(s.uuid for s in found)),
+                evidence=tuple(found),
+                remedy=Remedy("faults"),
+            )
+
+
+def not_established(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Why no part of the step carries the loss, and what would tell it."""
+    if any(cause.lost_s is not None for cause in named):
+        return
+    entry, point = row.entry, row.point
+    lost = [LostMetric(each.metric.name) for each in entry.metrics if each.verdict.is_loss]
+    if isinstance(entry.finding, MetricSpec):
+        yield _open("other_metrics", Remedy("case_and_libraries"), lost)
+    elif not point.before:
+        # A baseline that is recorded now would hold the loss.
+        hosts = row.hosts or tuple(sorted({each.host or "" for each in point.environments_after}))
+        is_scaling = entry.changed_quantity is QuantityName.EFFICIENCY
+        remedy = _look_at_links(row) if is_scaling else look_at_devices(row, hosts)
+        yield _open("no_phases_before" if point.after else "no_phases", remedy)
+    elif not point.after:
+        yield _open("no_phases_after", Remedy("measure_again"))
+    else:
+        parts = [
+            PhaseChange(name=change.part, before_s=change.before_s, after_s=change.after_s)
+            for change in point.changes.values()
+        ]
+        yield _open("within_noise", Remedy("more_runs", runs=2 * len(point.after)), parts)
+
+
+def environment(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The changes around a row's runs; they alone do not make a cause."""
+    before, after = row.point.environments_before, row.point.environments_after
+    hosts = (
+        {rank.host for step in steps for rank in step.ranks}
+        or {each.host for each in environments if each.host is not None}
+        for steps, environments in ((row.point.before, before), (row.point.after, after))
+    )
+    found = (*changes(before, after), *host_changes(*hosts))
+    if found:
+        kind, remedy = CauseKind.ENVIRONMENT, Remedy("environment_as_it_was")
+        yield Cause(kind=kind, code="environment_changed", evidence=found, remedy=remedy)
+
+
+def busy_host(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Other work on the hosts, of which the baseline had less."""
+    before, after = row.point.loads_before, row.point.loads_after
+    is_new = sum(load.is_busy for load in after) > len(after) / 2
+    if is_new and before and sum(load.is_busy for load in before) < len(before) / 2:
+        then, now = (
+            statistics.median(load.load_average for load in loads) for loads in (before, after)
+        )
+        yield Cause(
+            kind="busy host",
+            code="busy_host",
+            hosts=row.hosts,
+            evidence=(
+                EnvironmentChange(
+                    name=f"load on {after[0].cores} cores",
+                    before=(f"{then:.1f}",),
+                    after=(f"{now:.1f}",),
+                ),
+            ),
+            remedy=Remedy("processes_on_hosts", row.hosts),
+        )
+
+
+def lost_to_ideal(budget: EfficiencyBudget | None) -> Iterator[Cause]:
+    """The parts of the lost efficiency; published figures, without phases, tell no more.
+
+    Where other parts are gains, the shares are still of all that was lost.
+    """
+    if budget is not None and budget.efficiency < 1:
+        lost = 1 - budget.efficiency
+        in_all = sum(part for part in (*budget.parts.values(), budget.rest) if part > 0)
+        demands = STRATEGIES.get(budget.configuration.strategy)
+        parts = {
+            CauseKind.COMMUNICATION: budget.parts.get("communication", 0.0),
+            CauseKind.DATA: budget.parts.get("data", 0.0),
+            CauseKind.SLOW_RANK: budget.parts.get("skew", 0.0),
+        }
+        named = {kind: part for kind, part in parts.items() if part >= NAMED_SHARE * in_all}
+        for kind, part in sorted(named.items(), key=lambda each: -each[1]):
+            yield Cause(
+                kind=kind,
+                code="lost_to_ideal",
+                share=part / in_all,
+                includes=demands.paused if demands and kind is CauseKind.COMMUNICATION else None,
+                evidence=(EfficiencyLoss(gpus=budget.key.gpus, lost=lost, part=part),),
+            )
+    yield _open("published_figures", Remedy("record_own"))
+
+
+def _look_at_links(row: Row) -> Remedy:
+    """The remedy for ranks that wait longer for each other."""
+    if row.point.key.configuration.device == "cuda":
+        return Remedy("gpu_links")
+    return Remedy("network" if row.point.nodes > 1 else "processes_on_host")
+
+
+def look_at_devices(row: Row, hosts: tuple[str, ...]) -> Remedy:
+    """The remedy for ranks that compute slowly there."""
+    on_cpu = row.point.key.configuration.device == "cpu"
+    return Remedy("processes_on_hosts" if on_cpu else "doctor_on_hosts", hosts)
+
+
+def look_at_loaders(row: Row) -> Remedy:
+    """The remedy for late batches."""
+    data = row.point.key.configuration.data
+    if data == "real":
+        return Remedy("storage")
+    return Remedy("loaders") if data == "loader" else Remedy("cpu_load")
+
+
+def _open(code: str, remedy: Remedy, evidence: Sequence[LostMetric | PhaseChange] = ()) -> Cause:
+    return Cause(kind=CauseKind.NOT_ESTABLISHED, code=code, evidence=tuple(evidence), remedy=remedy)
+
+
+def _phase(name: str, row: Row, seconds: Callable[[Rank], float]) -> PhaseChange:
+    """Of the median rank, as means over runs."""
+    before_s, after_s = (
+        statistics.fmean(seconds(step.median) for step in steps)
+        for steps in (row.point.before, row.point.after)
+    )
+    return PhaseChange(name=name, before_s=before_s, after_s=after_s)

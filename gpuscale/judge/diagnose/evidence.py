@@ -1,0 +1,143 @@
+"""Everything that is known of one row when its causes are looked for."""
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpuscale.analysis.scaling import PointKey, valid_by_point
+from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
+from gpuscale.judge.diagnose.devices import symptoms_of
+from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
+from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
+from gpuscale.records.run import HostLoad
+
+_TAKES_PART = 0.5
+"""A rank takes part in the change of the median rank from this part of it on."""
+_AS_LARGE = 0.25
+"""The same loss is elsewhere too where it is at least this part of it, relative to the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One number of GPUs of one configuration, by the runs that tell the parts of their steps."""
+
+    key: PointKey
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    changes: Mapping[Part, Change]
+    """Empty where the runs before or after tell nothing."""
+    environments_before: tuple[Environment, ...] = ()
+    environments_after: tuple[Environment, ...] = ()
+    loads_before: tuple[HostLoad, ...] = ()
+    loads_after: tuple[HostLoad, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """The most hosts that the ranks of a run had, now."""
+        return max((len({rank.host for rank in step.ranks}) for step in self.after), default=1)
+
+    def relative_loss(self, part: Part) -> float:
+        """Lost seconds of a part over the step time of the baseline."""
+        step_time_s = statistics.fmean(step.time_s for step in self.before)
+        return self.changes[part].lost_s / step_time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a comparison, with what its runs tell."""
+
+    entry: EntryVerdict
+    points: Mapping[int, Point]
+    """Of the configuration, by the numbers of GPUs that the baseline has."""
+
+    @property
+    def point(self) -> Point:
+        """The row's own."""
+        return self.points[self.entry.key.gpus]
+
+    @cached_property
+    def symptoms(self) -> tuple[DeviceSymptom, ...]:
+        """Of the devices of now."""
+        return symptoms_of(self.point.before, self.point.after)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts of the runs of now."""
+        return tuple(sorted({rank.host for step in self.point.after for rank in step.ranks}))
+
+    def symptoms_on(self, uuids: Collection[str]) -> tuple[DeviceSymptom, ...]:
+        """The symptoms of those devices."""
+        return tuple(symptom for symptom in self.symptoms if symptom.uuid in uuids)
+
+    def shared_by(self, seconds: Callable[[Rank], float]) -> RanksOf | None:
+        """The ranks that share the change of the median rank; None where there is only one."""
+        before, after = (_by_rank(each, seconds) for each in (self.point.before, self.point.after))
+        if len(after) < 2:
+            return None
+        change_s = statistics.median_low(after.values()) - statistics.median_low(before.values())
+        ranks = [n for n in after if after[n] - before.get(n, 0.0) >= _TAKES_PART * change_s]
+        return RanksOf(tuple(sorted(ranks or after)), len(after))
+
+
+def points_of(
+    baseline: Baseline, results: Sequence[Results], configurations: Collection[Configuration | None]
+) -> Mapping[Configuration, Mapping[int, Point]]:
+    """The points of those configurations that the baseline has, by their number of GPUs."""
+    deviation = baseline.tolerances.allocation_deviation_time
+    measured = [(valid_by_point(result.runs), result.environment) for result in results]
+    found: dict[Configuration, dict[int, Point]] = {}
+    for key, runs in valid_by_point(baseline.runs).items():
+        if key.configuration not in configurations:
+            continue
+        allocations = {run.allocation for run in runs}
+        there = [(its[key], environment) for its, environment in measured if key in its]
+        runs_after = [run for its, _ in there for run in its]
+        before, after = _steps(runs), _steps(runs_after)
+        found.setdefault(key.configuration, {})[key.gpus] = Point(
+            key=key,
+            before=before,
+            after=after,
+            changes=changes_of(before, after, deviation),
+            environments_before=tuple(
+                each for name, each in baseline.environments.items() if name in allocations
+            ),
+            environments_after=tuple(environment for _, environment in there),
+            loads_before=tuple(run.host_load for run in runs if run.host_load),
+            loads_after=tuple(run.host_load for run in runs_after if run.host_load),
+        )
+    return found
+
+
+def onset_of(part: Part, point: Point, points: Mapping[int, Point]) -> Onset | None:
+    """The numbers of GPUs on which a part is lost as on one; None where no other tells it."""
+    known = {gpus: each for gpus, each in points.items() if part in each.changes}
+    if len(known) < 2 or point.key.gpus not in known:
+        return None
+    least = _AS_LARGE * point.relative_loss(part)
+    lost_on = sorted(
+        {point.key.gpus}.union(
+            gpus
+            for gpus, each in known.items()
+            if each.changes[part].is_longer and each.relative_loss(part) >= least
+        )
+    )
+    spared_on = sorted(known.keys() - lost_on)
+    return Onset(
+        lost_on=tuple(lost_on),
+        spared_on=tuple(spared_on),
+        nodes=known[lost_on[0]].nodes,
+        spared_nodes=max((known[n].nodes for n in spared_on if n < lost_on[0]), default=None),
+    )
+
+
+def _steps(runs: Iterable[Run]) -> tuple[Step, ...]:
+    return tuple(step for run in runs if (step := step_of(run)) is not None)
+
+
+def _by_rank(steps: Sequence[Step], seconds: Callable[[Rank], float]) -> dict[int, float]:
+    values: dict[int, list[float]] = {}
+    for step in steps:
+        for rank in step.ranks:
+            values.setdefault(rank.rank, []).append(seconds(rank))
+    return {rank: statistics.fmean(found) for rank, found in values.items()}

@@ -1,0 +1,196 @@
+"""Ranks or devices that are slow alone: stragglers, and one device in runs on one GPU.
+
+Runs on one GPU take the devices in turn. A sick one makes T(1) uncertain rather than worse, as
+one slow run in four is a wide interval: that is asked of inconclusive rows too, and not of the
+mean over runs but of each device's own.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gpuscale.analysis.statistics.distributions import t_quantile
+from gpuscale.analysis.statistics.estimates import grouped_log_sample
+from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step
+from gpuscale.judge.diagnose.causes import look_at_devices, look_at_loaders
+from gpuscale.judge.diagnose.devices import explaining_clocks
+from gpuscale.judge.diagnose.evidence import Row
+from gpuscale.records.cause import Cause, CauseKind, CountOf, Remedy
+
+_OF_THE_SKEW = 0.5
+"""A rank is a straggler of a run where its pace is behind by at least this part of the skew."""
+_OF_THE_RUNS = 2 / 3
+"""A straggler in fewer of the runs with more skew than usual is chance."""
+
+_SIGNIFICANCE = 0.01
+"""Of a device that is slow alone, over all devices together."""
+_LEAST_SLOWDOWN = 0.05
+"""Healthy GPUs of one model differ by as much, so less is not called sick."""
+_OTHERS_MOVED = 0.25
+"""A device is slow alone where the others changed by less than this part of its change."""
+_LEAST_DF = 2
+"""Degrees of freedom without which nothing tells how much runs on one device differ."""
+
+_ENOUGH_RUNS = 3
+_LEAST_LAG = 0.02
+"""Of a step: a smaller lag of one rank is not named while the verdict is open."""
+
+_Seat = tuple[str, tuple[str, ...], int | None]
+"""Devices of a host, or a rank's number on it: they can stay slow in run after run."""
+
+
+def stragglers(row: Row, change: Change) -> Cause:
+    """One rank, or a few of them, keep the others waiting."""
+    found = stragglers_of(row.point.after, change.before_s)
+    in_data_s = _skew_in_data_s(row.point.after) - _skew_in_data_s(row.point.before)
+    if in_data_s > change.lost_s / 2:
+        kind, remedy = CauseKind.DATA, look_at_loaders(row)
+    else:
+        computing_s = row.point.changes[Part.COMPUTING].after_s
+        clocks = explaining_clocks(
+            row.symptoms, found.device_uuids, lost_s=change.lost_s, of_s=computing_s
+        )
+        kind = CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK
+        remedy = look_at_devices(row, found.hosts) if found.hosts else Remedy("jobs_in_turn")
+    return replace(found, kind=kind, evidence=row.symptoms_on(found.device_uuids), remedy=remedy)
+
+
+def straggler_in_all_runs(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The ranks that lag in every run, and in each more than any rank did before.
+
+    It is told of rows whose verdict is open too. By chance one of 20 rows with three runs on either
+    side has such skews, if always the same rank is the slowest.
+    """
+    before, after, change = row.point.before, row.point.after, row.point.changes.get(Part.SKEW)
+    if change is None or min(len(before), len(after)) < _ENOUGH_RUNS:
+        return
+    least_s, usual_s = min(s.skew_s for s in after), max(s.skew_s for s in before)
+    step_s = statistics.fmean(step.time_s for step in before)
+    if least_s > usual_s and change.lost_s > _LEAST_LAG * step_s:
+        found = stragglers(row, change)
+        if found.seen_in == CountOf(len(after), len(after)):
+            before_s, after_s = change.before_s, change.after_s
+            yield replace(found, lost_s=change.lost_s, before_s=before_s, after_s=after_s)
+
+
+def stragglers_of(steps: Sequence[Step], usual_skew_s: float) -> Cause:
+    """The ranks that are behind in most of the runs whose skew is unusual, with these runs.
+
+    They are as the run with the largest skew shows them, without devices where those change;
+    no ranks where it is another one in each run. The usual is the baseline's, in seconds per
+    step; each run has several ranks.
+    """
+    # A sick device that takes its turn is not in every run, so runs below the mean are left out.
+    mean_s = statistics.fmean(step.skew_s for step in steps)
+    threshold_s = usual_skew_s + _OF_THE_SKEW * (mean_s - usual_skew_s)
+    late = [step for step in steps if step.skew_s >= threshold_s]
+    worst = max(steps, key=lambda step: step.skew_s)
+    nobody = Cause(kind=CauseKind.SLOW_RANK, code="stragglers", seen_in=CountOf(0, len(steps)))
+    for seat_of in (_by_device, _by_number):
+        counts = Counter(seat_of(rank) for step in late for rank in _behind(step))
+        seats = {seat for seat, count in counts.items() if count >= _OF_THE_RUNS * len(late)}
+        if seats:
+            slow = (rank for rank in worst.ranks if seat_of(rank) in seats)
+            ranks = sorted(slow, key=lambda rank: rank.rank)
+            hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
+            there = [rank for rank in worst.ranks if rank.host in hosts]
+            return replace(
+                nobody,
+                ranks=tuple(rank.rank for rank in ranks),
+                hosts=hosts,
+                device_uuids=tuple(sorted({uuid for r in ranks for uuid in seat_of(r)[1]})),
+                is_whole_host=len(hosts) == 1 and 1 < len(there) == len(ranks) < len(worst.ranks),
+                seen_in=CountOf(max(counts[seat] for seat in seats), len(steps)),
+            )
+    return nobody
+
+
+def _by_device(rank: Rank) -> _Seat:
+    """Runs on fewer GPUs than the node has take them in turn: a sick one serves several ranks."""
+    return (rank.host, rank.device_uuids, None) if rank.device_uuids else _by_number(rank)
+
+
+def _by_number(rank: Rank) -> _Seat:
+    """For what follows a rank from device to device, or where there are no devices."""
+    return rank.host, (), rank.rank
+
+
+def _behind(step: Step) -> list[Rank]:
+    limit_s = step.median.pace_s + _OF_THE_SKEW * step.skew_s
+    return [rank for rank in step.ranks if rank.pace_s >= limit_s]
+
+
+def _skew_in_data_s(steps: Sequence[Step]) -> float:
+    """The part of the skew that is in getting batches, as a mean over runs."""
+    return statistics.fmean(step.slowest.data_s - step.median.data_s for step in steps)
+
+
+def slow_device(row: Row, named: Sequence[Cause]) -> Iterator[Cause]:
+    """The device whose runs alone got slower; of runs on one GPU only."""
+    found = _slow_alone(row.point.before, row.point.after) if row.point.key.gpus == 1 else None
+    if found is None:
+        return
+    uuid, slowdown = found
+    there = [step for step in row.point.after if uuid in step.median.device_uuids]
+    after_s = statistics.fmean(step.time_s for step in there)
+    before_s = after_s / math.exp(slowdown)
+    lost_s = after_s - before_s
+    clocks = explaining_clocks(row.symptoms, (uuid,), lost_s=lost_s, of_s=before_s)
+    hosts = (there[0].median.host,)
+    yield Cause(
+        kind=CauseKind.CLOCKS if clocks else CauseKind.SLOW_RANK,
+        code="slow_device",
+        lost_s=lost_s,
+        before_s=before_s,
+        after_s=after_s,
+        ranks=(0,),
+        hosts=hosts,
+        device_uuids=(uuid,),
+        seen_in=CountOf(len(there), len(row.point.after)),
+        evidence=row.symptoms_on((uuid,)),
+        remedy=look_at_devices(row, hosts),
+    )
+
+
+def _slow_alone(
+    steps_before: Sequence[Step], steps_after: Sequence[Step]
+) -> tuple[str, float] | None:
+    """The device and its slowdown, as a logarithm."""
+    before, after = _log_times(steps_before), _log_times(steps_after)
+    if not before or len(after) < 2:
+        return None
+    noise = grouped_log_sample((*before.values(), *after.values()))
+    if noise.variance is None or noise.df < _LEAST_DF:
+        return None
+    usual = {uuid: _usual(uuid, before, noise.variance) for uuid in after}
+    slowdowns = {uuid: statistics.fmean(logs) - usual[uuid][0] for uuid, logs in after.items()}
+    worst, next_worst = sorted(after, key=lambda uuid: -slowdowns[uuid])[:2]
+    error = math.sqrt(noise.variance / len(after[worst]) + usual[worst][1])
+    needed = t_quantile(1 - _SIGNIFICANCE / len(after), noise.df) * error
+    if slowdowns[worst] < max(needed, _LEAST_SLOWDOWN):
+        return None
+    if slowdowns[next_worst] > _OTHERS_MOVED * slowdowns[worst]:
+        return None
+    return worst, slowdowns[worst]
+
+
+def _log_times(steps: Sequence[Step]) -> Mapping[str, list[float]]:
+    """Logarithms of step times by device."""
+    logs: dict[str, list[float]] = {}
+    for step in steps:
+        for uuid in step.median.device_uuids:
+            logs.setdefault(uuid, []).append(math.log(step.time_s))
+    return logs
+
+
+def _usual(
+    uuid: str, before: Mapping[str, Sequence[float]], variance: float
+) -> tuple[float, float]:
+    """Mean and variance of the device's own runs before; without any, of all devices there."""
+    if uuid in before:
+        return statistics.fmean(before[uuid]), variance / len(before[uuid])
+    means = [statistics.fmean(values) for values in before.values()]
+    return statistics.fmean(means), statistics.variance(means) if len(means) > 1 else variance

@@ -1,0 +1,1 @@
+"""How runs are made: ranks, launchers, schedulers, telemetry, the largest batch."""

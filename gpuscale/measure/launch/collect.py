@@ -1,0 +1,239 @@
+"""From what ranks and nodes left in a run's folder to one Run, or one Environment."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, steadiness
+from gpuscale.base.errors import DecodeError, GpuscaleError, MachineError, UsageError
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.measure.launch.failures import text_of
+from gpuscale.measure.run_directory import RecordFile, RunDirectory
+from gpuscale.records import Environment, Node, NodeProbe, RunRequest
+from gpuscale.records.environment_diff import ON_NODES, differences
+from gpuscale.records.request import RankWindow
+from gpuscale.records.run import Failure, RankReport, Run, Window, with_measured
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_LOG_TAIL_LINES = 3
+_OUTPUT_TAIL_CHARS = 300
+
+
+def collect_run(
+    request: RunRequest,
+    directory: RunDirectory,
+    failure: Failure | None,
+    *,
+    started_at_s: float,
+    wall_s: float,
+) -> Run:
+    """The run that the ranks made, or the reason why there is none: a failure tells how they ended.
+
+    It started at a Unix time, and all ranks had ended `wall_s` later.
+    """
+    empty = Run(
+        configuration=request.configuration,
+        gpus=request.gpus,
+        index=request.index,
+        started_at_s=started_at_s,
+        batch_per_gpu=request.batch_per_gpu,
+        sample_shape=request.sample_shape,
+        samples_per_epoch=request.samples_per_epoch,
+        wall_s=wall_s,
+    )
+    if request.command is not None:
+        return _of_command(request, directory, failure, empty)
+    outcomes = failure or left_by_ranks(request, directory.outcome)
+    if isinstance(outcomes, Failure):
+        return replace(empty, failure=outcomes)
+    reports = tuple(outcome.report for outcome in outcomes)
+    first = outcomes[0].measurement
+    # The rank that the others wait for is told by the ranks' own paces.
+    paces_s = [report.pace_s or 0.0 for report in reports]
+    slowest = paces_s.index(max(paces_s))
+    windows: dict[bool, list[Window]] = {True: [], False: []}
+    for seen in zip(*(outcome.measurement.windows for outcome in outcomes), strict=True):
+        windows[seen[0].synchronized].append(_window(seen, slowest))
+    startup_s = max(outcome.joined_at_s for outcome in outcomes) - started_at_s
+    agree = STRATEGIES[request.configuration.strategy].ranks_agree
+    failure = _invalidity(reports, agree=agree) or _unsteadiness(windows[True])
+    run = replace(
+        empty,
+        steps_per_window=first.steps_per_window,
+        windows=tuple(windows[True]),
+        unsynced_windows=tuple(windows[False]),
+        ranks=reports,
+        warmup_steps=first.warmup_steps,
+        warmup_s=first.warmup_s,
+        # Where the wall clock was set back meanwhile, nobody knows how long it took.
+        startup_s=startup_s if startup_s >= 0 else None,
+        failure=failure,
+    )
+    return with_measured(run) if failure is None else run
+
+
+def _of_command(
+    request: RunRequest, directory: RunDirectory, failure: Failure | None, empty: Run
+) -> Run:
+    """The run by the lines of a command: what they do not tell is left out."""
+    left = map(directory.command_outcome, range(request.processes))
+    told = next(filter(None, (file.read_if_left() for file in left)), None)
+    if told is None and failure is None:
+        message = "the command ended without leaving its measurement"
+        failure = Failure(kind="launch", message=message)
+    if told is None or failure is not None:
+        return replace(empty, failure=failure)
+    windows = tuple(
+        Window(time_s=each.time_s, started_at_s=each.started_at_s, busy_s=())
+        for each in told.windows
+    )
+    failure = _unsteadiness(windows)
+    run = replace(
+        empty,
+        batch_per_gpu=told.batch_per_gpu,
+        steps_per_window=told.steps_per_window,
+        windows=windows,
+        ranks=_started_ranks(request, directory),
+        warmup_steps=told.warmup_steps,
+        warmup_s=told.warmup_s,
+        reported_step_s=told.reported_step_s,
+        failure=failure,
+    )
+    return with_measured(run) if failure is None else run
+
+
+def _started_ranks(request: RunRequest, directory: RunDirectory) -> tuple[RankReport, ...]:
+    """The ranks of a command and their hosts; none on one node, where it may start its own."""
+    hosts = [text_of(directory.host(rank)) for rank in range(request.processes)]
+    return tuple(RankReport(rank=rank, host=host) for rank, host in enumerate(hosts) if host)
+
+
+def left_by_ranks(
+    request: RunRequest, file_of: Callable[[int], RecordFile[R]]
+) -> list[R] | Failure:
+    """The records that all ranks left, or why there are none."""
+    try:
+        return [file_of(rank).read() for rank in range(request.processes)]
+    except (OSError, DecodeError) as error:
+        message = f"a rank ended without leaving its measurement ({error})"
+        return Failure(kind="launch", message=message)
+
+
+def _invalidity(ranks: Sequence[RankReport], *, agree: bool) -> Failure | None:
+    """The reason why a run that ended has no valid result: its ranks did not train together."""
+    if not agree or len({rank.parameter_digest for rank in ranks}) == 1:
+        return None
+    groups = (f"rank {rank.rank}: {(rank.parameter_digest or 'none')[:16]}" for rank in ranks)
+    message = (
+        f"the parameters of {len(ranks)} ranks differ after training: their gradients "
+        "were not synchronised, so this speedup is none"
+    )
+    return Failure(kind="invalid", message=message, detail="\n".join(groups))
+
+
+def _unsteadiness(windows: Sequence[Window]) -> Failure | None:
+    """The reason why the windows of a run, kept as evidence, do not repeat one step time."""
+    times_s = [window.time_s for window in windows]
+    found = None if statistics.median(times_s) < SHORTEST_JUDGED_S else steadiness(times_s)
+    return None if found is None else Failure(kind="unsteady", message=f"not steady: {found}")
+
+
+def _window(seen: tuple[RankWindow, ...], slowest: int) -> Window:
+    """One window out of what each rank saw of it.
+
+    In synchronised windows all ranks take as long as the slowest, so which of them took longest
+    by a hair is chance: the phases are those of one and the same rank of the run. What another
+    took longer is a wait, and in training that lies in the next backward pass, unless waits are
+    told apart.
+    """
+    time_s = max(window.busy_s for window in seen)
+    shown = seen[slowest]
+    phases, lag_s = shown.phases, time_s - shown.busy_s
+    if phases.wait_s:
+        phases = replace(phases, wait_s=phases.wait_s + lag_s)
+    else:
+        phases = replace(phases, backward_s=phases.backward_s + lag_s)
+    return Window(
+        time_s=time_s,
+        started_at_s=seen[0].started_at_s,
+        busy_s=tuple(window.busy_s for window in seen),
+        phases=phases,
+    )
+
+
+def job_environment(
+    hosts: Sequence[str], directory: RunDirectory, device: str, *, exit_code: int, timed_out: bool
+) -> Environment:
+    """The environment of a job on these hosts, as their descriptions in the directory say."""
+    left = ((host, directory.environment(host).read_if_left()) for host in hosts)
+    found = {host: environment for host, environment in left if environment is not None}
+    missing = [host for host in hosts if host not in found]
+    if not missing:
+        return joined(found, device)
+    nodes = ", ".join(missing)
+    if timed_out:
+        raise MachineError(
+            f"{nodes} did not answer in time; see whether the scheduler still reaches them",
+            hosts=missing,
+        )
+    for host in missing:
+        if said := text_of(directory.refusal(host)):
+            raise MachineError(f"{host}: {said}", hosts=[host])
+    tail = " | ".join(text_of(directory.launcher_log).splitlines()[-_LOG_TAIL_LINES:])
+    if found:
+        raise MachineError(
+            f"{nodes}: does not see {directory.path.parent}, or cannot run there what the other "
+            "nodes run; put the results on a file system that all nodes share, with --results "
+            f"(exit code {exit_code}: {tail})",
+            hosts=missing,
+        )
+    said = tail or "no message"
+    raise MachineError(f"no node could be looked at (exit code {exit_code}: {said})")
+
+
+def joined(found: dict[str, Environment], device: str) -> Environment:
+    """The environments of a job's nodes as one: the first one's, with all nodes in it.
+
+    An error where only some nodes have GPUs, and where GPUs or software differ between them.
+    """
+    first_host, first = next(iter(found.items()))
+    without = [host for host, environment in found.items() if not environment.gpus]
+    if without and (device == "cuda" or len(without) < len(found)):
+        raise MachineError(
+            f"torch sees no GPU on {', '.join(without)}; ask the scheduler for GPUs on every node, "
+            "or measure CPU ranks with --device cpu",
+            hosts=without,
+        )
+    for host, environment in found.items():
+        for change in differences(first, environment, ON_NODES):
+            raise UsageError(
+                f"{change.name.replace('_', ' ')} is {change.before[0]} on {first_host} and "
+                f"{change.after[0]} on {host}; measure on nodes of one kind"
+            )
+    nodes = []
+    for name, its in found.items():
+        host = its.host or name
+        nodes.append(
+            Node(host=host, cpu_model=its.cpu_model, cpu_count=its.cpu_count, gpus=its.gpus)
+        )
+    return replace(first, nodes=tuple(nodes))
+
+
+def probes_left(
+    directory: RunDirectory, hosts: Sequence[str], *, timed_out: bool
+) -> tuple[NodeProbe, ...]:
+    """The answers of the ranks that looked at their nodes and links, in the order of the hosts."""
+    left = [directory.probe(rank).read_if_left() for rank in range(len(hosts))]
+    if missing := [host for host, probe in zip(hosts, left, strict=True) if probe is None]:
+        why = "in time " if timed_out else ""
+        outputs = map(directory.output, range(len(hosts)))
+        said = [text_of(path)[-_OUTPUT_TAIL_CHARS:] for path in outputs if path.exists()]
+        raise GpuscaleError(
+            f"{', '.join(missing)} did not answer {why}when nodes were to talk to each other; see "
+            f"whether they reach one another, and leave out one that does not: {' | '.join(said)}"
+        )
+    return tuple(probe for probe in left if probe is not None)

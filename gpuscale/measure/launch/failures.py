@@ -1,0 +1,202 @@
+"""Why a run has no result: one cause out of all that its ranks left, where, and what to do."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.base.foreign_texts import OUT_OF_MEMORY
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.request import RankFailure
+
+_OUTPUT_TAIL_CHARS = 4000
+_FROM_OUTSIDE = (
+    "the job was cancelled, its time was up, or a node of it failed; see what the scheduler says "
+    "of the job"
+)
+_FAULT_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+
+
+def failure_of(
+    request: RunRequest,
+    directory: RunDirectory,
+    exit_codes: dict[int, int],
+    *,
+    timed_out: bool = False,
+    launcher: str | None = None,
+) -> Failure | None:
+    """Why the ranks of a run did not end well, by what they left; None where they did.
+
+    Exit codes are those of the ranks that failed, in their order where that is known, and minus
+    the signal's number where one ended it. A launcher is one across nodes whose command failed.
+    """
+    if request.command is not None and (found := _of_command(request, directory, exit_codes)):
+        return found
+    if timed_out:
+        return _timeout(request, directory)
+    if exit_codes:
+        return _crash(request, directory, exit_codes)
+    if launcher is None:
+        return None
+    absent = [rank for rank in range(request.processes) if _host_of(directory, rank) is None]
+    if absent:
+        message = f"{launcher} did not start {_ranks(absent)}; see what it said below"
+        said = text_of(directory.launcher_log)
+        return Failure(kind="launch", message=message, rank=absent[0], detail=said)
+    return _vanished(directory, _silent(request, directory) or range(request.processes))
+
+
+def _of_command(
+    request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]
+) -> Failure | None:
+    """What those who watched the command tell, or why one of them did not live to tell it."""
+    reports = directory.failures()
+    own = [report for report in reports if not report.lost_peer]
+    if not own and (died := {r: code for r, code in exit_codes.items() if -code in _FAULT_SIGNALS}):
+        return _unwatched(directory, died)
+    if reports and not own and (silent := _silent(request, directory)):
+        return _vanished(directory, silent)
+    if reports:
+        first = (own or reports)[0].failure
+        return _hang(own) if first.kind == "timeout" else first
+    return _unwatched(directory, exit_codes) if exit_codes else None
+
+
+def _hang(reports: Sequence[RankFailure]) -> Failure:
+    """The failure of a command that was not done in time: of several ranks nobody knows whose."""
+    by_rank = sorted(reports, key=lambda report: report.failure.rank or 0)
+    best = max(by_rank, key=lambda report: report.steps_told).failure
+    if best.rank is None:
+        return best
+    last_words = (
+        f"rank {each.rank} on {each.host} printed last:\n{each.detail}"
+        for each in (report.failure for report in by_rank)
+    )
+    return Failure(kind="timeout", message=best.message, detail="\n\n".join(last_words))
+
+
+def _unwatched(directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+    """The failure of a process that watched a command, and ended before it could tell of it."""
+    rank, code = next(iter(exit_codes.items()))
+    if code == 128 + signal.SIGTERM:
+        message = f"the command was ended by SIGTERM{_on_host(directory, rank)}: {_FROM_OUTSIDE}"
+        return _ended(directory, rank, "launch", message)
+    end = f"ended with exit code {code}"
+    if code < 0:
+        end = f"was killed by {signal.Signals(-code).name}"
+    message = f"the process that watches the command{_on_host(directory, rank)} {end}"
+    return _ended(directory, rank, "killed" if code < 0 else "launch", message)
+
+
+def _timeout(request: RunRequest, directory: RunDirectory) -> Failure:
+    """The failure of ranks whose time was up, with the stack of each."""
+    stacks = []
+    for rank in range(request.processes):
+        text = text_of(directory.stacks(rank)) or "(it left no stack: not started, or stopped)"
+        stacks.append(f"rank {rank}{_on_host(directory, rank)} was here:\n{text}")
+    stage = " ".join(text_of(directory.progress).split("\t")[:2]) or "start-up"
+    message = (
+        f"not done after {request.timeout_s:g} s, in {stage}; all ranks were ended. "
+        "Give it more with --timeout, or see below where each rank was"
+    )
+    return Failure(kind="timeout", message=message, detail="\n\n".join(stacks))
+
+
+def _crash(request: RunRequest, directory: RunDirectory, exit_codes: dict[int, int]) -> Failure:
+    """The first cause: a rank killed by a signal, the rank that raised first, one that aborted."""
+    reports = directory.failures()
+    own = [report for report in reports if not report.lost_peer]
+    # A peer's death makes the others raise; a signal is nobody's consequence. But for SIGABRT:
+    # NCCL's watchdog aborts a rank whose peer has failed, and one that has raised by itself can
+    # abort on its way out.
+    for signals in (_FAULT_SIGNALS, () if own else (signal.SIGABRT,)):
+        for rank, code in exit_codes.items():
+            if -code in signals:
+                reason = " (out of memory?)" if -code == signal.SIGKILL else ""
+                end = f"was killed by {signal.Signals(-code).name}{_on_host(directory, rank)}"
+                return _ended(directory, rank, "killed", f"rank {rank} {end}{reason}")
+    if reports and not own and (silent := _silent(request, directory)):
+        return _vanished(directory, silent)
+    if reports:
+        return _raised(request, directory, own[0] if own else reports[0])
+    rank, code = next(iter(exit_codes.items()))
+    end = f"ended with exit code {code} and left no message"
+    if code < 0:
+        end = f"was ended by {signal.Signals(-code).name}: {_FROM_OUTSIDE}"
+    return _ended(directory, rank, "launch", f"rank {rank}{_on_host(directory, rank)} {end}")
+
+
+def _ended(directory: RunDirectory, rank: int, kind: FailureKind, message: str) -> Failure:
+    """A failure of a rank that could not tell it; its last words are what it printed."""
+    logs = sorted(directory.path.glob(f"**/{rank}/stderr.log")) or [directory.output(rank)]
+    tail = text_of(logs[-1])[-_OUTPUT_TAIL_CHARS:].strip()
+    host = _host_of(directory, rank)
+    if OUT_OF_MEMORY.search(tail):
+        kind, message = "out_of_memory", f"{message}, out of memory"
+    return Failure(kind=kind, message=message, rank=rank, host=host, detail=tail)
+
+
+def _raised(request: RunRequest, directory: RunDirectory, report: RankFailure) -> Failure:
+    failure = report.failure
+    if not failure.detail:
+        # It is told for the user, and tells all.
+        return failure
+    line = "" if report.line is None else f"{report.line}: "
+    said = f"{line}rank {failure.rank}{_on_host(directory, failure.rank)} raised {failure.message}"
+    if OUT_OF_MEMORY.search(failure.message):
+        # Of which memory is in torch's own words: the allocator of a GPU says how much it has.
+        said = (
+            f"rank {failure.rank} on {failure.host} ran out of memory with a batch of "
+            f"{request.batch_per_gpu} per GPU; give it more, or each node fewer ranks, or choose "
+            f"a smaller --size or batch: {failure.message}"
+        )
+        failure = replace(failure, kind="out_of_memory")
+    return replace(failure, message=said)
+
+
+def _silent(request: RunRequest, directory: RunDirectory) -> list[int]:
+    """The ranks on other nodes whose tasks did not live to tell how they ended.
+
+    Where one has failed, the scheduler kills all others. So where some hosts have a task that
+    could tell and others have none, only the ranks of the latter count.
+    """
+    hosts = {rank: _host_of(directory, rank) for rank in range(request.processes)}
+    told = {rank for rank in hosts if directory.exit(rank).path.exists()}
+    silent = [rank for rank, host in hosts.items() if host and rank not in told]
+    heard = {hosts[rank] for rank in told}
+    return [rank for rank in silent if hosts[rank] not in heard] or silent
+
+
+def _vanished(directory: RunDirectory, ranks: Sequence[int]) -> Failure:
+    hosts = [_host_of(directory, rank) for rank in ranks]
+    places = ", ".join(dict.fromkeys(host or "?" for host in hosts))
+    message = (
+        f"{_ranks(ranks)} ended without a word on {places}: a node or its daemon failed, or "
+        "the job was cancelled; see what the scheduler says of the node, and leave it out"
+    )
+    said = text_of(directory.launcher_log)
+    return Failure(kind="launch", message=message, rank=ranks[0], host=hosts[0], detail=said)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(str(rank) for rank in ranks)}"
+
+
+def _host_of(directory: RunDirectory, rank: int | None) -> str | None:
+    """The host that a rank was started on, if its task on another node says so."""
+    return None if rank is None else text_of(directory.host(rank)) or None
+
+
+def _on_host(directory: RunDirectory, rank: int | None) -> str:
+    host = _host_of(directory, rank)
+    return "" if host is None else f" on {host}"
+
+
+def text_of(path: Path) -> str:
+    """The text of a file without the blanks around it; empty where there is no file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,85 @@
+"""Ranks on the nodes of a job of LSF, PBS or SGE: one process for each, started by Open MPI."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuscale.base.errors import UsageError
+from gpuscale.base.host import VARIABLE_FAMILIES, VARIABLES_OF_THE_JOB
+from gpuscale.measure.launch.placement import HOST_PATTERN, Placement, ProcessStarter
+
+_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
+_NEEDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", HOST_PATTERN}
+_PLACES_OF_CORES = "LSB_AFFINITY_HOSTFILE"
+"""Where LSF has given cores, Open MPI would take this for the place of each rank."""
+_SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PRTE_MCA_", "PMIX_MCA_")
+
+
+class OpenMpi(ProcessStarter):
+    """The job that this process runs in, as its scheduler's variables name the hosts."""
+
+    name = "mpirun"
+    place_variables: Mapping[str, str] = {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    }
+
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the job, as its scheduler tells them."""
+        if shutil.which("mpirun") is None:
+            raise UsageError("--launcher mpirun: 'mpirun' is not on PATH; load an Open MPI module")
+        found = job_hosts(os.environ)
+        if not found:
+            raise UsageError(
+                "--launcher mpirun: no hosts of a job here (LSB_MCPU_HOSTS, PBS_NODEFILE and "
+                "PE_HOSTFILE are not set); start it inside of a job, or set PBS_NODEFILE to a file "
+                "with a host on each line"
+            )
+        return found
+
+    def arguments(self, program: Sequence[str], placement: Placement) -> list[str]:
+        """Open MPI's command line for one process a rank, laid on the hosts in blocks.
+
+        No process is bound to cores, as no launcher here does: see measure/launch/srun.py.
+        """
+        # Open MPI's daemons start ranks with what a login has, and with what it is told to carry.
+        settings = {name for name in os.environ if name.startswith(VARIABLE_FAMILIES)}
+        exported = (settings - VARIABLES_OF_THE_JOB) | (_NEEDED & set(os.environ))
+        # The launcher gives this to mpirun also where this process has none.
+        exported.add("PYTHONPATH")
+        places = enumerate(placement.hosts)
+        slots = (f"{host}:{placement.ranks_on(place)}" for place, host in places)
+        return [
+            "mpirun",
+            *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+            *("-np", str(placement.ranks)),
+            *("--host", ",".join(slots)),
+            *("--map-by", "slot"),
+            *("--bind-to", "none"),
+            *(word for name in sorted(exported) for word in ("-x", name)),
+            *program,
+        ]
+
+    def reaches(self, variable: str) -> bool:
+        """It is none that would tell mpirun where ranks go, or who started it."""
+        if variable == _PLACES_OF_CORES:
+            return False
+        return not variable.startswith(_PREFIXES) or variable.startswith(_SETTINGS)
+
+    def node_name(self, given: Mapping[str, str], hosts: Sequence[str]) -> str:
+        """The host of this process's rank: there is one task a node, in the order of the hosts."""
+        return hosts[int(given["OMPI_COMM_WORLD_RANK"])]
+
+
+def job_hosts(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of a job of LSF, PBS or SGE with these variables, each once, in its order."""
+    if lsf := given.get("LSB_MCPU_HOSTS"):
+        names = lsf.split()[::2]
+    elif path := given.get("PBS_NODEFILE") or given.get("PE_HOSTFILE"):
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]
+    else:
+        names = []
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,208 @@
+"""The folder through which the launcher and the ranks of one run exchange files."""
+
+import contextlib
+import fcntl
+import math
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gpuscale.base.errors import DecodeError
+from gpuscale.base.host import finding_gpuscale
+from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
+from gpuscale.records.as_json import from_json, to_json
+from gpuscale.records.request import (
+    CommandOutcome,
+    NodeProbeRequest,
+    RankExit,
+    RankFailure,
+    RankOutcome,
+)
+from gpuscale.records.selftest import OverheadOutcome, OverheadPlan
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_OWNER = "owner"
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile(Generic[R]):
+    """A file with one record, written by one process and read by others of the same gpuscale."""
+
+    path: Path
+    kind: type[R]
+
+    def write(self, record: R) -> None:
+        """Write the record; readers see it whole or not at all."""
+        write_atomically(self.path, to_json(record))
+
+    def read(self) -> R:
+        """The record; OSError where there is no file, DecodeError where it holds something else."""
+        return from_json(self.kind, self.path.read_text(encoding="utf-8"))
+
+    def read_if_left(self) -> R | None:
+        """The record; None where nobody has left one."""
+        try:
+            return self.read()
+        except (OSError, DecodeError):
+            return None
+
+
+def _path(name: str) -> Callable[["RunDirectory", int | str], Path]:
+    """The way to the file of a rank, or of a host, with its number or name in place of `{}`."""
+    return lambda directory, of: directory.path / name.format(of)
+
+
+def _record(name: str, kind: type[R]) -> Callable[["RunDirectory", int | str], RecordFile[R]]:
+    return lambda directory, of: RecordFile(directory.path / name.format(of), kind)
+
+
+class RunDirectory:
+    """The names of the files; each has one writer and is complete as soon as it exists."""
+
+    def __init__(self, *, path: Path) -> None:
+        self.path = path
+        self.request = RecordFile(path / "request.json", RunRequest)
+        self.overhead_plan = RecordFile(path / "overhead-plan.json", OverheadPlan)
+        """Beside the request, to measure the overhead."""
+        self.probe_request = RecordFile(path / "probe-request.json", NodeProbeRequest)
+        self.sampled = RecordFile(path / "sampled.json", SampledDevices)
+        """Absent without GPUs."""
+        self.progress = path / "progress"
+        """How far rank 0 is: stage, done, total, separated by tabs, then blanks."""
+        self.hosts = path / "hosts"
+        """The hosts of the run by the launcher's names, a line each, where there are several."""
+        self.port = path / "port"
+        """Where the first rank waits for the others, on its host."""
+        self.enough = path / "enough"
+        """It is there once a command has told steps enough: it is ended on all nodes then."""
+        self.launcher_log = path / "launcher.log"
+        """The output of the command that starts the ranks on several nodes."""
+
+    samples = _path("samples-{}.jsonl")
+    """The readings of NVML's sampler on a host."""
+    environment = _record("environment-{}.json", Environment)
+    """A node's description of itself, by the launcher's name for it."""
+    refusal = _path("environment-{}.refusal")
+    """In place of it what must be mended on the node, in a line."""
+    host = _path("rank-{}.host")
+    """The name of the host that the rank was started on."""
+    output = _path("rank-{}.log")
+    """The rank's standard output and errors."""
+    pid = _path("rank-{}.pid")
+    stacks = _path("rank-{}.stacks")
+    """Where the rank was when its time was up."""
+    exit = _record("rank-{}.exit.json", RankExit)
+    """How the rank's process ended."""
+    outcome = _record("rank-{}.outcome.json", RankOutcome)
+    command_outcome = _record("rank-{}.command.json", CommandOutcome)
+    """In place of that of a rank, where a command was started."""
+    overhead = _record("rank-{}.overhead.json", OverheadOutcome)
+    probe = _record("rank-{}.probe.json", NodeProbe)
+    """The rank's view of its node."""
+    failure = _record("rank-{}.failure.json", RankFailure)
+    """The end of the rank, as it tells it itself."""
+
+    def host_names(self) -> list[str]:
+        """The hosts of the run by the launcher's names."""
+        return self.hosts.read_text(encoding="utf-8").split()
+
+    def ranks_per_host(self, ranks: int) -> int:
+        """The most on one host of so many ranks, which lie on the run's hosts in blocks."""
+        return math.ceil(ranks / len(self.host_names())) if self.hosts.exists() else ranks
+
+    def read_progress(self) -> tuple[str, int, int] | None:
+        """How far rank 0 says it is: stage, done, total; None where it said nothing yet."""
+        try:
+            stage, done, total = self.progress.read_text(encoding="utf-8").split("\t")
+        except (OSError, ValueError):
+            return None
+        return stage, int(done), int(total)
+
+    def failures(self) -> list[RankFailure]:
+        """Those of all ranks that left one, the first one first."""
+        paths = self.path.glob("rank-*.failure.json")
+        in_order = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+        return [RecordFile(path, RankFailure).read() for path in in_order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSamples:
+    """The file that a sampler on one node of a run left."""
+
+    host: str
+    path: Path
+    uuids: tuple[str, ...]
+    """The devices that it was asked for."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that readers see whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def stderr_path(samples: Path) -> Path:
+    """Where the sampler of a samples file leaves its error messages."""
+    return samples.with_name(f"{samples.name}.stderr")
+
+
+class Sampler:
+    """A process that samples at least one device into a file, until it is stopped or we end."""
+
+    def __init__(self, *, uuids: Sequence[str], output: Path, interval_s: float = 0.1) -> None:
+        command = [sys.executable, "-P", "-m", "gpuscale.measure.telemetry.sampler"]
+        command += ["--output", str(output), "--interval-s", str(interval_s)]
+        command += ["--parent-pid", str(os.getpid())]
+        command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
+        with stderr_path(output).open("wb") as errors:
+            self._process = Popen(
+                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=finding_gpuscale()
+            )
+        self.pid = self._process.pid
+
+    def stop(self) -> None:
+        """Have the last sample written and wait for the end, a few seconds at most."""
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(TimeoutExpired):
+                self._process.wait(_PATIENCE_S)
+                return
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
+    """A new folder, removed at the end; those that killed processes of this host left go first."""
+    place = Path(tempfile.gettempdir()) if within is None else within
+    # Where the file system of several hosts keeps locks on each by itself, those of another host
+    # look free. No name of a host has an underscore.
+    on_this_host = f"{prefix}{socket.gethostname()}_"
+    for folder in place.glob(f"{on_this_host}*"):
+        # The system gives the lock back when a process ends, however that comes about.
+        with contextlib.suppress(OSError), (folder / _OWNER).open("rb+") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=on_this_host, dir=place, ignore_cleanup_errors=True
+        ) as name,
+        contextlib.ExitStack() as held,
+    ):
+        # Some network file systems have no locks: there a folder is never taken for left.
+        with contextlib.suppress(OSError):
+            claim = Path(name) / f"new-{_OWNER}"
+            fcntl.flock(held.enter_context(claim.open("wb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Under its name only once it is locked, so that nobody finds it free.
+            claim.rename(claim.with_name(_OWNER))
+        yield Path(name)

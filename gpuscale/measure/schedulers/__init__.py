@@ -1,0 +1,27 @@
+"""The batch schedulers that gpuscale knows, one file each, and their registry."""
+
+from collections.abc import Mapping
+from shutil import which
+
+from gpuscale.measure.schedulers.lsf import Lsf
+from gpuscale.measure.schedulers.pbs import Pbs
+from gpuscale.measure.schedulers.scheduler import Scheduler
+from gpuscale.measure.schedulers.sge import Sge
+from gpuscale.measure.schedulers.slurm import Slurm
+
+SCHEDULERS: Mapping[str, Scheduler] = {its.name: its for its in (Slurm(), Sge(), Lsf(), Pbs())}
+"""By the names that profiles have for them."""
+
+
+def scheduler_of_job(environment: Mapping[str, str]) -> Scheduler | None:
+    """The scheduler in one of whose jobs a process with these variables is; None for none."""
+    return next((one for one in SCHEDULERS.values() if one.is_here(environment)), None)
+
+
+def scheduler_here() -> Scheduler | None:
+    """The scheduler whose commands are on PATH; None if there is none."""
+    for scheduler in SCHEDULERS.values():
+        # Grid Engine and PBS share `qsub` and `qstat`; `qacct` is Grid Engine's alone.
+        if all(which(words[0]) for words in (scheduler.submit_command, *scheduler.questions)):
+            return scheduler
+    return None

@@ -1,0 +1,63 @@
+"""LSF."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler
+
+_WAITS = ("PEND", "PSUSP", "WAIT", "PROV")
+_RUNS = ("RUN", "USUSP", "SSUSP")
+
+
+class Lsf(Scheduler):
+    """`bsub`."""
+
+    name = "lsf"
+    title = "LSF"
+    directive = "#BSUB"
+    script_ending = "lsf"
+    submit_command = ("bsub",)
+    # bsub reads #BSUB lines only of a script that comes by standard input.
+    takes_stdin = True
+    job_number = re.compile(r"Job <(\d+)>")
+    cancel_program = "bkill"
+    # bjobs may be set up to end with the exit code of a job that has ended.
+    tells_by_failing = True
+    job_variable = "LSB_JOBID"
+    folder_variable = "LS_SUBCWD"
+    default_gpu_option = '-gpu "num={gpus}:j_exclusive=yes"'
+    launcher = "mpirun"
+
+    # A login shell: elsewhere `module` is not defined.
+    options = (
+        "-L /bin/bash",
+        "-J {job_name}",
+        "-q {partition}",
+        "-P {account}",
+        "-n {tasks}",
+        '-R "span[ptile={tasks_per_node}]"',
+        '-R "affinity[thread*{cores_per_task}]"',
+        "{gpus}",
+        "-W {minutes}",
+        "-rn",
+        "-o {job_name}-%J.log",
+    )
+    questions = (("bjobs", "-noheader", "-o", "stat exit_code delimiter=':'"),)
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        tasks = demand.nodes * demand.tasks_per_node
+        return {"tasks": tasks, "minutes": math.ceil(demand.limit_s / 60)}
+
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        told = re.match(r"\s*([A-Z]+):(\S*)", answers[0])
+        if told is None:
+            return UNKNOWN
+        word, code = told[1], told[2]
+        if word == "DONE":
+            return JobState("ended", word, 0, Ending.COMPLETED)
+        if word == "EXIT":
+            return JobState("ended", word, int(code) if code.isdigit() else None)
+        if word in _WAITS or word in _RUNS:
+            return JobState("running" if word in _RUNS else "waiting", word)
+        return UNKNOWN

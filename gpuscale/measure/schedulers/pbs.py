@@ -1,0 +1,74 @@
+"""OpenPBS and PBS Professional."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, Demand, Ending, JobState, Scheduler
+
+_ENDINGS = {
+    -29: Ending.TIME_UP,
+    # A node's daemon began anew, could not be reached, or memory ran out.
+    **dict.fromkeys((-4, -5, -6, -14, -20, -26, -27), Ending.RESOURCES_LOST),
+}
+"""By PBS's own exit codes."""
+_KILLED = 256
+"""From here on an exit code stands for the signal that killed the job's shell."""
+
+
+class Pbs(Scheduler):
+    """`qsub` of PBS."""
+
+    name = "pbs"
+    title = "PBS"
+    directive = "#PBS"
+    script_ending = "pbs"
+    submit_command = ("qsub",)
+    # With the server's name behind it, as PBS_JOBID has it.
+    job_number = re.compile(r"^(\d+(?:\.\S+)?)\s*$", re.MULTILINE)
+    cancel_program = "qdel"
+    job_variable = "PBS_JOBID"
+    folder_variable = "PBS_O_WORKDIR"
+    default_gpu_option = "ngpus={gpus}"
+    launcher = "mpirun"
+
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-A {account}",
+        "-l select={nodes}:{chunk}:mpiprocs={tasks_per_node}",
+        "-l place={place}",
+        "-l walltime={time_limit}",
+        "-r n",
+        "-j oe",
+        # Written in place, not copied there after the job's end.
+        "-k doe",
+    )
+    variables_option = "-v"
+    # PBS puts no number into a name that one chooses.
+    log_name = "{job_name}.o{job}"
+    # A server that keeps no history refuses -x.
+    questions = (("qstat", "-x", "-f"), ("qstat", "-f"))
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        # Where nobody knows the cores, one for each GPU: PBS would give one in all.
+        cores = (demand.cores_per_task or demand.gpus_per_node) * demand.tasks_per_node
+        return {
+            "chunk": f"ncpus={cores}:{gpus}" if gpus else f"ncpus={cores}",
+            "place": "scatter:excl" if demand.whole_nodes else "scatter",
+        }
+
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        told = re.search(r"^\s*job_state = (\w)", answers[-1], re.MULTILINE)
+        status = re.search(r"^\s*Exit_status = (-?\d+)", answers[-1], re.MULTILINE)
+        if told is None:
+            return UNKNOWN
+        if told[1] != "F":
+            return JobState("running" if told[1] in "RESB" else "waiting", told[1])
+        if status is None:
+            return JobState("ended", "F")
+        code, word = int(status[1]), f"F, Exit_status {status[1]}"
+        if code < 0:
+            return JobState("ended", word, ending=_ENDINGS.get(code, Ending.FAILED))
+        ending = Ending.FAILED if code else Ending.COMPLETED
+        return JobState("ended", word, code if code < _KILLED else code - _KILLED + 128, ending)

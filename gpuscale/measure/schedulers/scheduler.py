@@ -1,0 +1,226 @@
+"""A scheduler as gpuscale uses it: how a job is asked for, handed over, looked at and ended."""
+
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from string import Formatter
+from textwrap import indent
+from typing import ClassVar, Literal
+
+from gpuscale.base.errors import SchedulerError
+from gpuscale.base.printable import visible
+
+_ANSWER_S = 60.0
+TIME_LIMIT = r"^(?=.*[1-9])(\d{1,4}):([0-5]\d):([0-5]\d)\Z"
+"""A time limit, `HH:MM:SS`, that is not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The demands of a job on its scheduler; all of its nodes alike."""
+
+    job_name: str
+    nodes: int
+    whole_nodes: bool
+    """True where the job is to be alone on them."""
+    gpus_per_node: int
+    tasks_per_node: int
+    cores_per_task: int | None
+    """None where the profile does not know how many cores a node has."""
+    gpu_option: str | None
+    """The site's request for GPUs, `{gpus}` being those of a node; None is the scheduler's."""
+    partition: str | None
+    account: str | None
+    time_limit: str
+    """As `TIME_LIMIT` has it."""
+
+    @property
+    def limit_s(self) -> int:
+        """The time limit in seconds."""
+        hours, minutes, seconds = (int(part) for part in self.time_limit.split(":"))
+        return hours * 3600 + minutes * 60 + seconds
+
+
+class Ending(Enum):
+    """Why a job has ended, as far as its scheduler tells."""
+
+    COMPLETED = "by itself, and well"
+    FAILED = "by itself or by somebody"
+    TIME_UP = "its time was up"
+    RESOURCES_LOST = "a node failed, memory ran out, or somebody else got the nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Where a job is, as its scheduler said when it was asked."""
+
+    stage: Literal["waiting", "running", "ended", "unknown"]
+    word: str = "unknown"
+    """The scheduler's own, such as COMPLETED, qw or EXIT."""
+    exit_code: int | None = None
+    """Of a job that has ended, above 128 for a signal; None where the scheduler does not tell."""
+    ending: Ending = Ending.FAILED
+    remark: str | None = None
+    """Said of an end that is none of the job's own."""
+
+
+UNKNOWN = JobState("unknown")
+
+
+class Scheduler(ABC):
+    """One scheduler; there is one object of each, in `SCHEDULERS`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    directive: ClassVar[str]
+    """Begins its lines in a job script."""
+    options: ClassVar[tuple[str, ...]]
+    """Of a job, in order, with `{…}` for what it demands; left out where that is not known."""
+    script_ending: ClassVar[str]
+    submit_command: ClassVar[tuple[str, ...]]
+    takes_stdin: ClassVar[bool] = False
+    """True where the script is handed over by standard input, and not by its name."""
+    variables_option: ClassVar[str | None] = None
+    """Gives a job variables; None where it gets all of them anyway."""
+    log_name: ClassVar[str] = "{job_name}-{job}.log"
+    """The job's log, in the folder that it was submitted from."""
+    job_number: ClassVar[re.Pattern[str]]
+    """The number of a job in what the submit command prints."""
+    questions: ClassVar[tuple[tuple[str, ...], ...]]
+    """The commands that, with a job's number behind them, tell where it is: each where those
+    before do not know it."""
+    cancel_program: ClassVar[str]
+    tells_by_failing: ClassVar[bool] = False
+    """True where its questions may be answered and end with an error."""
+    job_variable: ClassVar[str]
+    folder_variable: ClassVar[str]
+    """Inside of a job, the variables with its number and the folder that it was submitted from."""
+    default_gpu_option: ClassVar[str | None]
+    """The request for GPUs where a profile has none; None where it must."""
+    launcher: ClassVar[str | None]
+    """The launcher of ranks across nodes; None where jobs stay within one."""
+
+    @abstractmethod
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        """Where a job is, out of what the questions so far printed; empty where they failed."""
+
+    def demanded(self, demand: Demand, gpus: str) -> Mapping[str, object]:
+        """All that `options` name beside the fields of a demand and the option for GPUs."""
+        return {}
+
+    def options_of(self, demand: Demand) -> Iterator[str]:
+        """The options of a job, in order, without what its profile adds."""
+        asked = self.default_gpu_option if demand.gpu_option is None else demand.gpu_option
+        gpus = (asked or "").replace("{gpus}", str(demand.gpus_per_node))
+        known = {**asdict(demand), "gpus": gpus or None, **self.demanded(demand, gpus)}
+        for option in self.options:
+            named = (name for _, name, _, _ in Formatter().parse(option) if name)
+            if all(known[name] is not None for name in named):
+                yield option.format_map(known)
+
+    def preparation(self, demand: Demand) -> Iterator[str]:
+        """Lines of the job's shell that only this scheduler needs."""
+        yield from ()
+
+    def is_here(self, environment: Mapping[str, str]) -> bool:
+        """True where this process is in one of its jobs."""
+        return self.job_variable in environment
+
+    def submit_again(
+        self, environment: Mapping[str, str], *, avoid: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]] | None:
+        """A command that submits this job once more without some nodes, and its environment."""
+        return None
+
+    def nodes(self, environment: Mapping[str, str]) -> tuple[str, ...] | None:
+        """The nodes of this job by the scheduler's names; None where a file or variable tells."""
+        return None
+
+    def profile_values(self) -> dict[str, str]:
+        """What a profile's fields `gpus`, `cores`, `partition` should be; empty if unknown."""
+        return {}
+
+    def lost_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Those nodes of this job that the scheduler itself has lost, as far as it tells."""
+        return ()
+
+    def log_of(self, job_name: str, job: str) -> Path:
+        """The log of a job, in the folder that it was submitted from."""
+        return Path(self.log_name.format(job_name=job_name, job=job.partition(".")[0]))
+
+    def state_of(self, job: str) -> JobState:
+        """Where a job is now."""
+        answers: list[str] = []
+        for question in self.questions:
+            answers.append(answer_of([*question, job], or_failed=self.tells_by_failing) or "")
+            state = self.read_state(answers)
+            if state.stage != "unknown":
+                return state
+        return UNKNOWN
+
+    def submit(self, script: Path, environment: Mapping[str, str]) -> str:
+        """Submit a script, with the variables of gpuscale that are set; the job's number."""
+        program = self.submit_command[0]
+        ours = sorted(name for name in environment if name.startswith("GPUSCALE_"))
+        command = [*self.submit_command]
+        if self.variables_option is not None and ours:
+            command += [self.variables_option, ",".join(ours)]
+        command += [] if self.takes_stdin else [str(script)]
+        try:
+            told = script.read_text("utf-8") if self.takes_stdin else ""
+            answer = _run(command, environment, told=told)
+        except FileNotFoundError:
+            remedy = "submit from a login node of the cluster, or keep the script with --print"
+            raise SchedulerError(f"{program} is not here; {remedy}") from None
+        except subprocess.TimeoutExpired:
+            problem = f"has not answered within {_ANSWER_S:.0f} s"
+            remedy = "see whether the job is there before submitting again"
+            raise SchedulerError(f"{program} {problem}; {remedy}") from None
+        if answer.returncode != 0:
+            said = (answer.stderr.strip() or answer.stdout.strip())[:2000] or "it says nothing"
+            raise SchedulerError(
+                f"{program} did not take the job:\n{indent(visible(said, multiline=True), '    ')}"
+                "\n    correct what it names by an option such as --partition, --account or "
+                "--time, or in the profile; --print shows what is asked for"
+            )
+        return self.number_in(answer.stdout)
+
+    def number_in(self, output: str) -> str:
+        """The number of the job that was submitted, out of what the command printed."""
+        found = self.job_number.search(output)
+        if found is None:
+            raise SchedulerError(
+                f"{self.submit_command[0]} said '{output.strip()[:200]}', in which there is no job "
+                "number; see with the scheduler's own command whether the job is there"
+            )
+        return found[1]
+
+
+def answer_of(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, or_failed: bool = False
+) -> str | None:
+    """A short command's output; None where it does not answer or, unless `or_failed`, fails."""
+    try:
+        answer = _run(command, environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if or_failed or answer.returncode == 0 else None
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, told: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        env=environment,
+        input=told,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=_ANSWER_S,
+        check=False,
+    )

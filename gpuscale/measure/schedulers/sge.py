@@ -1,0 +1,68 @@
+"""SGE and its descendants."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from gpuscale.measure.schedulers.scheduler import UNKNOWN, Ending, JobState, Scheduler
+
+_TIME_UP = "37"
+_RAN = frozenset({"15", _TIME_UP, "100"})
+"""Of a job that `failed`: in its epilog, at its time limit, by a signal. Elsewhere `exit_status`
+is none of the job's."""
+
+
+class Sge(Scheduler):
+    """`qsub` of Grid Engine."""
+
+    name = "sge"
+    title = "SGE"
+    directive = "#$"
+    script_ending = "sge"
+    submit_command = ("qsub", "-terse")
+    job_number = re.compile(r"^(\d+)\s*$", re.MULTILINE)
+    cancel_program = "qdel"
+    job_variable = "JOB_ID"
+    folder_variable = "SGE_O_WORKDIR"
+    # Every site names its GPUs in its own way, and asks for several nodes of them in its own too.
+    default_gpu_option = None
+    launcher = None
+
+    options = (
+        "-S /bin/bash",
+        "-N {job_name}",
+        "-q {partition}",
+        "-P {account}",
+        "-cwd",
+        "-j y",
+        "-o {job_name}-$JOB_ID.log",
+        "-r n",
+        "-l h_rt={time_limit}",
+        "{gpus}",
+    )
+    variables_option = "-v"
+    questions = (("qstat", "-j"), ("qacct", "-j"))
+
+    def is_here(self, environment: Mapping[str, str]) -> bool:
+        # JOB_ID alone is too common a name to mean SGE.
+        return self.job_variable in environment and "SGE_TASK_ID" in environment
+
+    def read_state(self, answers: Sequence[str]) -> JobState:
+        if answers[0]:
+            # qstat -j shows usage lines only of jobs that run.
+            runs = re.search(r"^usage\s+\d+:", answers[0], re.MULTILINE) is not None
+            stuck = re.search(r"^error reason\s+\d+:\s*(.*)$", answers[0], re.MULTILINE)
+            if stuck is not None and not runs:
+                remark = "it could not be started and stays in the queue; qdel removes it"
+                return JobState("ended", f"Eqw ({stuck[1].strip()})", remark=remark)
+            return JobState("running" if runs else "waiting", "r" if runs else "qw")
+        accounted = answers[1] if len(answers) > 1 else ""
+        status = re.search(r"^exit_status\s+(\d+)", accounted, re.MULTILINE)
+        failed = re.search(r"^failed\s+(\d+)\s*(?::\s*(.*))?$", accounted, re.MULTILINE)
+        if status is None:
+            return UNKNOWN
+        if failed is None or not int(failed[1]):
+            return JobState("ended", "done", int(status[1]), Ending.COMPLETED)
+        word = f"failed {failed[1]} {failed[2] or ''}".strip()
+        code = int(status[1]) if failed[1] in _RAN else None
+        ending = Ending.TIME_UP if failed[1] == _TIME_UP else Ending.FAILED
+        return JobState("ended", word, code or None, ending)

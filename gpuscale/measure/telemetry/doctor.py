@@ -1,0 +1,158 @@
+"""A look at a machine: the GPUs and libraries that it offers, and its problems."""
+
+import os
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+
+from gpuscale.base.counters import Reading
+from gpuscale.base.host import cpu_model
+from gpuscale.measure.telemetry import nvml
+from gpuscale.measure.telemetry.host_load import HostLoadMeter
+from gpuscale.records import HostLoad
+
+_BUSY_UTILIZATION = 0.5
+"""From here on a GPU counts as busy, so that its PCIe link should run at full speed."""
+
+_SLOWDOWNS = {
+    "sw_thermal_slowdown": "is slowed by its driver because it is hot: check fans and air flow",
+    "hw_thermal_slowdown": "slows itself because it is too hot: check fans, air flow and heat sink",
+    "hw_power_brake_slowdown": "is slowed by the power supply: check it and the power cables",
+    "hw_slowdown": "slows itself for heat or power: check cooling, power supply and power cables",
+}
+"""Reasons that a healthy GPU has at no load, the most telling of them first.
+
+`sw_power_cap` is not among them: many GPUs train at their power limit all the time.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExaminedGpu:
+    """One GPU, looked at once."""
+
+    number: int
+    """NVML's, which counts all GPUs of the machine; CUDA may number them otherwise."""
+    name: str | None = None
+    uuid: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    unreachable: str | None = None
+    """Why nothing of the above is known; None where the GPU answers."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True for a GPU at work, as far as it tells."""
+        answers = self.reading.answers
+        idle = "gpu_idle" in answers.get("clock_event_reasons", ())
+        return not idle and answers.get("utilization", 0.0) >= _BUSY_UTILIZATION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine, looked at once; None is what could not be found out."""
+
+    host: str
+    python_version: str
+    torch_version: str | None
+    """As installed, which says nothing about whether it works."""
+    cpu_model: str | None
+    cpu_count: int
+    """Cores that this process may use."""
+    shared_memory_bytes: int | None
+    """Size of /dev/shm, through which loader processes and NCCL pass data."""
+    load: HostLoad
+    driver_version: str | None = None
+    driver_absent: str | None = None
+    """Why no driver answers; None where one does."""
+    driver_broken: bool = False
+    """True where there is a driver that does not work, rather than none."""
+    gpus: tuple[ExaminedGpu, ...] = ()
+
+
+def examine() -> Machine:
+    """This machine, in less than a second and without a CUDA context or torch."""
+    torch_version = shared_memory_bytes = None
+    with suppress(metadata.PackageNotFoundError):
+        torch_version = metadata.version("torch")
+    with suppress(OSError):
+        shared_memory_bytes = shutil.disk_usage("/dev/shm").total
+    machine = Machine(
+        host=platform.node(),
+        python_version=platform.python_version(),
+        torch_version=torch_version,
+        cpu_model=cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        shared_memory_bytes=shared_memory_bytes,
+        load=HostLoadMeter(()).read(),
+    )
+    try:
+        with nvml.open_nvml() as driver_version:
+            gpus = tuple(_examined(*numbered) for numbered in nvml.all_devices())
+            return replace(machine, driver_version=driver_version, gpus=gpus)
+    except nvml.DriverAbsentError as error:
+        is_broken = isinstance(error, nvml.DriverBrokenError)
+        return replace(machine, driver_absent=str(error), driver_broken=is_broken)
+
+
+def _examined(number: int, device: nvml.NvmlDevice | nvml.DeviceAbsentError) -> ExaminedGpu:
+    if isinstance(device, nvml.DeviceAbsentError):
+        return ExaminedGpu(number=number, unreachable=str(device))
+    reading = device.inspect(device.read())
+    return ExaminedGpu(number=number, name=device.name, uuid=device.uuid, reading=reading)
+
+
+def find_problems(machine: Machine) -> tuple[str, ...]:
+    """Everything that a machine to measure on should not have, GPU by GPU; empty where all is well.
+
+    A machine without a GPU has no problem; one whose driver does not work has.
+    """
+    found: list[str] = []
+    if machine.driver_broken:
+        remedy = "reload it, or reboot after an update"
+        found.append(f"the NVIDIA driver does not work ({machine.driver_absent}): {remedy}")
+    # By model, since the number of links in use differs between healthy machines.
+    most_links: Counter[str | None] = Counter()
+    for gpu in machine.gpus:
+        most_links |= Counter({gpu.name: sum(gpu.reading.answers.get("nvlink_active", ()))})
+    for gpu in machine.gpus:
+        found += [f"GPU {gpu.number} {problem}" for problem in _problems_of(gpu, most_links)]
+    return tuple(found)
+
+
+def _problems_of(gpu: ExaminedGpu, most_links: Mapping[str | None, int]) -> Iterator[str]:
+    answers, absent = gpu.reading.answers, gpu.reading.absent.values()
+    if gpu.unreachable is not None:
+        remedy = "look for XID messages in the kernel's log, then reset it or reboot"
+        yield f"cannot be reached ({gpu.unreachable}): {remedy}"
+    for lost in ("GPU is lost", "GPU requires restart"):
+        if lost in absent:
+            yield f"does not answer ({lost}): reset it or reboot"
+    width, most_lanes = answers.get("pcie_width"), answers.get("pcie_max_width")
+    if width is not None and most_lanes is not None and width < most_lanes:
+        yield f"runs PCIe at width x{width} of x{most_lanes}: reseat it or check the riser"
+    # An idle GPU lowers the generation, not the width, to save power.
+    now, most = answers.get("pcie_generation"), answers.get("pcie_max_generation")
+    if gpu.is_busy and now is not None and most is not None and now < most:
+        remedy = "reseat it, check the riser and the slot's setting in the firmware"
+        yield f"runs PCIe at generation {now} of {most} while it is busy: {remedy}"
+    active = answers.get("nvlink_active", ())
+    if active and sum(active) < most_links[gpu.name]:
+        down = ", ".join(str(link) for link, is_active in enumerate(active) if not is_active)
+        yield (
+            f"has {sum(active)} of {len(active)} NVLink links active, another {gpu.name} here has "
+            f"{most_links[gpu.name]}: check bridge or baseboard at link {down}"
+        )
+    if uncorrected := answers.get("ecc_uncorrected"):
+        errors = "memory error" if uncorrected == 1 else "memory errors"
+        yield (
+            f"had {uncorrected} {errors} that ECC could not correct since its last reset: "
+            "drain the node and reset the GPU, and have it replaced if they come back"
+        )
+    for reason, sentence in _SLOWDOWNS.items():
+        if reason in answers.get("clock_event_reasons", ()):
+            heat = answers.get("temperature_c")
+            yield sentence if heat is None else f"{sentence} (now {heat:.0f} °C)"
+            break  # hw_slowdown stands beside the reason that it sums up

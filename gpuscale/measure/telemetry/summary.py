@@ -1,0 +1,286 @@
+"""From the samples of a run to what it records: one summary a device, over the timed windows."""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.base.counters import FIELDS, NUMBERS, Field, Reading, fold, values_problem
+from gpuscale.measure.run_directory import NodeSamples, Sampler, scratch_folder, stderr_path
+from gpuscale.measure.telemetry.sampler import SampledDevice, read_samples
+from gpuscale.records import (
+    Environment,
+    GpuDevice,
+    GpuSummary,
+    GpuWindow,
+    Run,
+    RunRequest,
+    with_measured,
+)
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryReport:
+    """Telemetry of one run."""
+
+    gpu_summaries: tuple[GpuSummary, ...] = ()
+    absent: str | None = None
+    """Why there are no summaries at all, or none of some nodes; None where there are."""
+    driver_version: str | None = None
+
+    def added_to(self, run: Run) -> Run:
+        """The run with its telemetry, and with what a valid one measured by it: energy."""
+        run = replace(run, gpu_summaries=self.gpu_summaries, telemetry_absent=self.absent)
+        return with_measured(run) if run.failure is None else run
+
+
+@dataclass(frozen=True, slots=True)
+class RunSampling:
+    """The samples of one run, taken beside it on this node or by its launcher on several."""
+
+    samples: Callable[[], Sequence[NodeSamples]]
+    """Of each node, after the run."""
+    sampler: Sampler | None = None
+    """On this node, to be stopped then."""
+
+    def summarize(self, run: Run) -> TelemetryReport:
+        """Telemetry of the run's windows; nodes without samples are named with the reason.
+
+        Windows are told by the clock of rank 0's node and samples by that of their own: nodes of a
+        cluster agree to some milliseconds, and a window lasts hundreds.
+        """
+        if self.sampler is not None:
+            self.sampler.stop()
+        windows = [(w.started_at_s, w.started_at_s + w.time_s) for w in run.windows]
+        summaries: list[GpuSummary] = []
+        absent, driver_version = [], None
+        for left in self.samples():
+            report = summarize(left.path, uuids=left.uuids, intervals=windows)
+            summaries += report.gpu_summaries
+            driver_version = driver_version or report.driver_version
+            if report.absent:
+                absent.append(f"{left.host}: {report.absent}" if left.host else report.absent)
+        return TelemetryReport(tuple(summaries), "; ".join(absent) or None, driver_version)
+
+
+def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevice, ...]:
+    """The devices that a run has on this node; none on CPU."""
+    return tuple(gpu for gpu in environment.gpus if gpu.index in request.devices)
+
+
+@contextmanager
+def sampling_beside(
+    request: RunRequest,
+    environment: Environment,
+    samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,
+) -> Iterator[RunSampling | None]:
+    """Sample the devices of a run for as long as the context lasts; None on CPU.
+
+    On several nodes the ranks' own tasks do it, and leave `samples_on_nodes`.
+    """
+    gpus = gpus_of_run(request, environment)
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
+    if environment.nodes or not uuids:
+        yield RunSampling(samples_on_nodes) if gpus and environment.nodes else None
+        return
+    with scratch_folder("gpuscale-telemetry-") as folder:
+        here = NodeSamples(host="", path=folder / "samples.jsonl", uuids=uuids)
+        sampler = Sampler(uuids=uuids, output=here.path)
+        try:
+            yield RunSampling(lambda: [here], sampler)
+        finally:
+            sampler.stop()
+
+
+def summarize(
+    samples: Path, *, uuids: Sequence[str], intervals: Sequence[Interval]
+) -> TelemetryReport:
+    """Telemetry in a samples file, whole or cut short at any point, of the times that count.
+
+    One summary a device, in the order of `uuids`, as the sampler was given them, with one
+    `GpuWindow` an interval; a device that the driver does not offer has one with no samples and
+    the reason. Where no device has a sample, no summaries and one reason. Intervals are (begin,
+    end) of each timed window in Unix time, both included, in order.
+    """
+    header, ticks = read_samples(samples)
+    if header is None:
+        return TelemetryReport(absent=_sampler_ended(samples))
+    if header.absent is not None:
+        return TelemetryReport(absent=header.absent, driver_version=header.driver_version)
+    seen_of = {}
+    for uuid in uuids:
+        mine = [(tick.time_s, tick.readings[uuid]) for tick in ticks if uuid in tick.readings]
+        times, readings = [time_s for time_s, _ in mine], [reading for _, reading in mine]
+        seen_of[uuid] = _Seen(header.devices[uuid], times, readings)
+    summaries: tuple[GpuSummary, ...] = ()
+    reasons, absent = dict.fromkeys(seen.device.absent for seen in seen_of.values()), None
+    if any(seen.within(intervals) for seen in seen_of.values()):
+        summaries = tuple(_summary(uuid, seen, intervals) for uuid, seen in seen_of.items())
+    elif not uuids:
+        absent = "the run used no GPU"
+    elif None not in reasons:
+        absent = "; ".join(map(str, reasons))
+    elif not ticks:
+        absent = _sampler_ended(samples)
+    elif not intervals:
+        absent = "the run has no timed windows"
+    else:
+        absent = f"none of the sampler's {len(ticks)} samples fell into the run's windows"
+    return TelemetryReport(summaries, absent, header.driver_version)
+
+
+def _sampler_ended(samples: Path) -> str:
+    lines: list[str] = []
+    with suppress(FileNotFoundError):
+        lines = stderr_path(samples).read_text("utf-8", errors="replace").strip().splitlines()
+    message = lines[-1].strip() if lines else "no message, as after a hang in the driver"
+    return f"the GPU sampler ended before its first sample: {message}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Everything that was read of one device, with the Unix time of each, in order."""
+
+    device: SampledDevice
+    times: list[float]
+    readings: list[Reading]
+
+    def within(self, intervals: Iterable[Interval]) -> list[Reading]:
+        """The readings of these times, both ends included."""
+        places = [(bisect_left(self.times, a), bisect_right(self.times, b)) for a, b in intervals]
+        return [reading for first, end in places for reading in self.readings[first:end]]
+
+    def counting(self, counter: Field, intervals: Sequence[Interval]) -> list[Reading]:
+        """The readings that count for it over these windows."""
+        if counter.when == "run":
+            return self.readings
+        is_load = counter.when == "load"
+        return self.within([(intervals[0][0], intervals[-1][1])] if is_load else intervals)
+
+    def number(self, counter: Field, intervals: Sequence[Interval]) -> float | None:
+        """The counter's number for these windows; None where it was not offered."""
+        if counter.when == "windows" and counter.reduce == "increase":
+            rises = self._rises(counter, intervals)
+            return None if None in rises else fold(counter.name, rises)
+        readings = self.counting(counter, intervals)
+        numbers = [counter.number(reading.answers.get(counter.moment)) for reading in readings]
+        if counter.reduce == "increase":
+            return _increase(numbers)
+        # The driver's own samples are more even than ours, and have times of their own.
+        buffered = [
+            number
+            for query in counter.queries
+            for reading in (self.readings if readings else ())
+            for time_s, number in reading.buffered.get(query.buffer or "", ())
+            if any(begin <= time_s <= end for begin, end in intervals)
+        ]
+        return fold(counter.name, buffered or numbers)
+
+    def _rises(self, counter: Field, intervals: Iterable[Interval]) -> list[float | None]:
+        """Increase of a counter in each window, between whose readings it is interpolated.
+
+        It is read every tenth of a second and a window is a few of these. None where there is no
+        reading on one side of an end, or where the counter began anew in between.
+        """
+        points = [
+            (time_s, reading.answers[counter.moment])
+            for time_s, reading in zip(self.times, self.readings, strict=True)
+            if counter.moment in reading.answers
+        ]
+        return [_increase([_at(begin, points), _at(end, points)]) for begin, end in intervals]
+
+
+def _at(moment: float, points: Sequence[tuple[float, float]]) -> float | None:
+    before = bisect_right(points, moment, key=lambda point: point[0]) - 1
+    after = bisect_left(points, moment, key=lambda point: point[0])
+    if before < 0 or after == len(points):
+        return None
+    (earlier, low), (later, high) = points[before], points[after]
+    if earlier >= later:
+        return low
+    return low + (moment - earlier) / (later - earlier) * (high - low)
+
+
+def _increase(counts: Sequence[float | None]) -> float | None:
+    """Increase of a counter; None where it was not read twice, or began anew."""
+    known = [count for count in counts if count is not None]
+    return known[-1] - known[0] if len(known) > 1 and known[-1] >= known[0] else None
+
+
+def _summary(uuid: str, seen: _Seen, intervals: Sequence[Interval]) -> GpuSummary:
+    readings = seen.within(intervals)
+    xids = [reading.answers["xids"] for reading in seen.readings if "xids" in reading.answers]
+    values, nonsense = _values(seen, NUMBERS.values(), intervals)
+    return GpuSummary(
+        uuid=uuid,
+        name=seen.device.name,
+        samples=len(readings),
+        absent=tuple(dict.fromkeys((*_absences(seen, intervals), *nonsense))),
+        values=values,
+        clock_event_reasons=_shares(readings),
+        xids=tuple(xid for new in xids for xid in new) if xids else None,
+        windows=tuple(_window(seen, interval) for interval in intervals),
+    )
+
+
+def _window(seen: _Seen, interval: Interval) -> GpuWindow:
+    readings = seen.within([interval])
+    if not readings:
+        return GpuWindow(samples=0)
+    counters = [field for field in NUMBERS.values() if field.in_windows]
+    values, _ = _values(seen, counters, [interval])
+    return GpuWindow(samples=len(readings), values=values, clock_event_reasons=_shares(readings))
+
+
+def _values(
+    seen: _Seen, counters: Iterable[Field], intervals: Sequence[Interval]
+) -> tuple[Mapping[str, float], list[str]]:
+    """Numbers by counter, and what is wrong with those that no device can have."""
+    values, problems = {}, []
+    for counter in counters:
+        number = seen.number(counter, intervals)
+        if number is not None and (problem := values_problem({counter.name: number})):
+            problems.append(f"{counter.label}: {problem}")
+        elif number is not None:
+            values[counter.name] = number
+    return values, problems
+
+
+def _shares(readings: Sequence[Reading]) -> Mapping[str, float] | None:
+    """Of each reason the share of the readings in which it held."""
+    name = "clock_event_reasons"
+    known = [reading.answers[name] for reading in readings if name in reading.answers]
+    if not known:
+        return None
+    counts = Counter(reason for reasons in known for reason in reasons)
+    return {reason: counts[reason] / len(known) for reason in sorted(counts)}
+
+
+def _absences(seen: _Seen, intervals: Sequence[Interval]) -> Iterator[str]:
+    """`power: Not Supported`, or `power: GPU is lost (in 12 of 40 samples)`."""
+    if seen.device.absent:
+        yield f"device: {seen.device.absent}"
+        return
+    if not seen.within(intervals):
+        yield "device: no sample fell into the run's windows"
+        return
+    unread: list[str] = []
+    for counter in FIELDS:
+        counting = seen.counting(counter, intervals)
+        # A driver that does not offer something says so before the windows, too.
+        asked = counting if counter.when == "windows" else seen.readings
+        asked = [reading for reading in asked if counter.moment in reading]
+        reasons = Counter(r.absent[counter.moment] for r in asked if counter.moment in r.absent)
+        for reason, count in reasons.items():
+            share = "" if count == len(asked) else f" (in {count} of {len(asked)} samples)"
+            yield f"{counter.label}: {reason}{share}"
+        if asked and not any(counter.moment in reading for reading in counting):
+            unread.append(counter.label)
+    if unread:
+        yield f"{', '.join(dict.fromkeys(unread))}: not read between the windows' begin and end"

@@ -1,0 +1,269 @@
+"""Batches without end: from a pool made once, or samples through a DataLoader."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from gpuscale.base.errors import CaseError
+from gpuscale.base.host import die_with_parent
+from gpuscale.measure.worker.nested import map_tensors, tensors_in
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import Size, TrainingCase
+
+Batch = Any
+"""Inputs and targets, or a dict of both, however nested."""
+
+# So many samples are generated and then shared by all indices: at ImageNet's size the
+# generator would otherwise be what is measured.
+_POOL = 64
+_INPUTS_AND_TARGET = 2
+_IMAGE_DIMENSIONS = 4
+_FEWEST_POOLED_BATCHES = 2
+_BATCHES_IN_ADVANCE = 2
+_SHARED_MEMORY = Path("/dev/shm")
+_MIB = 2**20
+_SEED = 42
+
+
+class SyntheticDataset(Dataset[Any]):
+    """A deterministic stand-in for a case's data: its first samples, over and over.
+
+    Where the case has transforms, inputs pass through them each time, as a file's would.
+    """
+
+    def __init__(self, case: TrainingCase, size: Size) -> None:
+        self._length = case.training_samples
+        self._transform = case.transform(size)
+        self._samples = [case.sample(index, size) for index in range(_POOL)]
+        refuse_no_batch([self[0], self[1]], f"{case.name()}: sample()")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return _transformed(self._samples[index % _POOL], self._transform)
+
+
+def example_batch(case: TrainingCase, size: Size) -> Batch:
+    """A batch of the first and the last class: of one sample, batch norm refuses single values."""
+    indices = (0, min(case.classes, _POOL) - 1)
+    made = [_transformed(case.sample(index, size), case.transform(size)) for index in indices]
+    return default_collate(made)
+
+
+def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
+    if transform is None:
+        return sample
+    inputs, target = sample
+    return transform(inputs), target
+
+
+def refuse_no_batch(samples: Sequence[Any], source: str) -> None:
+    """Raise a CaseError where samples, which came from a method of the case, make no batch."""
+    try:
+        default_collate(list(samples))
+        problem = None
+        if not isinstance(samples[0], Mapping) and len(samples[0]) != _INPUTS_AND_TARGET:
+            problem = f"{len(samples[0])} parts"
+    except (TypeError, RuntimeError, IndexError, KeyError) as error:
+        problem = str(error).splitlines()[0]
+    if problem is not None:
+        raise CaseError(
+            f"{source} gives samples that make no batch ({problem}); a sample is (inputs, target) "
+            "or a dict, of tensors and numbers, in the same shapes every time"
+        )
+
+
+def on_device(
+    batch: Batch, device: torch.device, memory_format: torch.memory_format
+) -> tuple[Any, Any]:
+    """The inputs and targets of a batch on a device; images alone take the memory format."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        is_image = tensor.dim() == _IMAGE_DIMENSIONS and tensor.is_floating_point()
+        form = memory_format if is_image else torch.preserve_format
+        return tensor.to(device, non_blocking=True, memory_format=form)
+
+    moved = map_tensors(move, batch)
+    return (moved, moved) if isinstance(moved, dict) else (moved[0], moved[1])
+
+
+class Batches(Protocol):
+    """An endless iterator over one rank's share of the data."""
+
+    epoch: int
+    """Epochs that have ended."""
+
+    def __next__(self) -> Batch:
+        """The next batch, in host memory."""
+        ...
+
+
+class PooledBatches:
+    """Batches of synthetic samples that are made once, so that no loader takes part in a step.
+
+    Each rank has others. They have no end of an epoch, whose first batch comes late.
+    """
+
+    epoch = 0
+
+    def __init__(
+        self, dataset: SyntheticDataset, *, batch: int, rank: int, pin_memory: bool
+    ) -> None:
+        samples = [dataset[slot] for slot in range(min(_POOL, len(dataset)))]
+        generator = torch.Generator().manual_seed(_SEED + rank)
+        self._pool: list[Batch] = []
+        for _ in range(max(_FEWEST_POOLED_BATCHES, _POOL // batch)):
+            slots = torch.randint(len(samples), (batch,), generator=generator).tolist()
+            made = default_collate([samples[slot] for slot in slots])
+            self._pool.append(map_tensors(torch.Tensor.pin_memory, made) if pin_memory else made)
+        self._pinned = pin_memory
+        self._given = 0
+
+    def __next__(self) -> Batch:
+        batch = self._pool[self._given % len(self._pool)]
+        self._given += 1
+        # The copy to a GPU leaves the pool as it is. A CPU rank has none, and a model that works
+        # in place would change the samples.
+        return batch if self._pinned else map_tensors(torch.Tensor.clone, batch)
+
+
+class LoadedBatches:
+    """Batches of a dataset through a DataLoader, epoch after epoch."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch: int,
+        rank: int,
+        world_size: int,
+        workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self._sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset, num_replicas=world_size, rank=rank, shuffle=True, seed=_SEED, drop_last=True
+        )
+        self._loader: DataLoader[Batch] = DataLoader(
+            dataset,
+            batch_size=batch,
+            sampler=self._sampler,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+            prefetch_factor=_BATCHES_IN_ADVANCE if workers else None,
+            worker_init_fn=_end_with_rank,
+            # A rank that came out of a fork server would start one more, whose child a worker is:
+            # neither would see the rank end, and each worker would first import torch.
+            multiprocessing_context="fork" if workers else None,
+            drop_last=True,
+        )
+        if len(self._loader) == 0:
+            raise CaseError(
+                f"a batch of {batch} on each of {world_size} ranks is larger than the data; "
+                "choose a smaller size or fewer GPUs"
+            )
+        self.epoch = 0
+        self._iterator: Iterator[Batch] = iter(self._loader)
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self.epoch += 1
+            self._sampler.set_epoch(self.epoch)
+            self._iterator = iter(self._loader)
+            return next(self._iterator)
+
+
+def refuse_small_shared_memory(
+    dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
+) -> None:
+    """Checks that batches can be handed over from loader processes to the ranks of this node.
+
+    A worker that writes past the end is killed by SIGBUS, which names no reason.
+
+    Raises:
+        CaseError: `free_bytes` of shared memory do not hold the batches that are made in advance.
+    """
+    sample = default_collate([dataset[0]])
+    batch_bytes = batch * sum(tensor.nbytes for tensor in tensors_in(sample))
+    needed_bytes = ranks * workers * _BATCHES_IN_ADVANCE * batch_bytes
+    if needed_bytes > free_bytes:
+        raise CaseError(
+            f"{_SHARED_MEMORY} has {free_bytes / _MIB:.1f} MiB free, and the loaders of this node "
+            f"need {needed_bytes / _MIB:.1f} MiB; give the container more "
+            "(--shm-size, or --ipc=host), or choose fewer --data-workers"
+        )
+
+
+def _end_with_rank(worker: int) -> None:
+    # By itself a worker looks for its rank every five seconds; until then it would hold the
+    # device of a rank that crashed, and in exclusive mode the next run could not have it.
+    die_with_parent()
+
+
+def real_dataset(
+    case: TrainingCase, request: RunRequest, size: Size, *, download: bool
+) -> Dataset[Any]:
+    """The case's real data below `--data-root`."""
+    root = Path(request.data_root or "")
+    try:
+        return case.real_dataset(root, size, download=download)
+    except (OSError, RuntimeError) as error:
+        remedy = (
+            "fetch the data by other means, and leave out --download"
+            if download
+            else "lay them there, or add --download where the case can"
+        )
+        raise CaseError(
+            f"--data-root {root}: no data of {case.name()} there ({error}); {remedy}"
+        ) from error
+
+
+def training_batches(
+    case: TrainingCase,
+    request: RunRequest,
+    size: Size,
+    *,
+    batch: int,
+    rank: int,
+    world_size: int,
+    ranks_on_node: int = 1,
+) -> Batches:
+    """The batches that one rank trains on, from the source that its configuration names.
+
+    `world_size` are the ranks that share the samples of a step.
+    """
+    pin_memory = request.configuration.device == "cuda"
+    if request.configuration.data == "synthetic":
+        synthetic = SyntheticDataset(case, size)
+        return PooledBatches(synthetic, batch=batch, rank=rank, pin_memory=pin_memory)
+    dataset: Dataset[Any]
+    if request.data_root is None:
+        dataset = SyntheticDataset(case, size)
+    else:
+        dataset = real_dataset(case, request, size, download=request.download)
+        refuse_no_batch([dataset[0]], f"{case.name()}: real_dataset()")
+    workers = request.configuration.data_workers or 0
+    if workers and _SHARED_MEMORY.is_dir():
+        refuse_small_shared_memory(
+            dataset,
+            batch=batch,
+            workers=workers,
+            ranks=ranks_on_node,
+            free_bytes=shutil.disk_usage(_SHARED_MEMORY).free,
+        )
+    return LoadedBatches(
+        dataset,
+        batch=batch,
+        rank=rank,
+        world_size=world_size,
+        workers=workers,
+        pin_memory=pin_memory,
+    )

@@ -1,0 +1,281 @@
+"""A rank from its first line to its last: its run, or the trial of what measuring costs."""
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gpuscale.base.errors import GpuscaleError, InvalidTrainingError
+from gpuscale.base.foreign_texts import LOST_PEER, NCCL_ERROR, OUT_OF_MEMORY, SHARDS, SYSTEM
+from gpuscale.base.host import die_with_parent, end_at_interrupt
+from gpuscale.base.strategies import STRATEGIES
+from gpuscale.measure.run_directory import RunDirectory, write_atomically
+from gpuscale.measure.worker import loop
+from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
+from gpuscale.measure.worker.origin import line_of_user, traceback_text
+from gpuscale.measure.worker.strategies import strategy_for
+from gpuscale.measure.worker.training import Training, load_case, parameter_digest
+from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
+from gpuscale.records.request import Measurement, RankFailure, RankOutcome
+from gpuscale.records.selftest import OverheadOutcome, OverheadPair
+
+_LINES_OF_NCCL = 4
+_SEED = 42
+_PROGRESS_BYTES = 64
+_YIELD_TO_PEERS_S = 1.0
+_KEPT_TO_THE_END: list[object] = []
+
+
+class RankFiles:
+    """One rank's corner of the run's directory."""
+
+    def __init__(self, directory: RunDirectory, rank: int) -> None:
+        self.directory, self.rank = directory, rank
+        self._progress: int | None = None
+        # It must stay open for as long as the process lives.
+        self.stacks = directory.stacks(rank).open("w")
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tell how far the run is; rank 0 speaks for all."""
+        if self.rank != 0:
+            return
+        if self._progress is None:
+            self._progress = os.open(self.directory.progress, os.O_WRONLY | os.O_CREAT, 0o644)
+        # In place, at one length: a new file for each window costs half a millisecond here and
+        # more on a shared file system, and all ranks wait for it at the window's barrier.
+        os.pwrite(self._progress, f"{stage}\t{done}\t{total}".ljust(_PROGRESS_BYTES).encode(), 0)
+
+    def leave_failure(self, error: BaseException, *, lost_peer: bool) -> None:
+        """Write what ended this rank, with its traceback where it was not expected."""
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        lines = summary.splitlines() or [type(error).__name__]
+        message = " ".join(lines[: _LINES_OF_NCCL if NCCL_ERROR.search(lines[0]) else 1])
+        kind: FailureKind = "system" if SYSTEM.search(message) else "raised"
+        line, detail = line_of_user(error), traceback_text(error)
+        if SHARDS.search(message):
+            message += (
+                " (the model or the optimiser does not take fsdp's shards, which are DTensors; "
+                "measure it with ddp)"
+            )
+        if isinstance(error, GpuscaleError):
+            line, message, detail = None, " ".join(str(error).splitlines()), ""
+        if isinstance(error, InvalidTrainingError):
+            kind = "invalid"
+        failure = Failure(
+            kind=kind,
+            message=message,
+            rank=self.rank,
+            host=socket.gethostname(),
+            detail=detail,
+        )
+        report = RankFailure(failure=failure, lost_peer=lost_peer, line=line)
+        self.directory.failure(self.rank).write(report)
+
+
+def tells_of_peer(error: BaseException) -> bool:
+    """True for the failure of talking to another rank, which most likely ended before."""
+    text = str(error)
+    # NCCL takes memory too, of what the allocator of torch has left on this rank's own GPU.
+    if OUT_OF_MEMORY.search(text):
+        return False
+    return isinstance(error, dist.DistError) or LOST_PEER.search(text) is not None
+
+
+def _be_rank(directory: str, work: Callable[[RunRequest, RankFiles], None]) -> None:
+    """Do some work as a rank, which leaves its outcome or what ended it in the run's directory."""
+    die_with_parent()
+    end_at_interrupt()
+    run_directory = RunDirectory(path=Path(directory))
+    request = run_directory.request.read()
+    files = RankFiles(run_directory, int(os.environ.get("RANK", "0")))
+    write_atomically(run_directory.pid(files.rank), str(os.getpid()))
+    # By a thread without the interpreter's lock, so also from a rank that is stuck in a
+    # collective; ending the rank is the launcher's, after all have left their stacks.
+    faulthandler.dump_traceback_later(request.timeout_s, exit=False, file=files.stacks)
+    try:
+        work(request, files)
+        faulthandler.cancel_dump_traceback_later()
+    except BaseException as error:
+        lost_peer = tells_of_peer(error)
+        files.leave_failure(error, lost_peer=lost_peer)
+        if lost_peer:
+            # Most likely a peer died. The launcher ends all ranks when it sees the first one
+            # go, and that should be the peer, whose exit code tells what happened.
+            time.sleep(_YIELD_TO_PEERS_S)
+        raise
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let this process have so many bytes of address space more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most_bytes = pages * resource.getpagesize() + limit_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
+
+def _prepare(request: RunRequest, directory: RunDirectory) -> tuple[Training, float]:
+    """The training that the request asks for, in its process group, and Unix time of joining it."""
+    torch.set_num_threads(request.configuration.threads_per_rank or 1)
+    torch.manual_seed(_SEED)
+    case = load_case(request)
+    strategy = strategy_for(request)
+    joined_at_s = time.time()
+    if request.memory_limit_bytes is not None:
+        limit_memory(request.memory_limit_bytes)
+    if request.data_root is not None and request.download:
+        if strategy.local_rank == 0:
+            real_dataset(case, request, case.size, download=True)
+        strategy.barrier()
+    assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
+    accumulate = request.configuration.accumulate or 1
+    batches = training_batches(
+        case,
+        request,
+        case.size,
+        batch=request.batch_per_gpu * request.gpus // strategy.shares // accumulate,
+        rank=strategy.rank % strategy.shares,
+        world_size=strategy.shares,
+        ranks_on_node=directory.ranks_per_host(request.processes),
+    )
+    training = (strategy.training or Training)(case, request, strategy, batches)
+    return training, joined_at_s
+
+
+def _keep_to_the_end(*objects: object) -> None:
+    """Let nothing take these down before the process ends.
+
+    Taking down gloo's process group under the interpreter's lock can wait for a thread of gloo
+    that waits for the lock: with torch 2.11 two of the first eleven runs hung in it, after their
+    windows. The process ends right after, and the system takes all of it.
+    """
+    _KEPT_TO_THE_END.extend(objects)
+
+
+def _run(request: RunRequest, files: RankFiles) -> None:
+    training, joined_at_s = _prepare(request, files.directory)
+    strategy = training.strategy
+    if training.faults.any_is_slow:
+        # Every rank, slowed or not: steps are made together.
+        training.faults.know_pace(loop.own_pace_s(training, strategy))
+    demands = STRATEGIES[request.configuration.strategy]
+    measurement = loop.measure(
+        training,
+        strategy,
+        request.timing,
+        files.report,
+        pausing=demands.inside_computing is None and strategy.can_pause,
+        loaders=request.configuration.data_workers or 0,
+    )
+    training.refuse_divergence()
+    # Before the proof, which takes memory that training does not.
+    report = _report(training, measurement)
+    strategy.verify(training)
+    strategy.barrier()
+    _keep_to_the_end(training, strategy)
+    outcome = RankOutcome(report=report, joined_at_s=joined_at_s, measurement=measurement)
+    files.directory.outcome(strategy.rank).write(outcome)
+
+
+def _report(training: Training, measurement: Measurement) -> RankReport:
+    strategy = training.strategy
+    uuids = (torch.cuda.get_device_properties(device).uuid for device in strategy.devices)
+    peaks_bytes = (torch.cuda.max_memory_allocated(device) for device in strategy.devices)
+    return RankReport(
+        rank=strategy.rank,
+        local_rank=strategy.local_rank,
+        host=socket.gethostname(),
+        devices=strategy.devices,
+        device_uuids=tuple(str(uuid) for uuid in uuids),
+        parameter_digest=parameter_digest(training.model),
+        final_loss=training.final_loss(),
+        peak_memory_bytes=max(peaks_bytes, default=None),
+        peak_host_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        pace_s=measurement.pace_s(ranks=strategy.world_size),
+        phases=measurement.phases_per_step(),
+    )
+
+
+def _measure_overhead(request: RunRequest, files: RankFiles) -> None:
+    plan = files.directory.overhead_plan.read()
+    training, _ = _prepare(request, files.directory)
+    strategy = training.strategy
+    step_time_s, _ = loop.warm_up(training, strategy, request.timing, files.report)
+    marked_every = loop.steps_per_mark(step_time_s, training.events_per_step)
+    steps, _ = loop.window_plan(step_time_s, request.timing, pausing=False)
+    sampler_pid = plan.sampler_pid if strategy.rank == 0 else None
+    pairs = []
+    for number in range(plan.pairs):
+        if number % 2:
+            bare_s = _bare_s(training, steps, sampler_pid)
+        # Seconds from a common start to a window's end, its own barrier and reports included.
+        training.synchronize()
+        strategy.barrier()
+        opened = time.perf_counter()
+        files.report("pair", number, plan.pairs)
+        loop.timed_window(training, strategy, steps, marked_every=marked_every)
+        measured_s = time.perf_counter() - opened
+        if not number % 2:
+            # In turn first and second, so that a drift cancels.
+            bare_s = _bare_s(training, steps, sampler_pid)
+        pairs.append(OverheadPair(measured_s=measured_s, bare_s=bare_s))
+    strategy.barrier()
+    _keep_to_the_end(training, strategy)
+    outcome = OverheadOutcome(steps_per_window=steps, pairs=tuple(pairs))
+    files.directory.overhead(files.rank).write(outcome)
+
+
+def bare_loop(training: Training, steps: int) -> None:
+    """Make so many steps in fp32 with what a training has, and nothing else around them."""
+    case, model, optimizer = training.case, training.forward_model, training.optimizer
+    device, memory_format = training.strategy.device, training.memory_format
+    for _ in range(steps):
+        inputs, targets = on_device(next(training.batches), device, memory_format)
+        optimizer.zero_grad(set_to_none=True)
+        loss = case.loss(case.forward(model, inputs), targets)
+        loss.backward()
+        optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bare_s(training: Training, steps: int, sampler_pid: int | None) -> float:
+    """Seconds from a common start until a bare loop has made its steps.
+
+    It opens with a barrier as a window does: the loop is timed as ours is, and a barrier lies
+    before the clock of a step time, not in it.
+    """
+    training.synchronize()
+    with paused(sampler_pid):
+        training.strategy.barrier()
+        opened = time.perf_counter()
+        training.strategy.barrier()
+        bare_loop(training, steps)
+        return time.perf_counter() - opened
+
+
+@contextlib.contextmanager
+def paused(pid: int | None) -> Iterator[None]:
+    """Stop a process for as long as the context lasts."""
+    if pid is None:
+        yield
+        return
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+main = partial(_be_rank, work=_run)
+"""Makes the run that a directory's request asks for, as the rank that the environment says."""
+compare_with_bare_loop = partial(_be_rank, work=_measure_overhead)
+"""Does so with the trial that the directory's overhead plan asks for."""

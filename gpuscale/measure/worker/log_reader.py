@@ -1,0 +1,337 @@
+"""The lines of a command as they come: whose format they have, and what they tell of the run."""
+
+import math
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from gpuscale.base.units import counted
+from gpuscale.measure.worker.last_words import KEPT_LINES, LastWords, last_words
+from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
+from gpuscale.measure.worker.output import OF_COMMAND, Line
+from gpuscale.records import Failure, FailureKind, RunRequest
+from gpuscale.records.request import CommandOutcome, CommandWindow
+from gpuscale.workload.log_formats import (
+    FORMATS,
+    STEP_REGEX_EXAMPLE,
+    LogFormat,
+    Mark,
+    Recognition,
+    by_regex,
+    plain,
+)
+from gpuscale.workload.log_formats.unread import UnreadLines
+
+FEWEST_WINDOWS = 10
+_FEWEST_FIGURES = 3
+_STANDSTILL = 5
+"""Times the longest time between two steps so far, after which a command hangs."""
+_SHOWN_LINES = 20
+_KEPT_LINES = 500
+"""Of those that are looked at for their format."""
+_MOST_STEPS = 10**9
+"""That a run is recorded with."""
+_SAME_BATCH = 1.5
+"""Most times by which the samples/s of the lines may differ from those that were measured."""
+_BY_SAMPLES = ("samples", "tokens")
+
+
+class CommandError(Exception):
+    """A command gave no result."""
+
+    def __init__(self, failure: Failure, *, steps_told: float = 0.0) -> None:
+        super().__init__(failure.message)
+        self.failure, self.steps_told = failure, steps_told
+
+
+class LogReader:
+    """Reads the lines of one command, and tells when there are windows enough."""
+
+    def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
+        """Takes whether several ranks may print into one pipe."""
+        assert request.command is not None
+        self._request, self._shared = request, shared_pipe
+        self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
+        """The last lines, as they were printed."""
+        self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
+        self._recognition, self._unread = Recognition(), UnreadLines()
+        self._lines: list[Line] = []
+        self._series: dict[str, Series] = {}
+        self._samples: int | None = None
+        command = request.command
+        self._format: LogFormat | None = None
+        if command.log_format is not None:
+            self._format = FORMATS[command.log_format]
+        elif command.step_regex is not None:
+            self._format = by_regex(command.step_regex)
+        self._is_settled = self._format is not None
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Read lines; raises CommandError for one after which no result can come."""
+        new = lines = [line._replace(text=plain(line.text)) for line in lines]
+        self.latest.extend(line.text for line in lines)
+        for line in lines:
+            self._latest_of[line.source].append(line)
+        if not self._is_settled:
+            for line in lines:
+                self._recognition.take(line.text)
+            self._lines += lines
+            lines = self._lines if self._is_of_another_format() else lines
+        for line in lines:
+            if self._format is not None and (mark := self._format.read(line.text)) is not None:
+                self._take_mark(mark, line)
+        if not self.has_steps():
+            for line in new:
+                self._unread.take(*line)
+
+    def _is_of_another_format(self) -> bool:
+        """Look what the lines so far fit; True where they are to be read from the beginning."""
+        fitting = self._recognition.fitting
+        if len(fitting) > 1:
+            names = ", ".join(each.name for each in fitting)
+            problem = (
+                f"lines of the command fit several formats; give --log-format with one of {names}"
+            )
+            raise self.failed(problem, "unread")
+        if not fitting:
+            del self._lines[:-_KEPT_LINES]
+            return False
+        # A bar may be that of a download, before the first line of the training itself.
+        self._is_settled = not fitting[0].generic or len(self._lines) > _KEPT_LINES
+        if fitting[0] is self._format:
+            return False
+        self._format = fitting[0]
+        self._series.clear()
+        return True
+
+    def _take_mark(self, mark: Mark, line: Line) -> None:
+        if mark.loss is not None and not math.isfinite(mark.loss):
+            raise self.failed(f"the loss is no finite number: {line.text.strip()}")
+        self._samples = mark.samples_per_step or self._samples
+        series = self._series.get(line.source)
+        if series is None:
+            is_shared = self._shared and line.source == OF_COMMAND
+            series = self._series[line.source] = Series(shared=is_shared)
+        if mark.step is not None:
+            series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
+            if mark.figure is not None:
+                series.figures.append((line.arrived_s, mark.figure))
+        elif mark.validated:
+            series.interrupt()
+
+    def _steps(self, counter: int, before: float) -> float:
+        """The steps that a counter stands for, where so many were told before."""
+        assert self._format is not None
+        if self._format.counts in _BY_SAMPLES:
+            ranks = 1 if self._format.of_all_ranks else self._request.gpus
+            return counter * ranks / self.global_batch
+        return before + counter if self._format.since_last else counter
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all GPUs; CommandError where nobody told it."""
+        asked, gpus = self._request.batch_per_gpu, self._request.gpus
+        assert self._request.command is not None
+        if asked is not None and not self._request.command.tells_batch:
+            told = asked * gpus
+            if self._samples not in (None, told):
+                raise self.failed(
+                    f"the command tells {counted(self._samples or 0, 'sample')} a step, and a "
+                    f"batch of {asked} on {counted(gpus, 'GPU')} makes {told}; give the --batch "
+                    "that a counted step has on a GPU",
+                )
+            return told
+        if self._samples is None:
+            raise self.failed(
+                "the command does not tell how many samples a step has; give --batch N (on each "
+                "GPU) or --samples-per-step N (over all)",
+                "unread",
+            )
+        if self._samples % gpus:
+            problem = f"{self._samples} samples of a step cannot be divided among {gpus} GPUs"
+            raise self.failed(problem)
+        return self._samples
+
+    @property
+    def windows(self) -> Windows | None:
+        """Those so far, by the process that tells most; None before the end of the warm-up."""
+        series = self._leading()
+        return None if series is None else windows_of(series.stretches, self._request.timing)
+
+    def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
+        """The windows for the launcher; CommandError where they cannot be trusted.
+
+        The command was started at a time of the monotonic clock, which is so many seconds behind
+        Unix time.
+        """
+        series = self._leading()
+        assert series is not None
+        if max(windows.warmup_steps, windows.steps) > _MOST_STEPS:
+            raise self.failed(
+                f"the number that was taken for the step went up to {series.latest:.3g}, so it "
+                "counts something else; say with --step-regex where the step stands",
+            )
+        spans = windows.spans[: windows.wanted]
+        is_late = any(end_s <= begin_s for begin_s, end_s in spans)
+        if is_late or comes_in_bursts(series.stretches, started_s):
+            raise self.failed(
+                "lines of the command arrive many at once, so they were buffered and their moments "
+                "tell nothing; let it flush each line (flush=True), or start it by stdbuf -oL",
+            )
+        reported_step_s = self._reported_step_s(series, spans)
+        step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / windows.steps
+        self._refuse_other_batch(reported_step_s, step_s)
+        return CommandOutcome(
+            batch_per_gpu=self.global_batch // self._request.gpus,
+            warmup_steps=windows.warmup_steps,
+            warmup_s=windows.warmup_s,
+            steps_per_window=windows.steps,
+            windows=tuple(
+                CommandWindow(started_at_s=begin_s + clock_s, time_s=end_s - begin_s)
+                for begin_s, end_s in spans
+            ),
+            reported_step_s=reported_step_s,
+        )
+
+    def _refuse_other_batch(self, reported_step_s: float | None, step_s: float) -> None:
+        """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
+        assert self._format is not None
+        # Counters of samples need no batch.
+        has_batch = self._format.unit == "samples/s" and self._format.counts not in _BY_SAMPLES
+        if reported_step_s is None or not has_batch:
+            return
+        times = reported_step_s / step_s
+        if max(times, 1 / times) > _SAME_BATCH:
+            batch = self.global_batch / self._request.gpus
+            raise self.failed(
+                f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
+                f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
+                f"command seems to train on about {round(batch / times)}; give that with --batch, "
+                "or write {batch} where the command takes it. If the lines count otherwise, read "
+                "the steps alone, by --step-regex"
+            )
+
+    def _reported_step_s(
+        self, series: Series, spans: Sequence[tuple[float, float]]
+    ) -> float | None:
+        """The median seconds per step that the lines of these windows report themselves.
+
+        None where they report nothing, or an average since the start, which holds the warm-up.
+        """
+        begin_s, end_s = spans[0][0], spans[-1][1]
+        figures = [
+            figure
+            for at_s, figure in series.figures
+            if begin_s < at_s <= end_s and math.isfinite(figure) and figure > 0
+        ]
+        assert self._format is not None
+        if len(figures) < _FEWEST_FIGURES or self._format.span == "run":
+            return None
+        figure, gpus = statistics.median(figures), self._request.gpus
+        match self._format.unit:
+            case "s/step":
+                return figure
+            case "steps/s":
+                return 1 / figure
+            case "samples/s":
+                return self.global_batch / (figure if self._format.of_all_ranks else figure * gpus)
+            case _:
+                return None
+
+    def told_so_far(self) -> str:
+        """What the lines have told, for a command that ended too early, and what to do."""
+        series = self._leading()
+        if series is None:
+            return self._unread_so_far()
+        windows, stretches = self.windows, series.stretches
+        found, count = 0 if windows is None else len(windows.spans), count_of(stretches)
+        if max(map(len, stretches)) < 2:
+            told = f"told step {series.latest:g} and no later one"
+            if count > 1:
+                told = f"told {count} steps, and none was later than the one before"
+            return f"its lines {told}; let it train longer, or say with --step-regex what counts up"
+        return (
+            f"{count} lines told a step, which makes {counted(found, 'window')} "
+            f"of at least {self._request.timing.window_s:g} s after the warm-up, and "
+            f"{FEWEST_WINDOWS} are needed; let it train longer, or print more often"
+        )
+
+    def _unread_so_far(self) -> str:
+        if (counting := self._unread.counting) is not None:
+            reads = "no format knows" if self._format is None else f"{self._format.name} reads no"
+            is_batch_known = self._request.batch_per_gpu is not None or self._samples is not None
+            batch = "" if is_batch_known else ", and --batch N, the samples of a step on each GPU"
+            return (
+                f"{reads} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
+                f"if that number counts steps{batch}"
+            )
+        shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
+        if shown is None:
+            return "it printed nothing, and its steps are timed by the lines that tell them"
+        asked = "none of the formats known" if self._format is None else self._format.name
+        known = f" ({', '.join(FORMATS)})" if self._format is None else ""
+        return (
+            f"no line told a step: they fit {asked}{known}, such as: {shown}; give --step-regex, "
+            f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
+        )
+
+    def refuse_unread(self, rank: int, *, is_late: bool) -> None:
+        """Raises CommandError where the lines count something, but what reads them is not known.
+
+        Before it is late only where they surely train, and nobody has said how they are read.
+        Ranks but the first may print what they like.
+        """
+        counting = None if rank or self.has_steps() else self._unread.counting
+        is_sure = counting is not None and counting.of_training and not self._is_settled
+        if is_sure or (is_late and counting is not None):
+            raise self.failed(self._unread_so_far(), "unread")
+
+    def standstill(self, now_s: float) -> str | None:
+        """What a command hangs after; None where it told no two steps, or one just now."""
+        series = self._leading()
+        moments = [] if series is None else [p.at_s for each in series.stretches for p in each]
+        longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
+        if series is None or not longest_s or now_s - moments[-1] < _STANDSTILL * longest_s:
+            return None
+        line = next((text.strip() for text in reversed(self.latest) if text.strip()), "")
+        return (
+            f"the command hangs: no step was told in the last {now_s - moments[-1]:.0f} s, after "
+            f"step {series.latest:g}, and its last line is: {line}"
+        )
+
+    @property
+    def use_of_time(self) -> str:
+        """The remedy for a command that was not done in time."""
+        if self.has_steps():
+            return "Give it more with --timeout"
+        return "If it was only starting, give it more with --timeout"
+
+    def has_heard_ranks(self) -> bool:
+        """Return True if lines came from ranks that a starter such as torchrun made."""
+        return any(source != OF_COMMAND for source in self._latest_of)
+
+    def has_steps(self) -> bool:
+        """True once a line told a step."""
+        return self._leading() is not None
+
+    def _leading(self) -> Series | None:
+        # The first one of those that told most: all ranks may print the same. A shell that reads
+        # their lines from torchrun, as `| tee log` does, may print them again, mixed and later.
+        told = {source: series for source, series in self._series.items() if series.stretches}
+        ranks = [series for source, series in told.items() if source != OF_COMMAND]
+        by_most = ranks or [*told.values()]
+        return max(by_most, key=lambda series: count_of(series.stretches), default=None)
+
+    def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
+        """The end of the process that ended the command; exit codes are by the lines' source."""
+        of_command = LastWords(OF_COMMAND, None, None, tuple(self.latest))
+        return last_words(self._latest_of, exit_codes) or of_command
+
+    def failed(
+        self, message: str, kind: FailureKind = "invalid", *, lines: Sequence[str] = ()
+    ) -> CommandError:
+        """The failure with this message and with these lines, or the last ones of the output."""
+        series = self._leading()
+        failure = Failure(kind=kind, message=message, detail="\n".join(lines or self.latest))
+        return CommandError(failure, steps_told=0.0 if series is None else series.latest)

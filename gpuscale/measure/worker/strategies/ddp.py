@@ -1,0 +1,79 @@
+"""DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gpuscale.base.errors import InvalidTrainingError
+from gpuscale.measure.worker.strategies import not_finite
+from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
+from gpuscale.workload.cases import TrainingCase
+
+_FIRST_COMPRESSED = 2
+"""The first step that torch lets PowerSGD compress."""
+
+
+class DistributedDataParallelStrategy(ProcessGroupStrategy):
+    """DDP also with a single rank, so that T(1) has the wrapper of T(n)."""
+
+    _has_run = False
+
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """The model on this rank's device inside DDP."""
+        options: dict[str, Any] = dict(case.strategy_options.get("ddp", {}))
+        hook = options.pop("comm_hook", None)
+        devices = list(self.devices) or None
+        wrapped = DistributedDataParallel(model.to(self.device), device_ids=devices, **options)
+        if hook == "powerSGD":
+            # By default the first thousand steps are not compressed: windows would be of both.
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif hook is not None:
+            wrapped.register_comm_hook(None, getattr(default_hooks, f"{hook}_hook"))
+        return wrapped
+
+    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """DDP's own `no_sync`, as users accumulate."""
+        assert isinstance(model, DistributedDataParallel)
+        if not self._has_run:
+            # With static_graph torch learns the graph from a backward pass that synchronises.
+            self._has_run = True
+            return nullcontext()
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
+
+    @contextmanager
+    def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
+        """DDP's own `no_sync`: hooks and buckets stay, all communication is left out."""
+        assert isinstance(model, DistributedDataParallel)
+        # `no_sync` leaves the flag as the step before it did. After a synchronised one the first
+        # forward broadcasts rank 0's buffers: all would wait for rank 0, which alone would not
+        # be seen to be late.
+        model.require_forward_param_sync = False
+        with model.no_sync():
+            yield
+        # The next synchronised step is then like every other, with its broadcast.
+        model.require_forward_param_sync = True
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Broadcast rank 0's parameters, buffers and optimiser state, unless it has diverged."""
+        tensors = state_tensors(model, optimizer)
+        elements = float(sum(tensor.numel() for tensor in tensors))
+        # Every rank asks, so that all of them end, and none in a broadcast.
+        if self.largest(elements) != -self.largest(-elements):
+            raise InvalidTrainingError(
+                f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "
+                "steps without gradient synchronisation; ddp cannot be measured with it"
+            )
+        if self.largest(self.rank == 0 and not_finite(model) is not None):
+            raise InvalidTrainingError(
+                "a parameter of rank 0 is not a finite number after steps without gradient "
+                "synchronisation; choose a smaller learning rate or a larger batch"
+            )
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)

@@ -1,0 +1,224 @@
+"""FSDP2 (`fully_shard`): each rank keeps a shard of parameters, gradients and optimiser state."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from gpuscale.base.errors import InvalidTrainingError
+from gpuscale.measure.worker.data import on_device
+from gpuscale.measure.worker.nested import map_tensors
+from gpuscale.measure.worker.strategies import AUTOCAST, local_part
+from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
+from gpuscale.measure.worker.training import Training
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
+
+_TOLERANCE = 0.1
+"""Of gradients equal up to rounding; where nothing is reduced they are off by half or more."""
+_SMALLEST, _LARGEST = 0.001, 0.5
+"""Shares of all parameters between which a block gathers its own."""
+_FEWEST_SAMPLES = 4
+"""In the proof: the statistics of batch norm mean nothing over fewer."""
+
+
+class FullyShardedStrategy(ProcessGroupStrategy):
+    """One rank's shards; a block gathers the parameters of all ranks while it computes."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request)
+        self._autocast_dtype = AUTOCAST.get(request.configuration.precision)
+        # At every step the loss scaler asks all ranks whether their gradients are finite.
+        self.can_pause = request.configuration.precision != "fp16"
+        self._all_gather, self._reduce_scatter = _AllGather(), _ReduceScatter()
+        self._kept: list[torch.Tensor] = []
+
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        """The model on this rank's device; each of its blocks is sharded, then all that is left."""
+        # It takes no other layout; a convolution has that of its batch all the same. A block goes
+        # to the device when it is sharded: all of them at once would be in the peak memory.
+        model = model.to(memory_format=torch.contiguous_format)
+        assert dist.group.WORLD is not None
+        # Of the group that is there: a mesh that makes its own chooses the device by itself.
+        mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)
+        for module in (*blocks_of(model), model):
+            sharded: Any = fully_shard(module, mesh=mesh)
+            sharded.set_custom_all_gather(self._all_gather)
+            sharded.set_custom_reduce_scatter(self._reduce_scatter)
+        return model
+
+    @contextmanager
+    def accumulating(self, model: nn.Module) -> Iterator[None]:
+        """A context in which whole gradients stay on this rank; parameters are gathered still."""
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    @contextmanager
+    def unsynchronized(self, model: nn.Module) -> Iterator[None]:
+        """A context in which collectives copy what this rank has, and wait for no other."""
+        self._all_gather.is_paused = self._reduce_scatter.is_paused = True
+        yield
+        self._all_gather.is_paused = self._reduce_scatter.is_paused = False
+
+    def remember(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Keep this rank's shards, buffers and optimiser state, in the host's memory."""
+        # On a GPU they would be in the peak memory that users look for.
+        tensors = state_tensors(model, optimizer)
+        self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
+
+    def realign(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take back what `remember` kept: no other rank has these shards."""
+        tensors = [local_part(tensor) for tensor in state_tensors(model, optimizer)]
+        if [tensor.shape for tensor in tensors] != [kept.shape for kept in self._kept]:
+            raise InvalidTrainingError(
+                f"{type(optimizer).__name__} keeps states whose sizes change from step to step; "
+                "fsdp cannot be measured with it"
+            )
+        for tensor, kept in zip(tensors, self._kept, strict=True):
+            tensor.copy_(kept)
+
+    def verify(self, training: Training) -> None:
+        """Raise an InvalidTrainingError unless the shards hold the ranks' mean gradient.
+
+        It is held against that of a plain backward pass on the gathered parameters: those agree
+        on all ranks even where nothing was reduced, being put together from the same shards.
+        """
+        off_by = self._gradient_error(training)
+        if off_by > _TOLERANCE:
+            raise InvalidTrainingError(
+                f"the gradients of fsdp are off by {off_by:.0%} from the mean over the ranks of "
+                "plain backward passes, so this speedup is none"
+            )
+
+    def _gradient_error(self, training: Training) -> float:
+        """The distance of the sharded gradient from the plain one, relative to the latter."""
+        plain = training.case.model().to(self.device)
+        with torch.no_grad():
+            for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
+                tensor.copy_(_gathered(other))
+        # Of a whole one the activations might not fit beside the whole model.
+        batch = map_tensors(_some_samples, next(training.batches))
+        inputs, targets = on_device(batch, self.device, training.memory_format)
+        for model in (plain, training.model):
+            model.zero_grad()
+            # The same dropout in both.
+            torch.manual_seed(self.rank)
+            with torch.autocast(
+                self.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None
+            ):
+                loss = training.case.loss(training.case.forward(model, inputs), targets)
+            # Ranks must not agree by themselves, however alike their batches are.
+            (loss * (1 + 2 * (self.rank % 2))).backward()
+        difference, size = 0.0, 0.0
+        for parameter, sharded in zip(plain.parameters(), training.model.parameters(), strict=True):
+            zeros = torch.zeros_like(parameter)
+            mean = (zeros if parameter.grad is None else parameter.grad).contiguous()
+            dist.all_reduce(mean)
+            mean /= self.world_size
+            found = zeros if sharded.grad is None else _gathered(sharded.grad)
+            difference += float((found - mean).square().sum())
+            size += float(mean.square().sum())
+        return math.sqrt(difference / (size or 1.0))
+
+
+class _Collective:
+    """What torch asks of a collective of FSDP, which can be paused here."""
+
+    is_paused = False
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Collective):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        if not self.is_paused:
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        # This rank's part stands in for all others. The input is where it belongs in the output.
+        parts, rank = output_tensor.view(group.size(), -1), group.rank()
+        parts[:rank] = input_tensor
+        parts[rank + 1 :] = input_tensor
+        return None
+
+
+class _ReduceScatter(_Collective):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        if not self.is_paused:
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
+        return None
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that gather their parameters together, each when it computes.
+
+    They are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
+    member with more than half of all parameters is none, but its own lists are looked through;
+    one with hardly any is none, since its collectives would cost more than they save.
+    """
+    uses = Counter(map(id, _parameters(model)))
+    whole = _size(model)
+
+    def is_block(module: nn.Module) -> bool:
+        found = Counter(map(id, _parameters(module)))
+        # What is shared with another part, as an embedding with the output, is gathered with it.
+        is_own = all(uses[each] == count for each, count in found.items())
+        is_sized = _SMALLEST * whole <= _size(module) <= _LARGEST * whole
+        has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        return is_own and is_sized and has_forward
+
+    def below(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if isinstance(module, nn.Sequential | nn.ModuleList) and is_block(child):
+                yield child
+            else:
+                yield from below(child)
+
+    return [*below(model)]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Every parameter, as often as modules have it."""
+    return (each for _, each in module.named_parameters(remove_duplicate=False))
+
+
+def _some_samples(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[: max(_FEWEST_SAMPLES, len(tensor) // 4)]
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

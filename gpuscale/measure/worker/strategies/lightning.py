@@ -1,0 +1,184 @@
+"""PyTorch Lightning: its Trainer makes the steps, over DistributedDataParallel."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from greenlet import getcurrent, greenlet
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from gpuscale.measure.worker.data import Batch, Batches, on_device
+from gpuscale.measure.worker.phases import Phase
+from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
+from gpuscale.measure.worker.training import Training
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
+
+_ENDLESS = 2**40
+
+
+class LightningTraining(Training):
+    """A training whose steps Lightning makes.
+
+    `Trainer.fit` has no step to call: it asks for batches, for as long as it trains. So it is a
+    coroutine, which runs from one batch to the next. A thread would do the same, but would be
+    woken late where the host is busy, and that would be a part of each window.
+    """
+
+    def __init__(
+        self,
+        case: TrainingCase,
+        request: RunRequest,
+        strategy: DistributedDataParallelStrategy,
+        batches: Batches,
+    ) -> None:
+        super().__init__(case, request, strategy, batches)
+        self._trainer = Trainer(
+            accelerator=self._device.type,
+            strategy=DDPStrategy(
+                # This rank's as often as there are ranks: Lightning looks it up by local rank.
+                parallel_devices=[self._device] * strategy.world_size,
+                # It takes the ranks as they are. Left to itself Lightning would ask Slurm first.
+                cluster_environment=TorchElasticEnvironment(),
+                precision_plugin=self._precision(request.configuration.precision),
+            ),
+            max_epochs=-1,
+            accumulate_grad_batches=self._accumulate,
+            # What is logged is brought to the host, as for any logger, and written nowhere.
+            logger=DummyLogger(),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        # Without it Lightning lets each rank have all cores.
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+        self._is_synchronized = True
+        self._measuring = getcurrent()
+        self._fit = greenlet(self._trainer.fit)
+        at_sigterm = signal.getsignal(signal.SIGTERM)
+        self._fit.switch(_Module(self, self.forward_model), _Steps(self))
+        # A rank that is asked to end does so at once; Lightning's would first ask the others.
+        signal.signal(signal.SIGTERM, at_sigterm)
+        self.model = self.forward_model = self._trainer.strategy.model
+
+    def step(self, *, synchronized: bool = True) -> None:
+        """Let Lightning train on one more batch."""
+        self._is_synchronized = synchronized
+        self._fit.switch()
+        assert not self._fit.dead, "Lightning ended its training by itself"
+
+    def batches_as_asked(self) -> Iterator[Batch]:
+        """The batches of the steps that are asked for, each until the step is over."""
+        while True:
+            self._measuring.switch()
+            with nullcontext() if self._is_synchronized else self._unsynchronized():
+                self.clock.begin_step()
+                self.faults.at_step()
+                self._steps += 1
+                self.faults.in_data()
+                self._losses = []
+                for _ in range(self._accumulate):
+                    yield self._next_batch()
+                    self.clock.mark(Phase.OPTIMIZER)
+
+    def loss_of(self, model: Callable[..., Any], batch: Batch) -> torch.Tensor:
+        """The loss of a batch that is on the device."""
+        inputs, targets = batch
+        self.faults.begin_forward(1 / self._accumulate)
+        loss = self.case.loss(self.case.forward(model, inputs), targets)
+        self.faults.end_forward()
+        self._losses.append(loss.detach())
+        return loss
+
+    def final_loss(self) -> float:
+        """The loss of the last step, as `Training` has it; Lightning divides its losses itself."""
+        return super().final_loss() / self._accumulate
+
+    def mark(self, phase: Phase) -> None:
+        """Note the end of a phase."""
+        self.clock.mark(phase)
+
+    def _precision(self, precision: str | None) -> Precision:
+        if precision == "bf16":
+            return MixedPrecision("bf16-mixed", self._device.type)
+        if precision == "fp16":
+            # On a CPU the Trainer's own argument would be bf16.
+            return MixedPrecision("16-mixed", self._device.type, self._scaler)
+        return Precision()
+
+    @contextmanager
+    def _unsynchronized(self) -> Iterator[None]:
+        """All of a step but what ranks wait for: here not for gradients only.
+
+        At each step Lightning's rank 0 tells the others whether it was asked to end.
+        """
+        loop = self._trainer.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = nullcontext
+        with self.strategy.unsynchronized(self.model):
+            yield
+        del loop._broadcast_sigterm_tensor
+
+
+class LightningStrategy(DistributedDataParallelStrategy):
+    """The ranks and the process group of `ddp`, in which Lightning wraps the model by itself."""
+
+    training = LightningTraining
+
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """The model on this rank's device."""
+        return model.to(self.device)
+
+
+class _Module(LightningModule):
+    """A case as Lightning's users write it, and what notes its phases."""
+
+    def __init__(self, training: LightningTraining, model: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._training = training
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return self.model(*inputs, **keywords)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._training.optimizer
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        parts = on_device(batch, self.device, self._training.memory_format)
+        self._training.mark(Phase.H2D)
+        return parts
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        loss = self._training.loss_of(self.model, batch)
+        self.log("loss", loss)
+        return loss
+
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        self._training.mark(Phase.FORWARD)
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self._training.mark(Phase.OPTIMIZER)
+
+    def on_after_backward(self) -> None:
+        self._training.mark(Phase.BACKWARD)
+
+
+class _Steps:
+    """A data loader of one epoch without end."""
+
+    def __init__(self, training: LightningTraining) -> None:
+        self._training = training
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._training.batches_as_asked()
+
+    def __len__(self) -> int:
+        # Of a loader without length Lightning would fetch a batch more in advance.
+        return _ENDLESS

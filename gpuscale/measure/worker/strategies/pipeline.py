@@ -1,0 +1,219 @@
+"""A pipeline: a stage of the model on each GPU, through which a batch goes in micro-batches."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from gpuscale.base.errors import InvalidTrainingError
+from gpuscale.measure.worker.blocks import stages_of
+from gpuscale.measure.worker.data import Batch, example_batch, on_device
+from gpuscale.measure.worker.phases import Phase
+from gpuscale.measure.worker.strategies import AUTOCAST, Autocasting
+from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
+from gpuscale.measure.worker.training import Training
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
+
+_SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+}
+_CPU = torch.device("cpu")
+_SEED = 42
+_SAME_ON_GPUS = 0.01
+"""Relative to the gradients: kernels of a GPU may add in another order each time."""
+
+
+class PipelineStrategy(ProcessGroupStrategy):
+    """A rank per stage; on one GPU the whole model, by the whole batch or by micro-batches."""
+
+    def __init__(self, request: RunRequest) -> None:
+        super().__init__(request)
+        asked = request.configuration
+        self._micro_batches = (asked.micro_batches or 1) * request.gpus
+        self._schedule_name = asked.schedule or "gpipe"
+        self._autocast_dtype = AUTOCAST.get(asked.precision)
+        # On several GPUs it is a pipeline at every step.
+        self.can_pause = self.world_size == 1
+        self._schedule: PipelineScheduleSingle | None = None
+        self._divides_alone = False
+
+    @property
+    def shares(self) -> int:
+        """1: all samples of a step pass through every stage."""
+        return 1
+
+    @property
+    def _is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self.rank == self.world_size - 1
+
+    def part_of(self, batch: Batch) -> Batch:
+        """Inputs for the first stage, targets for the last; the others get none of them."""
+        if self.world_size == 1:
+            return batch
+        inputs, targets = batch
+        return inputs if self._is_first else inputs[:0], targets if self._is_last else targets[:0]
+
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        """This rank's stage on its device; of the others no parameter is kept."""
+        if self.world_size == 1:
+            return model.to(self.device)
+        inputs, _ = example_batch(case, case.size)
+        stages = stages_of(case.blocks(model), inputs, self.world_size)
+        for number, stage in enumerate(stages):
+            stage.to(self.device if number == self.rank else "meta")
+        return stages[self.rank]
+
+    @contextmanager
+    def unsynchronized(self, model: nn.Module) -> Iterator[None]:
+        """On one GPU the way of a pipeline without one: micro-batches one after another."""
+        self._divides_alone = True
+        yield
+        self._divides_alone = False
+
+    def forward_backward(
+        self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean loss of the micro-batches, on the last stage; on others 0."""
+        if self.world_size > 1:
+            return self._through_pipeline(training, inputs, targets)
+        if not self._divides_alone:
+            return training.forward_backward(inputs, targets)
+        divided = zip(self._divided(inputs), self._divided(targets), strict=True)
+        share = 1 / self._micro_batches
+        losses = [training.forward_backward(*part, share=share).detach() for part in divided]
+        return torch.stack(losses).sum()
+
+    def _divided(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.tensor_split(values, self._micro_batches)
+
+    def _through_pipeline(
+        self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        if self._schedule is None:
+            self._schedule = self._schedule_of(training)
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if self._is_first else ()
+        last: dict[str, Any] = {"target": targets, "losses": losses} if self._is_last else {}
+        self._schedule.step(*arguments, **last)
+        training.clock.mark(Phase.WAIT)
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+    def _schedule_of(self, training: Training) -> PipelineScheduleSingle:
+        def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            with training.autocast:
+                # Each has its share, so that nothing is left to be scaled.
+                found = training.case.loss(output, targets) / self._micro_batches
+            training.clock.mark(Phase.FORWARD)
+            return found
+
+        model = training.model
+        if self._autocast_dtype is not None:
+            model = Autocasting(model, self.device.type, self._autocast_dtype)
+        stage = _TimedStage(model, self.rank, self.world_size, self.device)
+        stage.watch(training, share=1 / self._micro_batches)
+        made = _SCHEDULES[self._schedule_name](stage, self._micro_batches, loss_fn=loss)
+        # Which torch 2.6 does not do, and later ones do unless they are told.
+        made.scale_grads = False
+        return made
+
+    def final_loss(self, loss: float) -> float:
+        """That of the last stage, the only one that has it."""
+        shared = torch.tensor([loss], dtype=torch.float64)
+        dist.broadcast(shared, src=self.world_size - 1)
+        return float(shared.item())
+
+    def verify(self, training: Training) -> None:
+        """Compare a batch through the pipeline with the same micro-batches one after another.
+
+        Gradients and buffers must be the same: bit for bit between CPU ranks.
+        """
+        if self.world_size == 1:
+            return
+        model = training.model
+        batch = self.part_of(next(training.batches))
+        inputs, targets = on_device(batch, self.device, training.memory_format)
+        before = [buffer.clone() for buffer in model.buffers()]
+        found = []
+        for way in (self._through_pipeline, self._in_turn):
+            for buffer, kept in zip(model.buffers(), before, strict=True):
+                buffer.copy_(kept)
+            model.zero_grad(set_to_none=True)
+            # Where dropout draws, both ways draw the same.
+            torch.manual_seed(_SEED)
+            way(training, inputs, targets)
+            gradients = (parameter.grad for parameter in model.parameters())
+            left = [each for each in gradients if each is not None]
+            found.append(torch.cat([t.double().flatten() for t in (*left, *model.buffers())]))
+        piped, in_turn = found
+        same = piped.shape == in_turn.shape
+        off = float((piped - in_turn).norm() / in_turn.norm()) if same else float("inf")
+        off = self.largest(0.0 if same and torch.equal(piped, in_turn) else off)
+        if not off <= (_SAME_ON_GPUS if self.devices else 0.0):
+            raise InvalidTrainingError(
+                "the pipeline's gradients and buffers differ from those of the same micro-batches "
+                f"one after another, by {off:.2g} of their size, so this speedup is none"
+            )
+
+    def _in_turn(self, training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Train on one micro-batch after another, each through all stages and back."""
+        divided = zip(self._divided(inputs), self._divided(targets), strict=True)
+        for values, expected in divided:
+            if not self._is_first:
+                values = self._receive(self.rank - 1).requires_grad_()
+            with training.autocast:
+                output = training.model(values)
+                if self._is_last:
+                    output = training.case.loss(output, expected) / self._micro_batches
+            if self._is_last:
+                output.backward()
+            else:
+                self._send(output, self.rank + 1)
+                output.backward(self._receive(self.rank + 1))
+            if not self._is_first:
+                assert values.grad is not None, "a stage that passes no gradient on"
+                self._send(values.grad, self.rank - 1)
+
+    def _send(self, values: torch.Tensor, rank: int) -> None:
+        dist.send_object_list([values.detach().cpu()], dst=rank, device=_CPU)
+
+    def _receive(self, rank: int) -> torch.Tensor:
+        received: list[Any] = [None]
+        dist.recv_object_list(received, src=rank, device=_CPU)
+        values: torch.Tensor = received[0].to(self.device)
+        return values
+
+
+class _TimedStage(PipelineStage):
+    """A stage that marks what it computes; all that lies between is a wait."""
+
+    def watch(self, training: Training, *, share: float) -> None:
+        """Mark for this training; a chunk is such a share of a step."""
+        self._training, self._share = training, share
+
+    def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
+        training = self._training
+        training.clock.mark(Phase.WAIT)
+        training.faults.begin_forward(self._share)
+        output = super().forward_one_chunk(*arguments, **more)
+        training.faults.end_forward()
+        training.clock.mark(Phase.FORWARD)
+        return output
+
+    def backward_one_chunk(self, *arguments: Any, **more: Any) -> Any:
+        self._training.clock.mark(Phase.WAIT)
+        done = super().backward_one_chunk(*arguments, **more)
+        self._training.clock.mark(Phase.BACKWARD)
+        return done

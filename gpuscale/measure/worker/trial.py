@@ -1,0 +1,100 @@
+"""The trial of cases before any is measured: does a batch, by its shapes, fit model and loss?
+
+Nothing is said of what fails for another reason: the run itself finds that out.
+"""
+
+import contextlib
+import inspect
+import os
+import socket
+from pathlib import Path
+
+import torch
+
+from gpuscale.base.foreign_texts import SHAPES
+from gpuscale.base.host import die_with_parent, end_at_interrupt
+from gpuscale.measure.run_directory import RunDirectory
+from gpuscale.measure.worker.data import Batch, example_batch, on_device
+from gpuscale.measure.worker.entry import limit_memory
+from gpuscale.measure.worker.nested import map_tensors, tensors_in
+from gpuscale.measure.worker.origin import as_place, line_of_user
+from gpuscale.measure.worker.training import load_case
+from gpuscale.records import Failure
+from gpuscale.records.request import RankFailure
+from gpuscale.workload.cases import TrainingCase
+
+_FEW_PARAMETERS = 50_000_000
+_FEW_OUTPUTS = 2**22
+_MEMORY_BYTES = 2**32
+
+
+def main(*directories: str) -> None:
+    """Leave, in the directory of each request whose case surely fits not, how it fails."""
+    die_with_parent()
+    end_at_interrupt()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Ranks show what the code of a case prints, where they fail.
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    torch.set_num_threads(1)
+    limit_memory(_MEMORY_BYTES)
+    for each in directories:
+        directory = RunDirectory(path=Path(each))
+        with contextlib.suppress(Exception):
+            request = directory.request.read()
+            assert request.batch_per_gpu is not None, "a case that gpuscale trains has a batch"
+            batch = request.batch_per_gpu // (request.configuration.accumulate or 1)
+            message = misfit(load_case(request), batch)
+            if message is not None:
+                failure = Failure(kind="raised", message=message, rank=0, host=socket.gethostname())
+                directory.failure(0).write(RankFailure(failure=failure, lost_peer=False))
+
+
+def misfit(case: TrainingCase, batch: int) -> str | None:
+    """How a case whose size is set fails at a batch of so many samples; None where it may not.
+
+    A batch of two is tried as well, so that neither number is what fails, and with real numbers
+    where the model is small: the meta device has its own code, and perhaps its own errors.
+    """
+    two = example_batch(case, case.size)
+    with torch.device("meta"):
+        model = case.model()
+    found = _raised(case, model, two, "meta")
+    if found is None:
+        return None
+    whole = map_tensors(lambda tensor: tensor[-1:].expand(batch, *tensor.shape[1:]), two)
+    if _raised(case, model, whole, "meta") is None:
+        return None
+    if sum(each.numel() for each in model.parameters()) > _FEW_PARAMETERS:
+        return found
+    return _raised(case, case.model(), two, "cpu")
+
+
+def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: str) -> str | None:
+    """The error that shapes cause in a forward pass and the loss; None where there is none."""
+    part = "model"
+    try:
+        with torch.device(device) as where:
+            inputs, targets = on_device(batch, where, torch.preserve_format)
+            output = case.forward(model, inputs)
+            part = "loss"
+            loss = case.loss(output, targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            returned = getattr(loss, "shape", type(loss).__name__)
+            raise TypeError(f"it returned {returned}, not one number")
+        if device == "meta" and sum(each.numel() for each in tensors_in(output)) <= _FEW_OUTPUTS:
+            # A target out of bounds has a value, which there is none of on the meta device.
+            _, targets = on_device(batch, torch.device("cpu"), torch.preserve_format)
+            case.loss(map_tensors(lambda t: torch.zeros_like(t, device="cpu"), output), targets)
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0].rstrip(".")
+        if not SHAPES.search(said):
+            return None
+        cls = type(case)
+        line = line_of_user(error) or as_place(inspect.getfile(cls), inspect.findsource(cls)[1] + 1)
+        classes = f" with {case.classes} classes" if part == "loss" else ""
+        return (
+            f"{line}: {cls.__name__}: a batch of sample_shape {case.size.sample_shape}{classes} "
+            f"does not fit the {part}: {said}"
+        )
+    return None

@@ -1,0 +1,75 @@
+"""Nights as tables for Apache Otava, which looks for change points by a method of its own.
+
+Its importer takes no empty cell, and Otava finds nothing in a column with a `nan`. So rows that
+were measured on the same nights share a table, and others have another one.
+"""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from gpuscale.analysis.history import Night, RowHistory, history_of
+from gpuscale.analysis.scaling import PointKey
+from gpuscale.analysis.statistics.estimates import exponential
+from gpuscale.records import Results
+from gpuscale.reports.phrases import gpus_text, set_apart
+from gpuscale.store import write_report
+
+_ATTRIBUTES = ("job", "host", "driver", "torch")
+
+
+def write(target: Path, results: Sequence[Results]) -> str:
+    """Writes `target`, and `target-2` and so on for further tables; Otava's configuration."""
+    history = history_of(results)
+    names = _names([row.point for row in history.rows])
+    tables: dict[tuple[int, ...], list[RowHistory]] = {}
+    for row in history.rows:
+        tables.setdefault(row.nights, []).append(row)
+    lines = ["tests:"]
+    for number, (nights, rows) in enumerate(tables.items(), start=1):
+        stem = target.stem if number == 1 else f"{target.stem}-{number}"
+        path = target.with_name(f"{stem}{target.suffix}")
+        columns = {row.point: names[row.point] for row in rows}
+        write_report(path, _table([history.nights[night] for night in nights], columns))
+        lines += _test(stem, path, columns.values())
+    return "\n".join(lines)
+
+
+def _names(points: Sequence[PointKey]) -> dict[PointKey, str]:
+    """`mnist_cnn/ddp on 4 GPUs`; with batch and shape where that alone is ambiguous."""
+    labels = set_apart([point.configuration for point in points])
+    names = {point: f"{labels[point.configuration]} on {gpus_text(point.gpus)}" for point in points}
+    counts = Counter(names.values())
+    return {
+        point: name
+        if counts[name] == 1
+        else f"{name}, batch {point.batch_per_gpu}, shape {point.sample_shape}"
+        for point, name in names.items()
+    }
+
+
+def _table(nights: Sequence[Night], columns: dict[PointKey, str]) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("time", *_ATTRIBUTES, *columns.values()))
+    for night in nights:
+        machine = night.environment
+        facts = (machine.host, machine.driver_version, machine.torch_version)
+        times_s = (exponential(night.log_step_times[point]) for point in columns)
+        rows.writerow((night.began_at.isoformat(), night.allocation, *facts, *times_s))
+    return text.getvalue()
+
+
+def _test(name: str, path: Path, columns: Iterable[str]) -> Iterator[str]:
+    """A test of Otava's configuration, whose strings are quoted as JSON: YAML reads that."""
+    yield f"  {json.dumps(name)}:"
+    yield "    type: csv"
+    yield f"    file: {json.dumps(str(path.resolve()))}"
+    yield "    time_column: time"
+    yield f"    attributes: [{', '.join(_ATTRIBUTES)}]"
+    yield "    metrics:"
+    for column in columns:
+        yield f"      {json.dumps(column)}: {{direction: -1}}"

@@ -1,0 +1,136 @@
+"""Results as a Chrome trace, for Perfetto and chrome://tracing: hosts, their ranks, their windows.
+
+It follows Chrome's "Trace Event Format": a process is a host, a thread is a rank, and slices of a
+thread lie in each other without overlapping. Phases are known as sums over a window, of the run's
+slowest rank: each is drawn once, as long as in all steps of the window together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gpuscale.base.counters import NUMBERS
+from gpuscale.base.errors import UsageError
+from gpuscale.records import Results, Run, Window
+from gpuscale.records.environment import gpu_places
+from gpuscale.reports.phrases import gpus_text, injection_warning, set_apart
+from gpuscale.store import write_report
+
+Event = dict[str, object]
+_FIRST_THREAD = 1000
+"""Rank 0; hosts count from 1: a thread with its process' number is taken for the main one."""
+
+
+class _Mark(NamedTuple):
+    """Something on one host, in Unix time."""
+
+    kind: str
+    """The format's letter: `X` is a slice, `C` a counter and `i` an instant."""
+    name: str
+    host: str
+    rank: int
+    begin_s: float
+    end_s: float
+    facts: Mapping[str, object]
+
+
+def write(target: Path, results: Sequence[Results]) -> str:
+    """Writes the runs of all results that say when they were started; where to look at them."""
+    marks = [mark for result in results for mark in _marks(result)]
+    if not marks:
+        raise UsageError("no run says when it was started, without which there is no trace")
+    document = {"traceEvents": list(_events(marks)), "displayTimeUnit": "ms"}
+    write_report(target, f"{json.dumps(document, separators=(',', ':'), allow_nan=False)}\n")
+    return f"wrote {target}; open it in https://ui.perfetto.dev or chrome://tracing"
+
+
+def _marks(result: Results) -> Iterator[_Mark]:
+    labels = set_apart([run.configuration for run in result.runs])
+    places = gpu_places([result.environment])
+    warning = f"{injection_warning(result.injections)}, " if result.injections else ""
+    for run in result.runs:
+        if run.started_at_s is not None:
+            row = f"{labels[run.configuration]} on {gpus_text(run.gpus)}"
+            name = f"{warning}{row}, run {run.index}"
+            host = result.environment.host or "unknown host"
+            yield from _of_run(run, name, host, run.started_at_s)
+            yield from _telemetry(run, host, places)
+
+
+def _of_run(run: Run, name: str, host: str, started_at_s: float) -> Iterator[_Mark]:
+    """The run on each rank that reported; without any on rank 0, or on that which failed."""
+    drawn = [(window, "window") for window in run.windows]
+    drawn += [(window, "window without synchronisation") for window in run.unsynced_windows]
+    drawn.sort(key=lambda each: each[0].started_at_s)
+    ended_at_s = started_at_s + (run.wall_s or 0.0)
+    ended_at_s = max([ended_at_s, *(each.started_at_s + each.time_s for each, _ in drawn)])
+    limits_s = [*(each.started_at_s for each, _ in drawn), ended_at_s][1:]
+    first = host, 0
+    if run.failure is not None:
+        first = run.failure.host or host, run.failure.rank or 0
+        why = {"kind": run.failure.kind, "message": run.failure.message}
+        yield _Mark("i", "failed", *first, ended_at_s, ended_at_s, why)
+    ranks = [(report.host, report.rank) for report in run.ranks_in_order] or [first]
+    slowest = max(run.ranks, key=lambda report: report.pace_s or 0.0, default=None)
+    for position, (its_host, rank) in enumerate(ranks):
+        facts = {"batch_per_gpu": run.batch_per_gpu, "steps_per_window": run.steps_per_window}
+        yield _Mark("X", name, its_host, rank, started_at_s, ended_at_s, facts)
+        if run.startup_s is not None:
+            end_s = min([started_at_s + run.startup_s, *(w.started_at_s for w, _ in drawn[:1])])
+            yield _Mark("X", "start-up", its_host, rank, started_at_s, end_s, {})
+        shows_phases = slowest is not None and slowest.rank == rank
+        for (window, kind), limit_s in zip(drawn, limits_s, strict=False):
+            for inside, begin_s, end_s in _inside(window, kind, position, shows_phases):
+                yield _Mark("X", inside, its_host, rank, begin_s, min(end_s, limit_s), {})
+
+
+def _inside(
+    window: Window, kind: str, position: int, shows_phases: bool
+) -> Iterator[tuple[str, float, float]]:
+    """The window, and in it the phases or, of other ranks, what the rank itself was busy with."""
+    begin_s, end_s = window.started_at_s, window.started_at_s + window.time_s
+    yield kind, begin_s, end_s
+    if window.phases is None or not shows_phases:
+        for busy_s in window.busy_s[position : position + 1]:
+            yield "busy", begin_s, min(end_s, begin_s + busy_s)
+        return
+    for name, time_s in msgspec.structs.asdict(window.phases).items():
+        yield name.removesuffix("_s"), begin_s, min(end_s, begin_s + time_s)
+        begin_s = min(end_s, begin_s + time_s)
+
+
+def _telemetry(run: Run, host: str, places: Mapping[str, str]) -> Iterator[_Mark]:
+    """The counters of each device at the begin of each window that they are of."""
+    hosts = {uuid: report.host for report in run.ranks for uuid in report.device_uuids}
+    for summary in run.gpu_summaries:
+        where, place = hosts.get(summary.uuid, host), places.get(summary.uuid, summary.uuid)
+        for window, its in zip(run.windows, summary.windows, strict=False):
+            at_s = window.started_at_s
+            for counter, value in its.values.items():
+                field = NUMBERS[counter]
+                shown = {field.quantity.unit or field.label: value}
+                yield _Mark("C", f"{field.label}, {place}", where, 0, at_s, at_s, shown)
+
+
+def _events(marks: Sequence[_Mark]) -> Iterator[Event]:
+    """The marks as events, in whole microseconds from the first one on, after all names."""
+    hosts = {host: i for i, host in enumerate(dict.fromkeys(m.host for m in marks), start=1)}
+    for host, process in hosts.items():
+        yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": host}}
+    for host, rank in dict.fromkeys((m.host, m.rank) for m in marks if m.kind != "C"):
+        place = {"pid": hosts[host], "tid": _FIRST_THREAD + rank}
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}}
+    origin_s = min(mark.begin_s for mark in marks)
+    for mark in marks:
+        begin, end = (round((time_s - origin_s) * 1e6) for time_s in (mark.begin_s, mark.end_s))
+        place = {"pid": hosts[mark.host], "tid": _FIRST_THREAD + mark.rank}
+        event = {"ph": mark.kind, "name": mark.name, "ts": begin, **place, "args": mark.facts}
+        if mark.kind == "i":
+            yield {**event, "s": "t"}
+        elif mark.kind == "C":
+            yield event
+        elif end > begin:
+            yield {**event, "dur": end - begin}

@@ -1,0 +1,27 @@
+"""Pictures of results, baselines and histories, by matplotlib (the extra `plots`).
+
+A figure is a function from `Measurements` to a `Picture`, or to None where they have nothing
+of what it shows, and its entry in `FIGURES`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from gpuscale.reports.figures.history_plot import history_picture
+from gpuscale.reports.figures.picture import KINDS, Measurements, Picture, content_of, svg_of
+from gpuscale.reports.figures.scaling_plots import scaling_picture
+from gpuscale.reports.figures.stacked_bars import budget_picture, phases_picture
+from gpuscale.reports.figures.window_map import windows_picture
+
+FIGURES: Mapping[str, Callable[[Measurements], Picture | None]] = {
+    "scaling": partial(scaling_picture, ("time", "throughput", "speedup")),
+    "time": partial(scaling_picture, ("time",)),
+    "step-time": partial(scaling_picture, ("step time",)),
+    "throughput": partial(scaling_picture, ("throughput",)),
+    "speedup": partial(scaling_picture, ("speedup",)),
+    "efficiency": partial(scaling_picture, ("efficiency",)),
+    "budget": budget_picture,
+    "phases": phases_picture,
+    "windows": windows_picture,
+    "history": history_picture,
+}

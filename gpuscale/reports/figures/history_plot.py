@@ -1,0 +1,195 @@
+"""The nights of a machine: each row's throughput, its levels, and what changed when."""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from gpuscale.analysis.history import History, Night, RowHistory, environment_at
+from gpuscale.analysis.statistics.estimates import exponential
+from gpuscale.records import EnvironmentChange
+from gpuscale.records.environment_diff import change_text
+from gpuscale.reports.figures.axes import label_ticks, legend_of, names_beside
+from gpuscale.reports.figures.picture import (
+    COLUMN_IN,
+    INK,
+    STYLES,
+    SURFACE,
+    Measurements,
+    Picture,
+    drawn,
+    left_out_of,
+    row_text,
+)
+from gpuscale.reports.phrases import counted, percent_text
+
+MOST_ROWS = 8
+MOST_ENVIRONMENTS = 6
+"""Changes of the environment that are told below the picture, the latest."""
+_MOST_RATES = 3
+_LEAST_ROOM, _ROOM = 0.01, 0.25
+"""Below the nights of a row, twice above: of their throughput, and of what they differ by."""
+_LABEL_WIDTH, _LABEL_PT = 0.17, 9
+"""Of a change: as a part of the nights, and its height."""
+_LEGEND = ("night", "outlying night", "level", "level changed", "environment changed")
+_COLOR, _LEVEL_COLOR = STYLES["ddp"][0], STYLES["dp"][0]
+
+
+def history_picture(measurements: Measurements) -> Picture | None:
+    """Each row over the nights, those that changed first."""
+    history = measurements.history
+    if history is None or not history.rows:
+        return None
+    ordered = sorted(history.rows, key=lambda row: (not row.changes, not row.outlying))
+    shown = ordered[:MOST_ROWS]
+    names = names_beside([row.point.configuration for row in history.rows])
+    labels = [
+        row_text(names[row.point.configuration], row.point.configuration, row.point.gpus)
+        for row in shown
+    ]
+    changed = [*_environment_changes(history.nights)]
+    notes = [
+        "samples/s of each night; percentages are from level to level; outlying nights beyond the "
+        "axis lie at its end; dates in UTC",
+        *(
+            f"{history.nights[night].began_at:%Y-%m-%d}: {'; '.join(map(change_text, changes))}"
+            for night, changes in changed[-MOST_ENVIRONMENTS:]
+        ),
+        *(
+            f"not shown: {each}"
+            for each in left_out_of({"environment change": len(changed) - MOST_ENVIRONMENTS})
+        ),
+        *([f"left out: {', '.join(history.left_out)}"] if history.left_out else ()),
+    ]
+    left_out = left_out_of({"row": len(ordered) - len(shown)})
+    with drawn(measurements, COLUMN_IN, 0.9 + 1.05 * len(shown), notes, left_out) as figure:
+        grid = figure.subplots(len(shown), sharex=True, squeeze=False)
+        for (axes,), row, label in zip(grid, shown, labels, strict=True):
+            _draw(axes, row, history, [night for night, _ in changed])
+            axes.set_title(label, loc="left")
+        last = len(history.nights) - 1
+        named = sorted({0, last // 2, last})
+        dates = [f"{history.nights[index].began_at:%Y-%m-%d}" for index in named]
+        grid[-1][0].set_xticks(named, dates)
+        figure.legend(handles=legend_of(grid.flat, _LEGEND), loc="outside upper left", ncols=2)
+    return Picture(
+        figure=figure,
+        title=f"{counted(len(history.nights), 'night')} of {history.machine}",
+        description="; ".join(
+            f"{label}: {_sentence(row, history)}" for row, label in zip(shown, labels, strict=True)
+        ),
+        left_out=left_out,
+    )
+
+
+def _environment_changes(
+    nights: Sequence[Night],
+) -> Iterator[tuple[int, Sequence[EnvironmentChange]]]:
+    """What changed with which night; where nights take hosts in turn, each host once."""
+    hosts = {nights[0].environment.host}
+    for night in range(1, len(nights)):
+        changes = [
+            change
+            for change in environment_at(nights, night)
+            if change.name != "host" or not hosts.issuperset(change.after)
+        ]
+        hosts.add(nights[night].environment.host)
+        if changes:
+            yield night, changes
+
+
+def _draw(axes: Axes, row: RowHistory, history: History, environments: Sequence[int]) -> None:
+    """The nights of a row, its levels, and what changed with them.
+
+    Nights lie side by side: by their dates, one wrong clock would leave no room for the others.
+    """
+    rates = {
+        index: row.point.global_batch / exponential(history.nights[index].log_step_times[row.point])
+        for index in row.nights
+    }
+    bounds = [0, *(row.nights.index(change.onset) for change in row.changes)]
+    if not _is_of_too_few(row):
+        bounds.append(len(row.nights))
+    for begin, end in itertools.pairwise(bounds):
+        level = row.nights[begin:end]
+        rate = statistics.median(rates[index] for index in level)
+        axes.plot(
+            [level[0], level[-1]], [rate, rate], color=_LEVEL_COLOR, linewidth=1.6, label="level"
+        )
+    far = {*row.outlying}
+    # One night that is far away would draw all levels as one line.
+    usual = [rate for index, rate in rates.items() if index not in far] or [*rates.values()]
+    room = max(_LEAST_ROOM * max(usual), _ROOM * (max(usual) - min(usual)))
+    low, high = min(usual) - room, max(usual) + 2 * room
+    axes.set_ylim(low, high)
+    for label, face, its in (
+        ("night", _COLOR, [index for index in row.nights if index not in far]),
+        ("outlying night", SURFACE, row.outlying),
+    ):
+        # An empty line takes the corner of the figure, and leaves no room for what is drawn.
+        if its:
+            axes.plot(
+                its,
+                [min(max(rates[index], low), high) for index in its],
+                clip_on=False,
+                linestyle="none",
+                marker="o",
+                markersize=3.5,
+                color=_COLOR,
+                markerfacecolor=face,
+                label=label,
+            )
+    # Between two nights, where no dot is, and marks beside lines: a night may have both.
+    if environments:
+        axes.plot(
+            [night - 0.5 for night in environments],
+            [0.0] * len(environments),
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            linestyle="none",
+            marker="^",
+            markersize=5,
+            color=INK,
+            label="environment changed",
+        )
+    label_nights = _LABEL_WIDTH * len(history.nights)
+    axes.set_xlim(-label_nights / 4 - 0.5, len(history.nights) + label_nights)
+    free_from: list[float] = []
+    for change in row.changes:
+        before = row.nights[row.nights.index(change.onset) - 1]
+        moment = (before + change.onset) / 2
+        # In the first line of labels that has room there.
+        line = next((at for at, until in enumerate(free_from) if until <= moment), len(free_from))
+        free_from[line : line + 1] = [moment + label_nights]
+        axes.annotate(
+            percent_text(change.throughput.value),
+            (moment, 1.0),
+            (2, -2 - _LABEL_PT * line),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            fontweight="bold",
+            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 0.5},
+        )
+        axes.axvline(moment, color=INK, linewidth=1.0, label="level changed")
+    label_ticks(axes.yaxis, MaxNLocator(_MOST_RATES, steps=[1, 2, 5, 10]).tick_values(low, high))
+    axes.set_ylim(low, high)
+
+
+def _is_of_too_few(row: RowHistory) -> bool:
+    """True of a row whose last nights tell no level: a line might lie where no night does."""
+    return row.is_unclear or row.nights_missing > 0
+
+
+def _sentence(row: RowHistory, history: History) -> str:
+    if _is_of_too_few(row) and not row.changes:
+        return f"{counted(len(row.nights), 'night')}, too few to tell a change of level"
+    if not row.changes:
+        return f"no change of level over {counted(len(row.nights), 'night')}"
+    return ", ".join(
+        f"{percent_text(change.throughput.value)} from "
+        f"{history.nights[change.onset].began_at:%Y-%m-%d}"
+        for change in row.changes
+    )

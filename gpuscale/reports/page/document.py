@@ -1,0 +1,60 @@
+"""Sections in their order, and the page of some results that is made of them."""
+
+from collections.abc import Callable, Sequence
+
+from gpuscale.base.errors import ExitCode
+from gpuscale.reports import phrases
+from gpuscale.reports.page.content import Section, Subject, Tone
+from gpuscale.reports.page.machines_section import machines
+from gpuscale.reports.page.nights_section import losses, nights, told_by_nights
+from gpuscale.reports.page.pictures import curves
+from gpuscale.reports.page.rendering import rendered
+from gpuscale.reports.page.row_sections import causes, measured_headline, place_text, rows
+from gpuscale.reports.page.step_sections import budget, phases
+from gpuscale.reports.page.window_section import windows
+
+SECTIONS: Sequence[Callable[[Subject], Section | None]] = (
+    causes,
+    rows,
+    curves,
+    nights,
+    budget,
+    phases,
+    windows,
+    machines,
+)
+"""What a page has below its verdict, in this order; None where a subject has nothing of it."""
+_TONES_OF_NIGHTS: dict[str, Tone] = {"STEADY": "", "SLOWER": "loss"}
+_TONES: dict[ExitCode, Tone] = {ExitCode.OK: "pass", ExitCode.REGRESSED: "loss"}
+
+
+def report_html(subject: Subject) -> str:
+    """The page of some results; a UsageError where what makes pages is not installed."""
+    view = subject.view
+    made = [section for make in SECTIONS if (section := make(subject)) is not None]
+    injections = dict.fromkeys(each for result in subject.results for each in result.injections)
+    (word, first), *facts = measured_headline(subject) if view is None else view.headline
+    tone: Tone = "" if view is None else _TONES.get(view.comparison.exit_code, "doubt")
+    if view is None and (told := told_by_nights(subject)):
+        word, first = told
+        tone = _TONES_OF_NIGHTS.get(word, "doubt")
+        facts.append(("baseline", "none was given: the nights alone tell this"))
+    if view or word == "SLOWER":
+        at = 1 if view else 0
+        facts[at:at] = [("since", text) for text in losses(subject)]
+    if subject.folder:
+        facts = [
+            (its, f"{subject.folder}: {text}" if its == "now" else text) for its, text in facts
+        ]
+    place = place_text(subject.results[0])
+    return rendered(
+        "report.html",
+        title=f"{word}: {place}",
+        place=place,
+        warning=phrases.injection_warning([*injections]),
+        word=word,
+        first=first,
+        facts=facts,
+        tone=tone,
+        sections=made,
+    )

@@ -1,0 +1,60 @@
+"""The index over all nights of one machine: a line each, with its verdict and its page."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from gpuscale.base.errors import ExitCode
+from gpuscale.reports.page.content import Cell, Table, Tone, cells
+from gpuscale.reports.page.rendering import rendered
+from gpuscale.reports.phrases import counted
+from gpuscale.store import write_report
+from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD, facts_of
+
+INDEX = "index.html"
+PAGE = "report.html"
+_LINKED = (PAGE, "comparison.txt", RECORD)
+"""The first of them that a night has is what its line leads to."""
+
+
+def write_index(folder: Path) -> None:
+    """Write the index of the nights in a folder anew, whole or not at all."""
+    lines = list(_lines(folder))
+    nights = Table(
+        caption=f"{counted(len(lines), 'night')}, the latest first",
+        headers=("date", "verdict", "exit", "job", "host"),
+        rows=lines,
+        words=frozenset(("verdict", "job", "host")),
+    )
+    title = f"Nights of {folder.name}"
+    html = rendered("nights.html", title=title, name=folder.name, nights=nights)
+    write_report(folder / INDEX, html)
+
+
+def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
+    """The nights, the latest first."""
+    nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
+    facts = {night: facts_of(night) or facts_of(night / FIRST_ATTEMPT) for night in nights}
+    dates = Counter(night.name.partition("_")[0] for night in nights)
+    for night in sorted(
+        nights, key=lambda each: (each.name[:10], facts[each].get("started", "")), reverse=True
+    ):
+        its = facts[night]
+        date, _, job = night.name.partition("_")
+        if dates[date] > 1 and (started := its.get("started", "")).startswith(date):
+            date = f"{date} {started[11:16]}"
+        code = its.get("exit", "")
+        linked = next((name for name in _LINKED if (night / name).exists()), None)
+        verdict = its.get("night", "no record: it runs still, or something ended it")
+        yield (
+            Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
+            Cell(verdict, tone=_tone(code)),
+            *cells(code, job, its.get("host", "")),
+        )
+
+
+def _tone(code: str) -> Tone:
+    if code == str(int(ExitCode.OK)):
+        return "pass"
+    return "loss" if code == str(int(ExitCode.REGRESSED)) else "doubt"

@@ -1,0 +1,100 @@
+"""The history of the machine on a page: when rows changed, and what else changed then."""
+
+from datetime import datetime
+
+from gpuscale.analysis.history import History, HistoryEvent, RowChange, RowHistory
+from gpuscale.reports.history_text import (
+    STANDING,
+    event_lines,
+    nights_text,
+    notes,
+    standings,
+    verdict,
+)
+from gpuscale.reports.page.content import Block, Cell, Item, Section, Subject, Table
+from gpuscale.reports.page.pictures import pictures
+
+_MOST_LOSSES = 3
+_NEVER = "1970-01-01T00:00:00+00:00"
+
+
+def losses(subject: Subject) -> list[str]:
+    """From which nights on rows are slower; at most three, which most rows share.
+
+    They are those after the baseline, or without one those that the history tells first.
+    """
+    history, view = subject.history, subject.view
+    if history is None:
+        return []
+    if view is None:
+        recent = (row.recent_loss for row in history.rows)
+        begun = min((loss.since for loss in recent if loss), default=len(history.nights))
+    else:
+        last = datetime.fromisoformat(view.comparison.before.last_at or _NEVER)
+        begun = sum(night.began_at <= last for night in history.nights)
+    lost = {change for row in history.rows for change in _unmended(row)}
+    shared = {event: len(lost & {*event.changes}) for event in history.events}
+    found = [event for event in history.events if shared[event] and event.night >= begun]
+    most = sorted(found, key=lambda event: -shared[event])[:_MOST_LOSSES]
+    return [_loss_text(event, history) for event in found if event in most]
+
+
+def _unmended(row: RowHistory) -> list[RowChange]:
+    """The losses of a row; each gain takes back the loss before it."""
+    found: list[RowChange] = []
+    for change in row.changes:
+        if change.is_loss:
+            found.append(change)
+        elif found:
+            found.pop()
+    return found
+
+
+def _loss_text(event: HistoryEvent, history: History) -> str:
+    first, *_, changed = event_lines(event, history)
+    return f"{first.removeprefix('from ').replace('  ', ': ')}; {changed.strip()}"
+
+
+def told_by_nights(subject: Subject) -> tuple[str, str] | None:
+    """What the nights say, for what stands first; None where the page is about no last night."""
+    history = subject.history
+    shown = {its.allocation_of(run) for its in subject.results for run in its.runs}
+    if history is None or history.nights[-1].allocation not in shown:
+        return None
+    return verdict(history)
+
+
+def nights(subject: Subject) -> Section | None:
+    """Where each row stands among its nights, and the nights that changed it, the latest first."""
+    history = subject.history
+    if history is None:
+        return None
+    shown = standings(history)
+    headers = [header for header in shown[0] if header != "batch/GPU"]
+    table = Table(
+        caption="The last night of each row beside the nights before",
+        headers=headers,
+        rows=[
+            [
+                Cell(cells[header], tone="doubt" if its.stands_out and header == STANDING else "")
+                for header in headers
+            ]
+            for its, cells in zip(history.rows, shown, strict=True)
+        ],
+    )
+    blocks = []
+    for event in reversed(history.events):
+        first, *rest = event_lines(event, history)
+        is_loss = event.changes[0].is_loss
+        items = [Item(line.strip()) for line in rest]
+        blocks.append(
+            Block(title=first.replace("  ", ": "), items=items, tone="loss" if is_loss else "pass")
+        )
+    return Section(
+        title="History",
+        intro=f"{nights_text(history)}.",
+        blocks=blocks,
+        figures=pictures(subject, "history"),
+        tables=[table],
+        notes=[note.strip() for note in notes(history)],
+    )

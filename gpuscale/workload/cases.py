@@ -1,0 +1,306 @@
+"""A training case, the one class that users write. Free of torch until a rank builds it."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from gpuscale.base.errors import CaseError, as_place
+from gpuscale.base.strategies import OF_CASES, STRATEGIES
+from gpuscale.base.units import counted
+from gpuscale.records.configuration import ScalingMode
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large a case is trained: batch and sample shape."""
+
+    batch: int
+    """Samples per GPU under weak scaling; samples over all GPUs under strong scaling."""
+    sample_shape: tuple[int, ...]
+
+
+class Case:
+    """Anything that can be measured on several GPUs: a `TrainingCase` or a `CommandCase`."""
+
+    strategies: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *marked: object) -> None:
+        if marked:
+            # Of a mark with a class alone pytest takes the class for what is marked.
+            name = type(self).__name__
+            raise CaseError(
+                f"{name} takes no arguments; of a mark write @pytest.mark.gpuscale(case={name})"
+            )
+
+    @classmethod
+    def name(cls) -> str:
+        """The case's name in every table and file: the class name in snake case."""
+        words = cls.__name__.replace("NaN", "Nan")
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", words).lower()
+
+    @classmethod
+    def divided(cls, batch: int, gpus: int) -> int:
+        """Each GPU's part of a global batch; a CaseError where it is no whole number."""
+        if batch % gpus:
+            raise CaseError(
+                f"{cls.name()}: a global batch of {batch} cannot be divided among {gpus} GPUs; "
+                "choose a number of GPUs that divides it"
+            )
+        return batch // gpus
+
+
+class TrainingCase(Case):
+    """A training workload: model, data, loss, optimiser and batch size.
+
+    Subclass it, set `sample_shape` and `batch` (or `sizes`), and write `model`, `loss` and
+    `optimizer`. Everything else has a default that suits image classification.
+    """
+
+    strategies: ClassVar[tuple[str, ...]] = ("ddp",)
+    strategy_options: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Options by strategy: `{"ddp": {"bucket_cap_mb": 50, "comm_hook": "bf16_compress"}}`."""
+    scaling: ClassVar[ScalingMode] = "weak"
+    sample_shape: ClassVar[tuple[int, ...]] = ()
+    batch: ClassVar[int] = 0
+    classes: ClassVar[int] = 10
+    training_samples: ClassVar[int] = 50_000
+    """Length of one epoch: of synthetic data, and of the times per epoch in tables."""
+    raw_image_shape: ClassVar[tuple[int, ...] | None] = None
+    """Height and width (and 3 for colour) of the images that `transform` takes; None without."""
+    size: Size
+    """The one that is trained, for models that depend on it; ranks set it before `model()`."""
+    sizes: ClassVar[Mapping[str, Size]] = {}
+    """Named sizes; without any, `batch` and `sample_shape` are the size of every name."""
+
+    def model(self) -> "torch.nn.Module":
+        """The model, on the CPU, freshly initialised; ranks call it with one seed."""
+        raise NotImplementedError
+
+    def blocks(self, model: "torch.nn.Module") -> "Sequence[torch.nn.Module]":
+        """The model as modules in a row, among which `pipeline` and `mp` cut it.
+
+        Each takes what the one before it returned, one tensor, and the first the inputs; together
+        they are what `forward` does. Those of an `nn.Sequential` by default, else none.
+        """
+        from torch import nn
+
+        return list(model.children()) if isinstance(model, nn.Sequential) else []
+
+    def loss(self, output: Any, target: Any) -> "torch.Tensor":
+        """The scalar loss of one batch."""
+        raise NotImplementedError
+
+    def optimizer(self, model: "torch.nn.Module", gpus: int) -> "torch.optim.Optimizer":
+        """The optimiser of the model that `model()` gave, which is on its device by now.
+
+        `gpus` is there for learning rates that scale with it.
+        """
+        raise NotImplementedError
+
+    def scheduler(
+        self, optimizer: "torch.optim.Optimizer"
+    ) -> "torch.optim.lr_scheduler.LRScheduler | None":
+        """A learning-rate schedule that is stepped after each epoch, or None."""
+        return None
+
+    def forward(self, model: Callable[..., Any], inputs: Any) -> Any:
+        """The model's output for a batch; override it for models with other signatures."""
+        return model(inputs)
+
+    def sample(self, index: int, size: Size) -> Any:
+        """The sample of synthetic data with that index, always the same.
+
+        It is `(inputs, target)`, or a dict that `forward` and `loss` both get as a whole; parts
+        are tensors, numbers, or dicts, lists and tuples of them. By default it is a picture for
+        `transform`, where the case has one, or floats in the sample shape. Each class has a
+        pattern of its own under noise, so that the loss falls as in real training.
+        """
+        import torch
+
+        has_transform = self.transform(size) is not None
+        shape = self.raw_image_shape if has_transform else size.sample_shape
+        if shape is None:
+            raise CaseError(f"{self.name()}: a case with transforms needs raw_image_shape")
+        label = index % self.classes
+        generator = torch.Generator().manual_seed(label)
+        pattern = torch.rand(shape, generator=generator)
+        noise = torch.rand(shape, generator=generator.manual_seed(self.classes + index))
+        inputs = (pattern + noise) / 2
+        if not has_transform:
+            return inputs, label
+        from PIL import Image
+
+        return Image.fromarray((inputs * 255).to(torch.uint8).numpy()), label
+
+    @classmethod
+    def options_text(cls, strategy: str) -> str | None:
+        """The case's options of a strategy, `bucket_cap_mb=50`; None where it has none."""
+        options = cls.strategy_options.get(strategy, {})
+        return ", ".join(f"{name}={options[name]}" for name in sorted(options)) or None
+
+    def batch_per_gpu(self, size: Size, gpus: int) -> int:
+        """Samples that each GPU trains on in a step; a CaseError where they are no whole number."""
+        return size.batch if self.scaling == "weak" else self.divided(size.batch, gpus)
+
+    def transform(self, size: Size) -> Callable[[Any], Any] | None:
+        """The transforms from a PIL image to inputs, or None where data are tensors already.
+
+        By default floats from 0 to 1, resized from `raw_image_shape` where samples have another.
+        """
+        if self.raw_image_shape is None:
+            return None
+        import torch
+        from torchvision.transforms import v2
+
+        shape = size.sample_shape[1:]
+        # Of bytes, which takes a fifth of the time that it takes of floats.
+        resized = () if self.raw_image_shape[:2] == shape else (v2.Resize(shape, antialias=True),)
+        steps: Callable[[Any], Any] = v2.Compose(
+            [v2.ToImage(), *resized, v2.ToDtype(torch.float32, scale=True)]
+        )
+        return steps
+
+    def real_dataset(self, root: Path, size: Size, *, download: bool) -> "Dataset[Any]":
+        """The real training data below `root`: samples as `sample` gives them, transformed."""
+        raise CaseError(
+            f"{self.name()} has no real data; leave out --data-root, or write "
+            f"{type(self).__name__}.real_dataset()"
+        )
+
+    def named_size(self, name: str | None) -> Size:
+        """The size of that name; a CaseError where the case has none."""
+        if self.sizes:
+            if name is None or name not in self.sizes:
+                known = ", ".join(sorted(self.sizes))
+                raise CaseError(f"{self.name()} has no size '{name}'; it has {known}")
+            return self.sizes[name]
+        return Size(batch=self.batch, sample_shape=self.sample_shape)
+
+
+def refuse_unusable(case: type[TrainingCase]) -> None:
+    """Raise a CaseError, which names line and part, for what would fail only once ranks run."""
+    try:
+        _refuse_unusable_parts(case)
+    except CaseError as error:
+        try:
+            place = as_place(inspect.getfile(case), inspect.findsource(case)[1] + 1)
+        except (OSError, TypeError):
+            raise error from None
+        raise CaseError(f"{place}: {error}") from None
+
+
+def _refuse_unusable_parts(case: type[TrainingCase]) -> None:
+    name = case.__name__
+    chosen = case.strategies
+    if not isinstance(chosen, tuple | list) or not chosen or not set(chosen) <= set(OF_CASES):
+        known = ", ".join(OF_CASES)
+        raise CaseError(
+            f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
+            "such as ('ddp',)"
+        )
+    if case.scaling not in (modes := get_args(ScalingMode)):
+        raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
+    refuse_no_count(f"{name}.classes", case.classes)
+    refuse_no_count(f"{name}.training_samples", case.training_samples)
+    if case.raw_image_shape is not None:
+        _refuse_no_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
+    for strategy, options in case.strategy_options.items():
+        _refuse_other_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
+    _refuse_other_sizes(case)
+    for method, expected in vars(TrainingCase).items():
+        if inspect.isfunction(expected):
+            _refuse_other_arguments(case, method, expected)
+    for method in ("model", "loss", "optimizer"):
+        if getattr(case, method) is getattr(TrainingCase, method):
+            raise CaseError(f"{name}.{method}() must be implemented")
+
+
+def _refuse_other_sizes(case: type[TrainingCase]) -> None:
+    for each, size in case.sizes.items() or (("", case),):
+        where = f"{case.__name__}.sizes[{each!r}]" if each else case.__name__
+        refuse_no_count(f"{where}.batch", getattr(size, "batch", None))
+        shape = getattr(size, "sample_shape", None)
+        _refuse_no_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
+
+
+def _refuse_no_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:
+    if not isinstance(shape, tuple) or not shape:
+        raise CaseError(f"{what} is {shape!r}; it is a tuple such as {such_as}")
+    for length in shape:
+        refuse_no_count(what, length)
+
+
+def _refuse_other_options(where: str, strategy: str, options: Mapping[str, object]) -> None:
+    known = STRATEGIES[strategy].options if strategy in STRATEGIES else {}
+    for option, value in options.items():
+        kind = known.get(option)
+        if kind is None:
+            its = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
+            raise CaseError(f"{where}: there is no option {option!r}; {its}")
+        if kind is int:
+            refuse_no_count(f"{where}[{option!r}]", value)
+        elif kind is bool and not isinstance(value, bool):
+            raise CaseError(f"{where}[{option!r}] is {value!r}; it is True or False")
+        elif isinstance(kind, tuple) and value not in kind:
+            raise CaseError(f"{where}[{option!r}] is {value!r}; it is one of {', '.join(kind)}")
+
+
+def refuse_no_count(what: str, found: object) -> None:
+    """Raise a CaseError for what is no whole number of at least 1."""
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
+
+
+def _refuse_other_arguments(
+    case: type[TrainingCase], method: str, expected: Callable[..., object]
+) -> None:
+    given = inspect.signature(expected).parameters
+    found = inspect.signature(getattr(case(), method))
+    by_name = [name for name, each in given.items() if each.kind is each.KEYWORD_ONLY]
+    try:
+        found.bind(*range(len(given) - len(by_name) - 1), **dict.fromkeys(by_name))
+    except TypeError:
+        raise CaseError(
+            f"{case.__name__}.{method}{found} does not take what it is given; "
+            f"write it as {method}({', '.join(given)})"
+        ) from None
+
+
+def refuse_no_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
+    """Checks that a model can be cut among so many GPUs, without memory for its parameters.
+
+    Raises:
+        CaseError: it is not in blocks, they leave some of it out, or they are too few.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = case.model()
+            blocks = case.blocks(model)
+    except (NotImplementedError, RuntimeError):
+        # A model that needs values to be built is left to the ranks.
+        return
+    where = f"{type(case).__name__}.blocks(model)"
+    if not blocks:
+        raise CaseError(
+            f"{case.name()}: {strategy} cuts a model between blocks, and this one is no "
+            f"nn.Sequential; write {where}, which returns its modules in a row"
+        )
+    owned = [{id(parameter) for parameter in block.parameters()} for block in blocks]
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in set().union(*owned):
+            raise CaseError(f"{where} leaves out {name}; {strategy} trains what is in blocks")
+    owning = sum(map(bool, owned))
+    if owning < gpus:
+        raise CaseError(
+            f"{case.name()}/{strategy} on {gpus} GPUs: the model has {counted(owning, 'block')} "
+            "with parameters, and each GPU needs one; choose fewer GPUs, or give smaller blocks"
+        )

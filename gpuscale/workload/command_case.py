@@ -1,0 +1,201 @@
+"""A command as a case: a script of one's own, judged by the lines that it prints."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Formatter
+from typing import ClassVar, Literal
+
+from gpuscale.base.errors import CaseError, nearest
+from gpuscale.base.printable import escaped, shown
+from gpuscale.base.strategies import COMMAND
+from gpuscale.records.record import NAME_LIMIT
+from gpuscale.workload.cases import Case
+from gpuscale.workload.log_formats import FORMATS, by_regex
+
+LAUNCHES = ("plain", "torchrun")
+"""How a command is started on one node: once, or once a GPU with the variables of torchrun."""
+PLACEHOLDERS = ("gpus", "nodes", "batch", "global_batch", "master_port")
+_STARTERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run"), "--nproc-per-node"),
+    **dict.fromkeys(("mpirun", "mpiexec", "srun"), "-n"),
+    "accelerate": "--num_processes",
+    "deepspeed": "--num_gpus",
+}
+"""Programs that start ranks, each with its option for their number."""
+_ON_ALL_GPUS = ("accelerate", "deepspeed")
+"""Those that start a rank on each GPU they see, unless they are given a number."""
+_SAFE = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
+
+
+class CommandCase(Case):
+    """A training script of one's own, which is started as it is and measured by its lines.
+
+    Subclass it and set `command`, and `batch` or `global_batch` unless its lines tell how many
+    samples a step has. `{gpus}` and the other `PLACEHOLDERS` are filled in; `{{` is a brace.
+    """
+
+    strategies = (COMMAND,)
+    command: ClassVar[str] = ""
+    """As typed into a shell; variables, pipes and the like need `sh -c`."""
+    batch: ClassVar[int | None] = None
+    """Samples that each GPU trains on between two counts of its step."""
+    global_batch: ClassVar[int | None] = None
+    """The same over all GPUs, where their number does not change it."""
+    launch: ClassVar[Literal["plain", "torchrun"]] = "plain"
+    log_format: ClassVar[str | None] = None
+    """The format of its lines (`gpuscale.workload.log_formats`); None for the one that they fit."""
+    step_regex: ClassVar[str | None] = None
+    """A format of its own: a regular expression with the group `step`."""
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The arguments of the command, with placeholders."""
+        return tuple(shlex.split(cls.command))
+
+    @classmethod
+    def batch_per_gpu(cls, gpus: int, batch: int | None = None) -> int | None:
+        """Samples of a step on each GPU; None where the command's lines are to tell it.
+
+        Another batch than the case's own is one per GPU, or over all where that is its own.
+        """
+        own = cls.batch if cls.global_batch is None else cls.global_batch
+        asked = own if batch is None else batch
+        if asked != own and not cls.placeholders() & {"batch", "global_batch"}:
+            raise CaseError(f"{cls.name()} takes no batch; write {{batch}} where its option has it")
+        if cls.global_batch is None or asked is None:
+            return asked
+        return cls.divided(asked, gpus)
+
+    @classmethod
+    def starts_ranks(cls) -> bool:
+        """True of a command that starts the processes of all GPUs by itself."""
+        return starter_of(cls.words()) is not None
+
+    @classmethod
+    def placeholders(cls) -> set[str]:
+        """The names in braces that the command has."""
+        return fields_of(cls.words())
+
+
+def refuse_unusable(case: type[CommandCase]) -> None:
+    """Raises a CaseError for a command that could not be started, or not be understood."""
+    name = case.name()
+    if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
+        raise CaseError(
+            f"the name of a case: expected 1 to {NAME_LIMIT} characters without spaces around "
+            f"them, found {shown(name)}; give another --name"
+        )
+    for problem in _problems(case):
+        raise CaseError(f"{escaped(name)}: {problem}")
+
+
+def refuse_unscaled(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
+    """Raise a CaseError if the command would do the same on each of several numbers of GPUs.
+
+    It need not be given the number if gpuscale starts the ranks, or if they take all GPUs that
+    `CUDA_VISIBLE_DEVICES` leaves them.
+    """
+    if len({*gpus}) == 1 or case.launch == "torchrun" or "gpus" in case.placeholders():
+        return
+    starter = starter_of(case.words())
+    takes_all, remedy = True, "or let --launch torchrun start a script once for each"
+    if starter is not None:
+        option, text = _STARTERS[starter], case.command.replace("-", "_")
+        remedy = f"such as {starter} {option} {{gpus}}"
+        given = re.search(rf"{option.replace('-', '_')}[= ]+(\S+)", text)
+        # torchrun has words for all GPUs.
+        takes_all = starter in _ON_ALL_GPUS if given is None else given[1] in ("gpu", "auto")
+    if not (takes_all and on_gpu):
+        kind = "GPUs" if on_gpu else "CPU ranks"
+        raise CaseError(
+            f"{escaped(case.name())}: the command has no {{gpus}}, so it would do the same on any "
+            f"number of {kind}; write {{gpus}} where it takes that number, {remedy}"
+        )
+
+
+def _problems(case: type[CommandCase]) -> Iterator[str]:
+    if not isinstance(case.command, str) or not case.command.strip():
+        yield f"command is {case.command!r}; it takes a text, such as 'python train.py'"
+        return
+    try:
+        words = case.words()
+    except ValueError as error:
+        yield f"the command cannot be split into words ({error}); see its quotes: {case.command}"
+        return
+    yield from _problems_of_words(case, words)
+    if case.launch not in LAUNCHES:
+        yield f"launch is {case.launch!r}; it is one of {', '.join(LAUNCHES)}"
+    if case.log_format is not None and case.step_regex is not None:
+        yield "--log-format and --step-regex both say how lines are read; leave out one"
+    if case.log_format is not None and case.log_format not in FORMATS:
+        remedy = nearest(case.log_format, FORMATS, "choose from")
+        yield f"there is no log format '{case.log_format}'; {remedy}"
+    if case.step_regex is not None:
+        by_regex(case.step_regex)
+    counts = {"batch": case.batch, "global_batch (--samples-per-step)": case.global_batch}
+    for what, number in counts.items():
+        if number is not None and (not isinstance(number, int) or number < 1):
+            yield f"{what} is {number!r}; it takes whole numbers of at least 1"
+    if case.batch is not None and case.global_batch is not None:
+        yield "batch and global_batch say the same in two ways; leave out one"
+
+
+def _problems_of_words(case: type[CommandCase], words: Sequence[str]) -> Iterator[str]:
+    used = set[str]()
+    for word in words:
+        try:
+            used |= set(_fields(word))
+        except ValueError as error:
+            yield f"'{word}': {error}; write {{{{ and }}}} for braces of the command's own"
+    known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    for name in sorted(used - set(PLACEHOLDERS)):
+        yield f"there is no placeholder {{{name}}}; known are {known} ({{{{ is a plain brace)"
+    if used & {"batch", "global_batch"} and case.batch is None and case.global_batch is None:
+        yield "{batch} has no value; give the case a batch or a global_batch (--batch N)"
+    if "{" not in words[0] and shutil.which(words[0]) is None:
+        problem = "it is no program on PATH, nor a path to one"
+        if Path(words[0]).is_file():
+            problem = "it may not be executed; make it executable, or name its interpreter first"
+        yield f"'{words[0]}' cannot be started: {problem}"
+
+
+def _fields(word: str) -> Iterator[str]:
+    """The placeholders of a word; a ValueError where braces do not match or hold more."""
+    for _, name, form, conversion in Formatter().parse(word):
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise ValueError(f"{{{name}}} is no placeholder")
+        yield name
+
+
+def fields_of(words: Iterable[str]) -> set[str]:
+    """The names of all placeholders in these words."""
+    return {name for word in words for name in _fields(word)}
+
+
+def starter_of(words: Iterable[str]) -> str | None:
+    """The program among the words, or in a shell's script, that starts the ranks."""
+    names = (Path(part).name for word in words for part in _words_of_script(word))
+    return next((name for name in names if name in _STARTERS), None)
+
+
+def _words_of_script(word: str) -> list[str]:
+    """The words of a shell's script that is given as one word."""
+    try:
+        return shlex.split(word)
+    except ValueError:
+        return [word]
+
+
+def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """The arguments with their placeholders filled in."""
+    return [word.format_map(values) for word in words]
+
+
+def joined(words: Sequence[str]) -> str:
+    """A command line that splits into these words; braces stay readable."""
+    return " ".join(word if _SAFE.fullmatch(word) else shlex.quote(word) for word in words)

@@ -1,0 +1,97 @@
+"""What training scripts print: a table of formats, each with its unit and whose figure it has.
+
+A new format is an entry of one of the modules here. `LogFormat.read` takes a line without colours
+(`plain`), split at carriage returns too, and returns a `Mark`, or None for any other line.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+
+from gpuscale.base.errors import UsageError
+from gpuscale.workload.log_formats import frameworks, progress_bars, structured
+from gpuscale.workload.log_formats.log_format import LogFormat, Mark, mark_of
+
+__all__ = ["FORMATS", "LogFormat", "Mark", "Recognition", "by_regex", "plain"]
+
+FORMATS: Mapping[str, LogFormat] = {
+    one.name: one for one in (*structured.FORMATS, *frameworks.FORMATS, *progress_bars.FORMATS)
+}
+STEP_REGEX_GROUPS = ("step", "epoch", "samples", "loss")
+STEP_REGEX_EXAMPLE = r"step (?P<step>\d+)"
+LONGEST = 4000
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|\x08+")
+
+
+def plain(line: str) -> str:
+    """The line without colours, other escape sequences and backspaces, and not its far end.
+
+    No line that counts is long; a pattern may take the square of a line's length.
+    """
+    line = line[:LONGEST]
+    return ESCAPES.sub("", line) if "\x1b" in line or "\x08" in line else line
+
+
+class Recognition:
+    """Looks for the formats that fit the lines of one script."""
+
+    def __init__(self) -> None:
+        self._waiting = dict(FORMATS)
+        self._known: set[str] = set()
+        self._fitting: list[LogFormat] = []
+
+    def take(self, line: str) -> None:
+        """Look at the next line, as `plain` returns it."""
+        for one in list(self._waiting.values()):
+            if one.known_by and one.known_by in line:
+                self._known.add(one.name)
+            if one.known_by and one.name not in self._known:
+                continue
+            mark = one.read(line)
+            if mark is not None and (mark.step is not None or mark.figure is not None):
+                self._fitting.append(one)
+                del self._waiting[one.name]
+
+    @property
+    def fitting(self) -> tuple[LogFormat, ...]:
+        """None, or one, or several to choose from; bars count only where nothing else fits."""
+        special = tuple(one for one in self._fitting if not one.generic)
+        return special or tuple(self._fitting)
+
+
+def by_regex(pattern: str) -> LogFormat:
+    """The format of a user's own pattern (`--step-regex`); a single group is that of the step.
+
+    Raises:
+        UsageError: the pattern is no regular expression, or its groups are not as they must be;
+            or, when it reads a line, what it takes from it is no number.
+    """
+
+    def refused(problem: object) -> UsageError:
+        return UsageError(f"--step-regex {shlex.quote(pattern)}: {problem}")
+
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise refused(error) from error
+    groups = set(compiled.groupindex)
+    is_bare = not groups and compiled.groups == 1
+    if "step" not in groups and not is_bare:
+        raise refused(f"has no group named step; for example --step-regex '{STEP_REGEX_EXAMPLE}'")
+    if unknown := groups.difference(STEP_REGEX_GROUPS):
+        known = ", ".join(STEP_REGEX_GROUPS)
+        raise refused(f"there is no group {min(unknown)}; choose from {known}")
+
+    def read(line: str) -> Mark | None:
+        found = compiled.search(line)
+        if found is None:
+            return None
+        told = {"step": found[1]} if is_bare else found.groupdict()
+        try:
+            return mark_of(told)
+        except ValueError:
+            taken = ", ".join(f"{name} '{text}'" for name, text in told.items())
+            problem = f"takes {taken} from the line '{line}'"
+            raise refused(f"{problem}, and step, epoch and samples must be whole numbers") from None
+
+    return LogFormat(name="step-regex", project="your own", example="", read=read)

@@ -1,0 +1,191 @@
+"""The request for a run where nobody asks for anything else, by the machine it is made on."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
+from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
+from gpuscale.records.request import CommandRequest
+from gpuscale.workload.cases import Case, TrainingCase, refuse_no_count
+from gpuscale.workload.command_case import CommandCase, joined
+
+MOST_WINDOWS = 30
+TIMING_PLANS: Mapping[str, TimingPlan] = {
+    "cuda": TimingPlan(warmup_steps=10, warmup_s=2.0, windows=20, window_s=0.5, run_seconds=20.0),
+    "cpu": TimingPlan(warmup_steps=2, warmup_s=0.3, windows=10, window_s=0.15, run_seconds=4.0),
+}
+
+
+def default_request(
+    case: type[TrainingCase],
+    environment: Environment,
+    *,
+    strategy: str | None = None,
+    gpus: int,
+    run: int,
+    size: str | None = None,
+    batch: int | None = None,
+) -> RunRequest:
+    """The request for one run of a case; a `CaseError` says why it cannot be trained so.
+
+    None is `default_strategy`, and the batch of the size, which is per GPU, or over all GPUs under
+    strong scaling.
+    """
+    built, strategy = case(), strategy or default_strategy(case)
+    has_micro_batches = STRATEGIES[strategy].micro_batches
+    configuration = Configuration(
+        case=case.name(),
+        strategy=strategy,
+        device=environment.device,
+        size=size or ("full" if environment.device == "cuda" else "smoke"),
+        precision="fp32",
+        channels_last=False,
+        compiled=False,
+        scaling=case.scaling,
+        data="synthetic",
+        threads_per_rank=1,
+        data_workers=0,
+        strategy_options=case.options_text(strategy),
+        schedule=SCHEDULE if has_micro_batches else None,
+        micro_batches=MICRO_BATCHES if has_micro_batches else None,
+    )
+    found = built.named_size(configuration.size)
+    if batch is not None and batch != found.batch:
+        configuration = replace(configuration, batch=batch)
+        found = dataclasses.replace(found, batch=batch)
+    batch_per_gpu = built.batch_per_gpu(found, gpus)
+    refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
+    return replace(
+        _request(case, environment, configuration, gpus, run, batch_per_gpu),
+        sample_shape=found.sample_shape,
+        samples_per_epoch=built.training_samples,
+        import_paths=tuple(sys.path),
+    )
+
+
+def command_request(
+    case: type[CommandCase],
+    environment: Environment,
+    *,
+    gpus: int,
+    run: int,
+    batch: int | None = None,
+) -> RunRequest:
+    """The request for one run of a command; a `CaseError` where its batch cannot be divided.
+
+    The batch is per GPU, or over all GPUs for a case with a global one; None is the case's own.
+    """
+    own = case.global_batch or case.batch
+    batch_per_gpu = case.batch_per_gpu(gpus, batch)
+    configuration = Configuration(
+        case=case.name(),
+        strategy=COMMAND,
+        device=environment.device,
+        scaling="strong" if case.global_batch else "weak" if batch_per_gpu else None,
+        batch=None if batch == own else batch,
+        command=joined(case.words()),
+    )
+    command = CommandRequest(
+        words=case.words(),
+        folder=str(Path.cwd()),
+        launch=case.launch,
+        log_format=case.log_format,
+        step_regex=case.step_regex,
+        tells_batch=batch_per_gpu is None,
+    )
+    request = _request(case, environment, configuration, gpus, run, batch_per_gpu)
+    return replace(request, command=command)
+
+
+def _request(
+    case: type[Case],
+    environment: Environment,
+    configuration: Configuration,
+    gpus: int,
+    run: int,
+    batch_per_gpu: int | None,
+) -> RunRequest:
+    """What the requests of training cases and of commands have in common."""
+    return RunRequest(
+        configuration=configuration,
+        gpus=gpus,
+        index=run,
+        batch_per_gpu=batch_per_gpu,
+        case_module=case.__module__,
+        case_file=file_of_case(case),
+        case_class=case.__qualname__,
+        devices=devices_of_run(environment, run=run, gpus=gpus),
+        timing=TIMING_PLANS[environment.device],
+    )
+
+
+def default_strategy(case: type[TrainingCase]) -> str:
+    """The first of the case's strategies that has a rank for each GPU, if one has."""
+    return max(case.strategies, key=lambda name: STRATEGIES[name].processes(2))
+
+
+def file_of_case(case: type[Case]) -> str:
+    """The path of the file that a case was imported from."""
+    return str(sys.modules[case.__module__].__file__)
+
+
+def timing_plan(device: str, run_seconds: float | None) -> TimingPlan:
+    """Length and number of a run's windows; None is the device's own budget.
+
+    All that is asked for beyond that goes into windows: more of them first, since they tell
+    whether a run is steady, and then longer ones. Of a shorter one ranks make shorter windows.
+    """
+    plan = TIMING_PLANS[device]
+    run_seconds = run_seconds or plan.run_seconds
+    if run_seconds <= plan.run_seconds:
+        return replace(plan, run_seconds=run_seconds)
+    longer = 1 + (run_seconds - plan.run_seconds) / plan.most_windows_s
+    return replace(
+        plan,
+        windows=min(MOST_WINDOWS, math.floor(plan.windows * longer)),
+        window_s=plan.window_s * max(1.0, longer * plan.windows / MOST_WINDOWS),
+        run_seconds=run_seconds,
+    )
+
+
+def data_workers(environment: Environment) -> int:
+    """Loader processes of a rank: the same on every number of GPUs, or T(1) had more help."""
+    if environment.device == "cpu":
+        return 0
+    cores_per_gpu = (environment.cpu_count or 1) // max(1, len(environment.gpus))
+    return max(1, min(8, cores_per_gpu - 1))
+
+
+def ranks_per_gpu(strategy: str, gpus: int, environment: Environment) -> int | None:
+    """The most ranks on one GPU, where a node has fewer GPUs than were asked for.
+
+    None where each has its own, on CPU, and of a strategy whose one process drives all.
+    """
+    if environment.device == "cpu" or environment.nodes or not environment.gpus:
+        return None
+    ranks = math.ceil(STRATEGIES[strategy].processes(gpus) / len(environment.gpus))
+    return ranks if ranks > 1 else None
+
+
+def devices_of_run(environment: Environment, *, run: int, gpus: int) -> tuple[int, ...]:
+    """The CUDA devices of a run by local rank, the same on each of its nodes; none on CPU.
+
+    Successive runs take the next block of devices, so that T(1) is not always that of GPU 0; a
+    pair such as (1, 2), across two blocks, may have another link between them than (0, 1).
+    """
+    count = environment.gpus_per_node
+    if environment.device == "cpu" or not count:
+        return ()
+    on_each_node = math.ceil(gpus / math.ceil(gpus / count))
+    blocks = count // math.gcd(count, on_each_node)
+    # Runs begin with the next node, too. When both are back at the first together, blocks go one
+    # ahead, or each node would only ever be met with some of its devices.
+    rounds = (run - 1) // math.lcm(environment.node_count, blocks)
+    ahead = rounds % math.gcd(environment.node_count, blocks)
+    start = (run - 1 + ahead) * on_each_node
+    return tuple((start + position) % count for position in range(gpus))
