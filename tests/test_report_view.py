@@ -233,8 +233,8 @@ def test_only_a_terminal_whose_user_allows_it_gets_colour(monkeypatch: pytest.Mo
 def test_every_code_of_a_reason_or_note_has_its_words_and_every_word_is_said() -> None:
     package = Path(gpuscale.__file__).parent
     said = set()
-    elsewhere = (package / "scaling.py", package / "diagnose" / "__init__.py")
-    for path in (*elsewhere, *(package / "compare").glob("*.py")):
+    elsewhere = (package / "analysis/scaling.py", package / "judge/diagnose/__init__.py")
+    for path in (*elsewhere, *(package / "judge/compare").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             # A code is given to one of these, or on the way there named as such.
             if isinstance(node, ast.Call) and ast.unparse(node.func) in _TAKE_A_CODE:
