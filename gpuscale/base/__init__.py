@@ -1,1 +1,1 @@
-"""What imports nothing else of gpuscale: errors, units, text, the host, two tables of facts."""
+"""Modules that import nothing else of gpuscale: errors, units, text, the host, two tables."""

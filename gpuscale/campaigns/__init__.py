@@ -1,1 +1,1 @@
-"""Work that takes several jobs or sessions: nights, cluster profiles, job scripts."""
+"""Work over several jobs or sessions: nights, cluster profiles, job scripts."""

@@ -1,6 +1,6 @@
 """Clusters as TOML files: the nodes, the scheduler and the work of a night.
 
-The shipped profiles lie beside this module; a site adds its own (docs/clusters.md).
+The shipped profiles lie in `profiles`, beside this module; a site adds its own (docs/clusters.md).
 """
 
 import os

@@ -1,1 +1,1 @@
-"""What is trained: cases, commands and the lines they print, injected faults, run defaults."""
+"""Workloads: cases, commands and the lines they print, injected faults, run defaults."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.foreign_texts import LOST_PEER_LINES
 from gpuscale.base.host import adopt_orphans, descendants, end_at_interrupt, signal_at_parent_death
+from gpuscale.base.units import counted
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.worker.last_words import LastWords
 from gpuscale.measure.worker.log_reader import FEWEST_WINDOWS, CommandError, LogReader
@@ -188,14 +189,11 @@ def _count_ranks(request: RunRequest, reader: LogReader) -> bool:
         if has_number
         else "write {gpus} where the command has their number"
     )
-    ranks, on = max(counts), f"{gpus} {'GPU' if request.devices else 'CPU rank'}"
+    ranks, on = max(counts), counted(gpus, "GPU" if request.devices else "CPU rank")
     # A rank may drive several GPUs, if their number depends on what was asked for.
     if request.devices and gpus % ranks == 0 and has_number:
         return True
-    raise reader.failed(
-        f"the command started {ranks} rank{'' if ranks == 1 else 's'} in a run on {on}"
-        f"{'' if gpus == 1 else 's'}; {remedy}"
-    )
+    raise reader.failed(f"the command started {counted(ranks, 'rank')} in a run on {on}; {remedy}")
 
 
 def _refuse_end(
