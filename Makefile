@@ -68,7 +68,7 @@ check: setup
 
 # Simulates again how often the judgement errs, and writes the page and its picture anew.
 validation: setup
-	$(BIN)/python tests/validation/page.py --comparisons 10000 --page docs/validation.md
+	$(BIN)/python tests/validation/page.py --comparisons 10000 --page docs/evidence/validation.md
 
 setup: $(VENV)/.installed
 

@@ -1,4 +1,4 @@
-"""The shipped cases are those of their sources (docs/sources.md)."""
+"""The shipped cases are those of their sources (docs/evidence/sources.md)."""
 
 import ctypes
 import gzip

@@ -1,4 +1,4 @@
-"""Imports run one way, room by room (docs/design.md, "Rooms")."""
+"""Imports run one way, room by room (CONTRIBUTING.md, "Rooms")."""
 
 import ast
 import subprocess

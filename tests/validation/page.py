@@ -1,6 +1,6 @@
-"""docs/validation.md and its picture: promised figures, and gpuscale's rule beside usual ones.
+"""docs/evidence/validation.md and its picture: promised figures, and gpuscale's rule beside usual ones.
 
-    python tests/validation/page.py --comparisons 10000 --page docs/validation.md
+    python tests/validation/page.py --comparisons 10000 --page docs/evidence/validation.md
 
 Takes a few minutes on two cores. Ends with 0 where every promised figure is met, 1 where one
 surely is not, and 3 otherwise.

@@ -1,0 +1,48 @@
+"""The pages name nothing that is not there: links, anchors, and pages named elsewhere."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from measuring import REPOSITORY
+
+PAGES = sorted(
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")]
+)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub and GitLab make them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        assert anchor not in found, f"{page.name} has two headings '{heading}'"
+        found.add(anchor)
+    return found
+
+
+def links(page: Path) -> Iterator[str]:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text("utf-8")))
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+    yield from re.findall(r'<img src="([^"]+)"', text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_of_a_page_leads_to_a_file_and_an_anchor(page: Path) -> None:
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_that_a_file_names_is_there() -> None:
+    asked = ["git", "grep", "-ohE", r"\bdocs/[a-z_/]+\.(md|svg)", "--", ":!CHANGELOG.md"]
+    said = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert [name for name in sorted({*said.split()}) if not (REPOSITORY / name).is_file()] == []
