@@ -26,7 +26,7 @@ import msgspec  # noqa: E402 - as below
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  # noqa: E402
 from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
-from gpuscale.base.host import finding_gpuscale  # noqa: E402
+from gpuscale.base.host import python_environment  # noqa: E402
 from gpuscale.measure.telemetry import nvml  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
@@ -109,7 +109,7 @@ class Checks:
             answer = subprocess.run(
                 [sys.executable, *tied, *arguments],
                 cwd=self._folder,
-                env={**finding_gpuscale(), "NO_COLOR": "1", **(variables or {})},
+                env={**python_environment(), "NO_COLOR": "1", **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

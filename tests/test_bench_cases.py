@@ -22,7 +22,7 @@ from gpuscale.measure.worker.data import (
     LoadedBatches,
     PooledBatches,
     SyntheticDataset,
-    refuse_small_shared_memory,
+    validate_shared_memory,
 )
 
 MNIST = REPOSITORY.parent / "shared" / "data" / "mnist"
@@ -232,11 +232,9 @@ def test_too_little_shared_memory_for_the_loaders_is_told_with_the_remedy() -> N
     dataset = SyntheticDataset(case, case.named_size("full"))
     # 28×28 floats and a label; two workers of each of two ranks make two batches in advance.
     needed_bytes = 128 * (28 * 28 * 4 + 8) * 2 * 2 * 2
-    refuse_small_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes)
+    validate_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes)
     with pytest.raises(CaseError, match="--shm-size"):
-        refuse_small_shared_memory(
-            dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1
-        )
+        validate_shared_memory(dataset, batch=128, workers=2, ranks=2, free_bytes=needed_bytes - 1)
 
 
 @needs_digits

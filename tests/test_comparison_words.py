@@ -12,7 +12,7 @@ from comparison_records import comparison, entry, view
 from golden.inputs import Fault, Night, results_of_night, write_night
 from statements import codes_in, facts_of, known
 
-from gpuscale.base.units import rough_percent, told_apart
+from gpuscale.base.units import format_distinct, rough_percent
 from gpuscale.cli import main
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
@@ -96,8 +96,8 @@ def test_an_interval_is_shown_if_it_can_be_read(
 
 
 def test_rounding_hides_no_difference_and_makes_no_part_the_whole() -> None:
-    assert told_apart(rough_percent, 0.0301, 0.0304) == ["3.01 %", "3.04 %"]
-    assert told_apart(rough_percent, 0.03, 0.05) == ["3.0 %", "5.0 %"]
+    assert format_distinct(rough_percent, 0.0301, 0.0304) == ["3.01 %", "3.04 %"]
+    assert format_distinct(rough_percent, 0.03, 0.05) == ["3.0 %", "5.0 %"]
     assert [rough_percent(part) for part in (0.997, 1.0, 11.0)] == [
         *("99.7 %", "100 %", "over 1000 %")
     ]

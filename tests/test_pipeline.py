@@ -29,7 +29,7 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
 from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.store import read_results
-from gpuscale.workload.cases import refuse_no_blocks
+from gpuscale.workload.cases import validate_blocks
 
 SHAPE = (3, 8, 8)
 # An older torch hangs in 1f1b over gloo, which is told by skipping it.
@@ -276,7 +276,7 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(
     case: TrainingCase, gpus: int, told: str
 ) -> None:
     with pytest.raises(CaseError, match=told):
-        refuse_no_blocks(case, "pipeline", gpus)
+        validate_blocks(case, "pipeline", gpus)
 
 
 @pytest.mark.parametrize(

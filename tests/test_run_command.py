@@ -22,8 +22,8 @@ from gpuscale.workload.command_case import (
     CommandCase,
     filled,
     joined,
-    refuse_unscaled,
-    refuse_unusable,
+    validate_command,
+    validate_scaling,
 )
 
 RANKS_OF_TORCH = (sys.executable, "-m", "torch.distributed.run")
@@ -216,10 +216,10 @@ def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
         command = ("python", "train.py")  # type: ignore[assignment] # as mistaken
 
     with pytest.raises(CaseError, match="see its quotes"):
-        refuse_unusable(Unclear)
+        validate_command(Unclear)
     with pytest.raises(CaseError, match="it takes a text, such as"):
-        refuse_unusable(Listed)
-    refuse_unusable(Uneven)
+        validate_command(Listed)
+    validate_command(Uneven)
     assert Uneven.batch_per_gpu(3) == 3
     assert Uneven.batch_per_gpu(2, batch=8) == 4
     with pytest.raises(CaseError, match="divides it"):
@@ -251,12 +251,12 @@ def test_a_command_that_would_do_the_same_on_all_numbers_of_gpus_is_refused(
     typed: str, launch: str, on_gpu: bool, is_refused: bool
 ) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
-    refuse_unscaled(case, (2, 2), on_gpu=on_gpu)
+    validate_scaling(case, (2, 2), on_gpu=on_gpu)
     if not is_refused:
-        refuse_unscaled(case, (1, 2), on_gpu=on_gpu)
+        validate_scaling(case, (1, 2), on_gpu=on_gpu)
         return
     with pytest.raises(CaseError, match=r"write \{gpus\} where"):
-        refuse_unscaled(case, (1, 2), on_gpu=on_gpu)
+        validate_scaling(case, (1, 2), on_gpu=on_gpu)
 
 
 def test_a_command_case_without_its_number_of_gpus_is_refused_before_it_starts(

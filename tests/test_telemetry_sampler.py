@@ -34,7 +34,7 @@ from nvml.library import (
 from gpuscale.base.counters import NUMBERS
 from gpuscale.measure.run_directory import Sampler
 from gpuscale.measure.telemetry.sampler import next_tick
-from gpuscale.measure.telemetry.summary import TelemetryReport, sampling_beside, summarize
+from gpuscale.measure.telemetry.summary import TelemetryReport, sample_run, summarize
 from gpuscale.records import GpuDevice, Window
 
 MIB = 1024 * 1024
@@ -355,7 +355,7 @@ def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path
         GpuDevice(index=index, name="V100", uuid=uuid) for index, uuid in enumerate((GPU_A, GPU_B))
     )
     began = time.time()
-    with sampling_beside(request(devices=(1,)), replace(environment(), gpus=gpus)) as sampling:
+    with sample_run(request(devices=(1,)), replace(environment(), gpus=gpus)) as sampling:
         assert sampling is not None
         assert sampling.sampler is not None
         wait_until(calls.exists, "the device was asked")
@@ -364,7 +364,7 @@ def test_beside_a_run_only_its_own_devices_are_sampled_until_it_ends(calls: Path
         report = sampling.summarize(replace(run(1, 0.1), windows=(window,)))
         assert not is_running(sampling.sampler.pid)
     assert [gpu.uuid for gpu in report.gpu_summaries] == [GPU_B]
-    with sampling_beside(request(devices=()), environment()) as sampling:
+    with sample_run(request(devices=()), environment()) as sampling:
         assert sampling is None
 
 

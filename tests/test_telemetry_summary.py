@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuscale.base.counters import Reading
 from gpuscale.measure.run_directory import NodeSamples, stderr_path
 from gpuscale.measure.telemetry.sampler import Header, SampledDevice, Tick, line_of
-from gpuscale.measure.telemetry.summary import TelemetryReport, sampling_beside, summarize
+from gpuscale.measure.telemetry.summary import TelemetryReport, sample_run, summarize
 from gpuscale.records import GpuDevice, GpuSummary, GpuWindow, Node
 
 A, B = "aaaa", "bbbb"
@@ -311,7 +311,7 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
     for node, uuid in zip(left, (A, B), strict=False):
         device = {uuid: SampledDevice(name="Fake V100")}
         node.path.write_text(header(**device) + tick(began_s + 1, **{uuid: busy(0.5)}))
-    with sampling_beside(request(devices=(0,)), there, lambda: left) as sampling:
+    with sample_run(request(devices=(0,)), there, lambda: left) as sampling:
         assert sampling is not None
         assert sampling.sampler is None
         report = sampling.summarize(made)
@@ -320,5 +320,5 @@ def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_pat
     assert report.absent is not None
     assert report.absent.startswith("node3: the GPU sampler ended")
     without = replace(there, gpus=())
-    with sampling_beside(request(devices=(0,)), without, lambda: left) as sampling:
+    with sample_run(request(devices=(0,)), without, lambda: left) as sampling:
         assert sampling is None

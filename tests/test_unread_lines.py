@@ -77,7 +77,7 @@ LINES = [(number * 1.0, f"step {number} loss 0.5") for number in range(40)]
 
 def test_a_command_is_not_waited_for_where_its_lines_are_of_a_training() -> None:
     with pytest.raises(CommandError) as error:
-        reader_of(None, LINES).refuse_unread(0, is_late=False)
+        reader_of(None, LINES).validate_lines(0, is_late=False)
     assert error.value.failure.kind == "unread"
     assert error.value.failure.message == (
         "no format knows lines like 'step 39 loss 0.5'; give --step-regex 'step (?P<step>\\d+)', "
@@ -89,11 +89,11 @@ def test_a_command_that_may_only_start_is_waited_for_until_it_is_late() -> None:
     starting = reader_of(None, [(number * 1.0, f"it has file {number}") for number in range(40)])
     named = reader_of("timm", LINES)
     for reader, said in ((starting, "no format knows lines"), (named, "timm reads no lines")):
-        reader.refuse_unread(0, is_late=False)
+        reader.validate_lines(0, is_late=False)
         with pytest.raises(CommandError, match=said):
-            reader.refuse_unread(0, is_late=True)
+            reader.validate_lines(0, is_late=True)
 
 
 def test_other_lines_beside_those_that_tell_steps_are_nobodys_business() -> None:
     told = [(number * 1.0, f'GPUSCALE {{"step": {number}}}') for number in range(40)]
-    reader_of(None, sorted([*LINES, *told])).refuse_unread(0, is_late=True)
+    reader_of(None, sorted([*LINES, *told])).validate_lines(0, is_late=True)

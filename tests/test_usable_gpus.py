@@ -17,7 +17,7 @@ from gpuscale.base.errors import GpuscaleError
 from gpuscale.measure.run_directory import RecordFile
 from gpuscale.measure.telemetry import nvml
 from gpuscale.measure.worker import machine
-from gpuscale.measure.worker.machine import _cudnn_version, refuse_missing_kernels
+from gpuscale.measure.worker.machine import _cudnn_version, validate_kernels
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.terminal import header_lines
 from gpuscale.records import Environment
@@ -46,7 +46,7 @@ def nvidia_gpu(major: int, minor: int) -> SimpleNamespace:
 def test_a_gpu_that_torch_has_kernels_for_is_measured(
     capability: tuple[int, int], built_for: list[str]
 ) -> None:
-    refuse_missing_kernels(0, nvidia_gpu(*capability), built_for)
+    validate_kernels(0, nvidia_gpu(*capability), built_for)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_gpu_without_kernels_is_refused_before_its_first_kernel(
     capability: tuple[int, int], built_for: list[str], remedy: str
 ) -> None:
     with pytest.raises(GpuscaleError, match=r"GPU 2 \(Some model\)") as caught:
-        refuse_missing_kernels(2, nvidia_gpu(*capability), built_for)
+        validate_kernels(2, nvidia_gpu(*capability), built_for)
     assert remedy in str(caught.value)
 
 
@@ -93,10 +93,10 @@ def test_a_gpu_of_amd_is_judged_by_its_target_and_not_by_a_compute_capability(
     monkeypatch.setattr(torch.version, "hip", "6.3.42134-a9a80e791")
     gpu = SimpleNamespace(name="AMD Instinct", major=9, minor=0, gcnArchName=target)
     if is_served:
-        refuse_missing_kernels(0, gpu, built_for)
+        validate_kernels(0, gpu, built_for)
         return
     with pytest.raises(GpuscaleError) as caught:
-        refuse_missing_kernels(0, gpu, built_for)
+        validate_kernels(0, gpu, built_for)
     said = str(caught.value)
     assert f"GPU 0 (AMD Instinct) is {target}, and torch" in said
     assert f"kernels for {', '.join(built_for)} only" in said

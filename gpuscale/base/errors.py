@@ -47,7 +47,7 @@ MEASURING = ("torch", "numpy", "pytest", "pytest_benchmark", "pynvml")
 _NAMES_OF_PIP = {"pytest_benchmark": "pytest-benchmark", "pynvml": "nvidia-ml-py"}
 
 
-def refuse_missing(user: str, packages: Iterable[str]) -> None:
+def require_packages(user: str, packages: Iterable[str]) -> None:
     """Raise a UsageError with the command that installs those of the packages that are missing.
 
     Gpuscale can be installed without its requirements: a login node needs no torch to compare.

@@ -93,7 +93,7 @@ def end_at_interrupt() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def finding_gpuscale() -> dict[str, str]:
+def python_environment() -> dict[str, str]:
     """The variables of a Python that is to import gpuscale even where it is not installed."""
     folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

@@ -153,10 +153,10 @@ STRATEGIES: Mapping[str, Demands] = {
         ranks_agree=False,
     ),
 }
-OF_CASES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
+CASE_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.implementation)
 """Those that a `TrainingCase` can name."""
 SCHEDULE: Schedule = "gpipe"
 MICRO_BATCHES = 4
 """Of each GPU's share of a batch: with four for each stage of a pipeline less than a fifth of its
 time is lost to filling and draining it, however many stages there are."""
-OF_ONE_PROCESS = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)
+ONE_PROCESS_STRATEGIES = tuple(name for name, demands in STRATEGIES.items() if demands.one_process)

@@ -61,7 +61,7 @@ def rough_percent(fraction: float, more: int = 0) -> str:
     return f"{text} %"
 
 
-def told_apart(form: Callable[[float, int], str], *values: float) -> list[str]:
+def format_distinct(form: Callable[[float, int], str], *values: float) -> list[str]:
     """The values as text, with as few digits as tell apart those that differ.
 
     `form` gets the number of digits beyond its usual ones.

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from gpuscale import __version__
-from gpuscale.base.errors import MEASURING, READING, ExitCode, GpuscaleError, refuse_missing
+from gpuscale.base.errors import MEASURING, READING, ExitCode, GpuscaleError, require_packages
 from gpuscale.base.printable import spell_out
 
 # Name and help of each command, in the order of `gpuscale --help`.
@@ -110,7 +110,7 @@ class _Parser(argparse.ArgumentParser):
         """Parse, as argparse does with the parser of the command that is named."""
         if self.module is not None:
             command = self.module.rpartition(".")[2]
-            refuse_missing(command, (*READING, *_NEEDS.get(command, ())))
+            require_packages(command, (*READING, *_NEEDS.get(command, ())))
             import_module(self.module).add_arguments(self)
             self.set_defaults(run=self.module)
             self.module = None

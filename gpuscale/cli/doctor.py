@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuscale.base.counters import MOMENTS
-from gpuscale.base.errors import refuse_missing
+from gpuscale.base.errors import require_packages
 from gpuscale.judge.diagnose.slow_nodes import find_slow
 from gpuscale.measure.launch import ACROSS_NODES
 from gpuscale.measure.launch.nodes import NodesLauncher
@@ -57,7 +57,7 @@ def _look_at_machine(_: argparse.Namespace) -> tuple[str, str, bool]:
 
 
 def _look_at_nodes(arguments: argparse.Namespace) -> tuple[str, str, bool]:
-    refuse_missing("doctor --nodes", ("torch",))
+    require_packages("doctor --nodes", ("torch",))
     launcher = NodesLauncher(
         arguments.launcher, device=arguments.device, folder=Path.cwd() / RESULTS_FOLDER
     )

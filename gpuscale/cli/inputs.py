@@ -23,7 +23,7 @@ from gpuscale.reports.phrases import age_text, counted, to_minutes
 from gpuscale.store import newest_results, read_any, read_results
 from gpuscale.store.files import READ_PROBLEMS, file_errors
 from gpuscale.store.night_record import FIRST_ATTEMPT
-from gpuscale.workload.cases import TrainingCase, refuse_unusable
+from gpuscale.workload.cases import TrainingCase, validate_case
 
 _ALONE = "; it was given alone"
 _RESULTS_NAME = re.compile(r"[^.].*\.jsonl(\.gz|\.xz|\.zst)?", re.DOTALL)
@@ -308,5 +308,5 @@ def case_class(file: str, name: str = "") -> type[TrainingCase]:
     if name not in known:
         found = ", ".join(f"{file}::{key}" for key in known) or "none"
         raise UsageError(f"name a case in {file} as FILE::Class; there is {found}")
-    refuse_unusable(known[name])
+    validate_case(known[name])
     return known[name]

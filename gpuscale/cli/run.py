@@ -13,8 +13,8 @@ from gpuscale.workload.command_case import (
     PLACEHOLDERS,
     CommandCase,
     joined,
-    refuse_unscaled,
-    refuse_unusable,
+    validate_command,
+    validate_scaling,
 )
 
 _SCRIPT_ENDINGS = (".py", ".sh")
@@ -88,14 +88,14 @@ def _case(arguments: argparse.Namespace, options: MeasureOptions) -> type[Comman
     }
     case: type[CommandCase] = type("Command", (CommandCase,), attributes)
     try:
-        refuse_unusable(case)
+        validate_command(case)
         # Here, since the others would be measured for hours before.
         for number in options.gpus:
             for batch in options.batches or (None,):
                 case.batch_per_gpu(number, batch)
         if options.launcher == "local":
             # Whether there is a GPU is looked at later.
-            refuse_unscaled(case, options.gpus, on_gpu=options.device != "cpu")
+            validate_scaling(case, options.gpus, on_gpu=options.device != "cpu")
     except CaseError as error:
         raise UsageError(str(error)) from None
     return case

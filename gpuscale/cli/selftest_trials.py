@@ -21,7 +21,7 @@ from gpuscale.base.units import format_seconds
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import baseline_from_results
-from gpuscale.measure.telemetry.summary import sampling_beside
+from gpuscale.measure.telemetry.summary import sample_run
 from gpuscale.records import Configuration, EntryKey, Environment, Failure, Results, Run, RunRequest
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.selftest import (
@@ -162,7 +162,7 @@ class Trials:
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
         for run, gpus in product(range(1, runs + 1), self.gpus):
             request = default_request(self.case, self.environment, gpus=gpus, run=run)
-            with sampling_beside(request, self.environment) as sampling:
+            with sample_run(request, self.environment) as sampling:
                 pid = sampling.sampler.pid if sampling and sampling.sampler else None
                 plan = OverheadPlan(pairs=OVERHEAD_PAIRS, sampler_pid=pid)
                 made[gpus].append(compare_with_bare_loop(request, plan))
@@ -184,7 +184,7 @@ class Trials:
         runs = []
         for run, gpus in product(range(1, RUNS_PER_BLOCK + 1), self.gpus):
             request = default_request(self.case, self.environment, gpus=gpus, run=run)
-            with sampling_beside(request, self.environment) as sampling:
+            with sample_run(request, self.environment) as sampling:
                 made = self.make_run(replace(request, injections=injections))
                 runs.append(sampling.summarize(made).added_to(made) if sampling else made)
             self.after_run()

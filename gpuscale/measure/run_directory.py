@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gpuscale.base.errors import DecodeError
-from gpuscale.base.host import finding_gpuscale
+from gpuscale.base.host import python_environment
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
 from gpuscale.records.as_json import from_json, to_json
 from gpuscale.records.request import (
@@ -168,7 +168,7 @@ class Sampler:
         command += [argument for uuid in uuids for argument in ("--uuid", uuid)]
         with stderr_path(output).open("wb") as errors:
             self._process = Popen(
-                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=finding_gpuscale()
+                command, stdin=DEVNULL, stdout=DEVNULL, stderr=errors, env=python_environment()
             )
         self.pid = self._process.pid
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuscale.base.errors import MEASURING, READING, UsageError, refuse_missing
+from gpuscale.base.errors import MEASURING, READING, UsageError, require_packages
 from gpuscale.plugin.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.getoption("gpus") is not None:
         try:
-            refuse_missing("--gpus", (*READING, *MEASURING))
+            require_packages("--gpus", (*READING, *MEASURING))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
         from gpuscale.plugin.session import start_session

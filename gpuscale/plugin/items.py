@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from gpuscale.base.errors import CaseError, UsageError
-from gpuscale.base.strategies import COMMAND, OF_ONE_PROCESS, STRATEGIES, is_older
+from gpuscale.base.strategies import COMMAND, ONE_PROCESS_STRATEGIES, STRATEGIES, is_older
 from gpuscale.plugin.benchmark_table import CLOCK, WindowClock
 from gpuscale.plugin.options import OPTIONS, MeasureOptions, Option
 from gpuscale.records import EntryKey, Environment, RunRequest
 from gpuscale.records.configuration import DataKind
 from gpuscale.workload import command_case
-from gpuscale.workload.cases import Case, TrainingCase, refuse_no_blocks, refuse_unusable
+from gpuscale.workload.cases import Case, TrainingCase, validate_blocks, validate_case
 from gpuscale.workload.command_case import CommandCase
 from gpuscale.workload.injections import parse_injection
 from gpuscale.workload.run_defaults import (
@@ -139,7 +139,7 @@ def refuse_unmeasurable(
     for name, case in sorted(cases.items()):
         if issubclass(case, CommandCase) and not environment.nodes:
             gpus = {plan.gpus for plan in plans if plan.case.name() == name}
-            command_case.refuse_unscaled(case, gpus, on_gpu=environment.device == "cuda")
+            command_case.validate_scaling(case, gpus, on_gpu=environment.device == "cuda")
         try:
             if options.size is not None and issubclass(case, TrainingCase) and case.sizes:
                 case().named_size(options.size)
@@ -153,7 +153,7 @@ def refuse_unmeasurable(
         if plans and rank is not None and rank >= most:
             raise UsageError(
                 f"--inject: '{text}' would never happen: no item that was chosen has a rank "
-                f"{rank}; of {' and '.join(OF_ONE_PROCESS)} the only rank is 0"
+                f"{rank}; of {' and '.join(ONE_PROCESS_STRATEGIES)} the only rank is 0"
             )
 
 
@@ -185,7 +185,7 @@ def refuse_uncut(
     for (case, strategy), gpus in most.items():
         built = case()
         built.size = built.named_size(sizes.get(built.name()))
-        refuse_no_blocks(built, strategy, gpus)
+        validate_blocks(built, strategy, gpus)
 
 
 def skip_reason(plan: ItemPlan, environment: Environment, options: MeasureOptions) -> str | None:
@@ -358,9 +358,9 @@ def _case_of(test: pytest.Item) -> type[Case]:
     else:
         try:
             if issubclass(case, CommandCase):
-                command_case.refuse_unusable(case)
+                command_case.validate_command(case)
             else:
-                refuse_unusable(case)
+                validate_case(case)
             return case
         except CaseError as error:
             problem = str(error)

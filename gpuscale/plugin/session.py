@@ -20,7 +20,7 @@ from gpuscale.campaigns.night.attempt import LEFT_OUT, LeftOut, tell_night
 from gpuscale.measure.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
-from gpuscale.measure.telemetry.summary import gpus_of_run, sampling_beside
+from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
 from gpuscale.plugin import results_file, stopping, terminal
 from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
 from gpuscale.plugin.broken_cases import broken_by
@@ -306,7 +306,7 @@ class _MeasuringSession:
                     launcher,
                     lambda since_s: self._left_text(None if left_s is None else left_s - since_s),
                 ),
-                sampling_beside(request, recorder.environment, launcher.samples) as sampling,
+                sample_run(request, recorder.environment, launcher.samples) as sampling,
             ):
                 meter = HostLoadMeter(
                     [gpu.uuid or "" for gpu in gpus_of_run(request, recorder.environment)]

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from gpuscale.base.units import counted as counted
 from gpuscale.base.units import (
     format_bytes,
+    format_distinct,
     format_percent,
     format_seconds,
     significant,
-    told_apart,
 )
 from gpuscale.records import (
     Configuration,
@@ -233,7 +233,7 @@ def change_text(change: Estimate, form: str = "{} [{}, {}]") -> str:
     low, value, high = 1 + change.low, 1 + change.value, 1 + change.high
     if low <= 1 <= high and (value > 2 * low or high > 2 * value):
         return UNCERTAIN
-    return form.format(*told_apart(percent_text, change.value, change.low, change.high))
+    return form.format(*format_distinct(percent_text, change.value, change.low, change.high))
 
 
 def percent_text(fraction: float, more: int = 0) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from gpuscale.base.errors import CaseError, as_place
-from gpuscale.base.strategies import OF_CASES, STRATEGIES
+from gpuscale.base.strategies import CASE_STRATEGIES, STRATEGIES
 from gpuscale.base.units import counted
 from gpuscale.records.configuration import ScalingMode
 
@@ -184,10 +184,10 @@ class TrainingCase(Case):
         return Size(batch=self.batch, sample_shape=self.sample_shape)
 
 
-def refuse_unusable(case: type[TrainingCase]) -> None:
+def validate_case(case: type[TrainingCase]) -> None:
     """Raise a CaseError, which names line and part, for what would fail only once ranks run."""
     try:
-        _refuse_unusable_parts(case)
+        _validate_parts(case)
     except CaseError as error:
         try:
             place = as_place(inspect.getfile(case), inspect.findsource(case)[1] + 1)
@@ -196,48 +196,52 @@ def refuse_unusable(case: type[TrainingCase]) -> None:
         raise CaseError(f"{place}: {error}") from None
 
 
-def _refuse_unusable_parts(case: type[TrainingCase]) -> None:
+def _validate_parts(case: type[TrainingCase]) -> None:
     name = case.__name__
     chosen = case.strategies
-    if not isinstance(chosen, tuple | list) or not chosen or not set(chosen) <= set(OF_CASES):
-        known = ", ".join(OF_CASES)
+    if (
+        not isinstance(chosen, tuple | list)
+        or not chosen
+        or not set(chosen) <= set(CASE_STRATEGIES)
+    ):
+        known = ", ".join(CASE_STRATEGIES)
         raise CaseError(
             f"{name}.strategies is {case.strategies!r}; it takes a tuple of {known}, "
             "such as ('ddp',)"
         )
     if case.scaling not in (modes := get_args(ScalingMode)):
         raise CaseError(f"{name}.scaling is {case.scaling!r}; it is one of {', '.join(modes)}")
-    refuse_no_count(f"{name}.classes", case.classes)
-    refuse_no_count(f"{name}.training_samples", case.training_samples)
+    validate_count(f"{name}.classes", case.classes)
+    validate_count(f"{name}.training_samples", case.training_samples)
     if case.raw_image_shape is not None:
-        _refuse_no_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
+        _validate_shape(f"{name}.raw_image_shape", case.raw_image_shape, such_as=(256, 256, 3))
     for strategy, options in case.strategy_options.items():
-        _refuse_other_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
-    _refuse_other_sizes(case)
+        _validate_options(f"{name}.strategy_options[{strategy!r}]", strategy, options)
+    _validate_sizes(case)
     for method, expected in vars(TrainingCase).items():
         if inspect.isfunction(expected):
-            _refuse_other_arguments(case, method, expected)
+            _validate_arguments(case, method, expected)
     for method in ("model", "loss", "optimizer"):
         if getattr(case, method) is getattr(TrainingCase, method):
             raise CaseError(f"{name}.{method}() must be implemented")
 
 
-def _refuse_other_sizes(case: type[TrainingCase]) -> None:
+def _validate_sizes(case: type[TrainingCase]) -> None:
     for each, size in case.sizes.items() or (("", case),):
         where = f"{case.__name__}.sizes[{each!r}]" if each else case.__name__
-        refuse_no_count(f"{where}.batch", getattr(size, "batch", None))
+        validate_count(f"{where}.batch", getattr(size, "batch", None))
         shape = getattr(size, "sample_shape", None)
-        _refuse_no_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
+        _validate_shape(f"{where}.sample_shape", shape, such_as=(3, 224, 224))
 
 
-def _refuse_no_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:
+def _validate_shape(what: str, shape: object, *, such_as: tuple[int, ...]) -> None:
     if not isinstance(shape, tuple) or not shape:
         raise CaseError(f"{what} is {shape!r}; it is a tuple such as {such_as}")
     for length in shape:
-        refuse_no_count(what, length)
+        validate_count(what, length)
 
 
-def _refuse_other_options(where: str, strategy: str, options: Mapping[str, object]) -> None:
+def _validate_options(where: str, strategy: str, options: Mapping[str, object]) -> None:
     known = STRATEGIES[strategy].options if strategy in STRATEGIES else {}
     for option, value in options.items():
         kind = known.get(option)
@@ -245,20 +249,20 @@ def _refuse_other_options(where: str, strategy: str, options: Mapping[str, objec
             its = f"it has {', '.join(known)}" if known else f"{strategy} has no options"
             raise CaseError(f"{where}: there is no option {option!r}; {its}")
         if kind is int:
-            refuse_no_count(f"{where}[{option!r}]", value)
+            validate_count(f"{where}[{option!r}]", value)
         elif kind is bool and not isinstance(value, bool):
             raise CaseError(f"{where}[{option!r}] is {value!r}; it is True or False")
         elif isinstance(kind, tuple) and value not in kind:
             raise CaseError(f"{where}[{option!r}] is {value!r}; it is one of {', '.join(kind)}")
 
 
-def refuse_no_count(what: str, found: object) -> None:
+def validate_count(what: str, found: object) -> None:
     """Raise a CaseError for what is no whole number of at least 1."""
     if isinstance(found, bool) or not isinstance(found, int) or found < 1:
         raise CaseError(f"{what} is {found!r}; it takes whole numbers of at least 1")
 
 
-def _refuse_other_arguments(
+def _validate_arguments(
     case: type[TrainingCase], method: str, expected: Callable[..., object]
 ) -> None:
     given = inspect.signature(expected).parameters
@@ -273,7 +277,7 @@ def _refuse_other_arguments(
         ) from None
 
 
-def refuse_no_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
+def validate_blocks(case: TrainingCase, strategy: str, gpus: int) -> None:
     """Checks that a model can be cut among so many GPUs, without memory for its parameters.
 
     Raises:

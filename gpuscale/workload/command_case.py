@@ -80,7 +80,7 @@ class CommandCase(Case):
         return fields_of(cls.words())
 
 
-def refuse_unusable(case: type[CommandCase]) -> None:
+def validate_command(case: type[CommandCase]) -> None:
     """Raises a CaseError for a command that could not be started, or not be understood."""
     name = case.name()
     if name != name.strip() or not 0 < len(name) <= NAME_LIMIT:
@@ -92,7 +92,7 @@ def refuse_unusable(case: type[CommandCase]) -> None:
         raise CaseError(f"{escaped(name)}: {problem}")
 
 
-def refuse_unscaled(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
+def validate_scaling(case: type[CommandCase], gpus: Collection[int], *, on_gpu: bool) -> None:
     """Raise a CaseError if the command would do the same on each of several numbers of GPUs.
 
     It need not be given the number if gpuscale starts the ranks, or if they take all GPUs that

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuscale.base.strategies import COMMAND, MICRO_BATCHES, SCHEDULE, STRATEGIES
 from gpuscale.records import Configuration, Environment, RunRequest, TimingPlan
 from gpuscale.records.request import CommandRequest
-from gpuscale.workload.cases import Case, TrainingCase, refuse_no_count
+from gpuscale.workload.cases import Case, TrainingCase, validate_count
 from gpuscale.workload.command_case import CommandCase, joined
 
 MOST_WINDOWS = 30
@@ -59,7 +59,7 @@ def default_request(
         configuration = replace(configuration, batch=batch)
         found = dataclasses.replace(found, batch=batch)
     batch_per_gpu = built.batch_per_gpu(found, gpus)
-    refuse_no_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
+    validate_count(f"{case.__name__}.batch_per_gpu() for {gpus} GPUs", batch_per_gpu)
     return replace(
         _request(case, environment, configuration, gpus, run, batch_per_gpu),
         sample_shape=found.sample_shape,

@@ -159,7 +159,7 @@ class NodesLauncher(Launcher):
         program = [sys.executable, "-P", "-m", "gpuscale.measure.launch.task", self._starter.name]
         program += [job, str(directory.path), self._device]
         keeper = [sys.executable, "-I", "-S", gpuscale.base.host.__file__, str(os.getpid())]
-        given = gpuscale.base.host.finding_gpuscale()
+        given = gpuscale.base.host.python_environment()
         with terminations_raised(), directory.launcher_log.open("wb") as log:
             process = subprocess.Popen(
                 [*keeper, *self._starter.arguments(program, placement)],

@@ -75,7 +75,7 @@ def gpus_of_run(request: RunRequest, environment: Environment) -> tuple[GpuDevic
 
 
 @contextmanager
-def sampling_beside(
+def sample_run(
     request: RunRequest,
     environment: Environment,
     samples_on_nodes: Callable[[], Sequence[NodeSamples]] = tuple,

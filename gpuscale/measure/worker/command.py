@@ -125,7 +125,7 @@ def _measure(request: RunRequest, directory: RunDirectory, rank: int | None) -> 
         if now_s - looked_s < _LOOK_S:
             continue
         looked_s, windows = now_s, reader.windows
-        reader.refuse_unread(rank or 0, is_late=now_s > deadline_s)
+        reader.validate_lines(rank or 0, is_late=now_s > deadline_s)
         has_counted_ranks = has_counted_ranks or _count_ranks(request, reader)
         codes = [process.poll() for process in processes]
         is_over = None not in codes or any(codes)

@@ -40,7 +40,7 @@ class SyntheticDataset(Dataset[Any]):
         self._length = case.training_samples
         self._transform = case.transform(size)
         self._samples = [case.sample(index, size) for index in range(_POOL)]
-        refuse_no_batch([self[0], self[1]], f"{case.name()}: sample()")
+        validate_samples([self[0], self[1]], f"{case.name()}: sample()")
 
     def __len__(self) -> int:
         return self._length
@@ -63,7 +63,7 @@ def _transformed(sample: Any, transform: Callable[[Any], Any] | None) -> Any:
     return transform(inputs), target
 
 
-def refuse_no_batch(samples: Sequence[Any], source: str) -> None:
+def validate_samples(samples: Sequence[Any], source: str) -> None:
     """Raise a CaseError where samples, which came from a method of the case, make no batch."""
     try:
         default_collate(list(samples))
@@ -181,7 +181,7 @@ class LoadedBatches:
             return next(self._iterator)
 
 
-def refuse_small_shared_memory(
+def validate_shared_memory(
     dataset: Dataset[Any], *, batch: int, workers: int, ranks: int, free_bytes: int
 ) -> None:
     """Checks that batches can be handed over from loader processes to the ranks of this node.
@@ -249,10 +249,10 @@ def training_batches(
         dataset = SyntheticDataset(case, size)
     else:
         dataset = real_dataset(case, request, size, download=request.download)
-        refuse_no_batch([dataset[0]], f"{case.name()}: real_dataset()")
+        validate_samples([dataset[0]], f"{case.name()}: real_dataset()")
     workers = request.configuration.data_workers or 0
     if workers and _SHARED_MEMORY.is_dir():
-        refuse_small_shared_memory(
+        validate_shared_memory(
             dataset,
             batch=batch,
             workers=workers,

@@ -175,7 +175,7 @@ def _run(request: RunRequest, files: RankFiles) -> None:
         pausing=demands.inside_computing is None and strategy.can_pause,
         loaders=request.configuration.data_workers or 0,
     )
-    training.refuse_divergence()
+    training.validate_finite()
     # Before the proof, which takes memory that training does not.
     report = _report(training, measurement)
     strategy.verify(training)

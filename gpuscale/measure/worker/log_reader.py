@@ -181,7 +181,7 @@ class LogReader:
             )
         reported_step_s = self._reported_step_s(series, spans)
         step_s = statistics.median(end_s - begin_s for begin_s, end_s in spans) / windows.steps
-        self._refuse_other_batch(reported_step_s, step_s)
+        self._validate_batch(reported_step_s, step_s)
         return CommandOutcome(
             batch_per_gpu=self.global_batch // self._request.gpus,
             warmup_steps=windows.warmup_steps,
@@ -194,7 +194,7 @@ class LogReader:
             reported_step_s=reported_step_s,
         )
 
-    def _refuse_other_batch(self, reported_step_s: float | None, step_s: float) -> None:
+    def _validate_batch(self, reported_step_s: float | None, step_s: float) -> None:
         """Raise CommandError if the samples/s in the lines contradict the batch of the run."""
         assert self._format is not None
         # Counters of samples need no batch.
@@ -276,7 +276,7 @@ class LogReader:
             f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
         )
 
-    def refuse_unread(self, rank: int, *, is_late: bool) -> None:
+    def validate_lines(self, rank: int, *, is_late: bool) -> None:
         """Raises CommandError where the lines count something, but what reads them is not known.
 
         Before it is late only where they surely train, and nobody has said how they are read.

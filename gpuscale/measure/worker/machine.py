@@ -106,7 +106,7 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     # those in MIG mode CUDA offers a single instance.
     try:
         with warnings.catch_warnings():
-            # Of GPUs without kernels, several lines each; see refuse_missing_kernels.
+            # Of GPUs without kernels, several lines each; see validate_kernels.
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -123,7 +123,7 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
     built_for = torch.cuda.get_arch_list()
     for number, gpu in enumerate(found):
-        refuse_missing_kernels(number, gpu, built_for)
+        validate_kernels(number, gpu, built_for)
     known = known_to_driver()
     return tuple(
         GpuDevice(
@@ -196,7 +196,7 @@ def _why_no_cuda() -> str:
     return "it counts none"
 
 
-def refuse_missing_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
+def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
     """Raise a GpuscaleError if torch has no kernels for a GPU; else its first kernel would fail.
 
     `gpu` is what `torch.cuda.get_device_properties()` returns, and `built_for` what

@@ -41,7 +41,7 @@ def set_fp32_mode(precision: str | None) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def _refuse_missing_precision(precision: str | None, devices: Sequence[int]) -> None:
+def _validate_precision(precision: str | None, devices: Sequence[int]) -> None:
     if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         raise CaseError(
             "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
@@ -94,7 +94,7 @@ def _load_module(name: str, file: Path) -> ModuleType:
     return module
 
 
-def _refuse_nothing(case: TrainingCase, method: str, made: object, kind: type) -> None:
+def _validate_type(case: TrainingCase, method: str, made: object, kind: type) -> None:
     if not isinstance(made, kind):
         name, found = f"{type(case).__name__}.{method}()", type(made).__name__
         raise CaseError(f"{name} returned {found}, not a {kind.__name__}; see its 'return'")
@@ -107,16 +107,16 @@ class Training:
         self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
     ) -> None:
         asked, self._device = request.configuration, strategy.device
-        _refuse_missing_precision(asked.precision, strategy.devices)
+        _validate_precision(asked.precision, strategy.devices)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
         built = case.model()
-        _refuse_nothing(case, "model", built, torch.nn.Module)
+        _validate_type(case, "model", built, torch.nn.Module)
         self._own_model = model = built.to(memory_format=self.memory_format)
         self.model = strategy.wrap(model, case)
         # Parameters keep the names that the case gave them, which a wrapped module's have not.
         self.optimizer = case.optimizer(model, request.gpus)
-        _refuse_nothing(case, "optimizer", self.optimizer, torch.optim.Optimizer)
+        _validate_type(case, "optimizer", self.optimizer, torch.optim.Optimizer)
         # torch.compile keeps the module's own type, which its signature cannot say.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)
@@ -218,7 +218,7 @@ class Training:
 
     def remember(self) -> None:
         """Keep what `realign` cannot take from another rank, before such steps."""
-        self.refuse_divergence()
+        self.validate_finite()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)
 
@@ -231,7 +231,7 @@ class Training:
         """The loss of the last step."""
         return self.strategy.final_loss(_sum(self._losses))
 
-    def refuse_divergence(self) -> None:
+    def validate_finite(self) -> None:
         """Raise an InvalidTrainingError that says what is not a finite number, and since when."""
         finite_at, found = 0, []
         for step, losses in (*self._losses_before_windows, (self._steps, self._losses)):

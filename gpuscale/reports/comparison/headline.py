@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import cast
 
-from gpuscale.base.units import rough_percent, told_apart, whole_percent
+from gpuscale.base.units import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
     CauseKind,
     Comparison,
@@ -158,7 +158,7 @@ def _loss(rows: Sequence[Row]) -> str:
     one_sided = all((low > 0) == (high > 0) for low, high in bounds)
     within = ""
     if ends and one_sided:
-        within = f" [{', '.join(told_apart(rough_percent, ends[0], ends[-1]))}]"
+        within = f" [{', '.join(format_distinct(rough_percent, ends[0], ends[-1]))}]"
     since = min((row.entry.since for row in rows if row.entry.since), default=None)
     from_then = "" if since is None else f", from {since} on"
     if entry.verdict is Verdict.INCONSISTENT:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpuscale.analysis.scaling import ScalingPoint, scaling_points
-from gpuscale.base.errors import FileError, refuse_missing
+from gpuscale.base.errors import FileError, require_packages
 from gpuscale.base.units import counted
 from gpuscale.records import Results, Run
 from gpuscale.records.environment import gpu_places
@@ -22,7 +22,7 @@ _Scalar = tuple[str, float, int, float]
 
 def write(target: Path, results: Sequence[Results]) -> str:
     """Writes a folder for each run and each curve below that of its results; what to do next."""
-    refuse_missing("export tensorboard", ("torch", "tensorboard"))
+    require_packages("export tensorboard", ("torch", "tensorboard"))
     from torch.utils.tensorboard import SummaryWriter
 
     named = zip(_folder_names(map(_measured, results)), results, strict=True)

@@ -3,13 +3,13 @@
 from typing import Any
 
 from gpuscale import __version__
-from gpuscale.base.errors import refuse_missing
+from gpuscale.base.errors import require_packages
 from gpuscale.reports.page.content import readable
 
 
 def rendered(template: str, **values: Any) -> str:
     """A template of this package with these values; all texts in them are escaped."""
-    refuse_missing("a page", ("jinja2",))
+    require_packages("a page", ("jinja2",))
     # Here, since only who renders needs it.
     import jinja2
 
