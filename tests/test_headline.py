@@ -18,7 +18,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
-from gpuscale.records.run import HostLoad
+from gpuscale.records.run_evidence import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
 from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.reason_words import statement_text

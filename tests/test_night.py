@@ -34,7 +34,7 @@ from gpuscale.measure.launch.placement import EXCLUDED_HOSTS, without_excluded
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
-from gpuscale.records.run import FailureKind
+from gpuscale.records.run_evidence import FailureKind
 from gpuscale.store.night_record import FIRST_ATTEMPT
 
 ALL_ITEMS = Items(count=3)

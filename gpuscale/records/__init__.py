@@ -9,7 +9,8 @@ from gpuscale.records.configuration import Configuration, EntryKey, FieldChange,
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
 from gpuscale.records.request import NodeProbe, RunRequest, SampledDevices, TimingPlan
-from gpuscale.records.run import (
+from gpuscale.records.run import Results, Run, with_measured, without_repeated, without_windows
+from gpuscale.records.run_evidence import (
     Failure,
     FailureKind,
     GpuSummary,
@@ -17,12 +18,7 @@ from gpuscale.records.run import (
     HostLoad,
     Phases,
     RankReport,
-    Results,
-    Run,
     Window,
-    with_measured,
-    without_repeated,
-    without_windows,
 )
 from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (

@@ -1,15 +1,8 @@
 """The table of what a run measures by name: a new metric is one entry of `METRICS`."""
 
-import statistics
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import msgspec
-
-from gpuscale.base.strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from gpuscale.records.run import Run
 
 STEP_TIME = "step_time_s"
 
@@ -37,46 +30,11 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     worse: str
     """The finding of a row in which it got worse, in words."""
     bounds: tuple[float, float]
-    of: Callable[["Run"], float | None]
-    """Takes it from the evidence of a run; None where that does not tell it."""
     more_is_better: bool = False
     limits: Limits | None = None
     """The limits unless a site overrides them; None for the step time, whose limits a site sets."""
     in_points: bool = False
     """It is judged as a part of the baseline's step time, since it may be 0."""
-
-
-def _median_step_time_s(run: "Run") -> float | None:
-    if not run.windows or not run.steps_per_window:
-        return None
-    return statistics.median(w.time_s for w in run.windows) / run.steps_per_window
-
-
-def _exposed_communication_s(run: "Run") -> float | None:
-    if len(run.ranks) < 2:
-        return None
-    demands = STRATEGIES.get(run.configuration.strategy)
-    if demands is None or not demands.micro_batches:
-        return run.synchronization_s
-    # The wait of the stage that waits least: the bubble, and transfers that nothing hides.
-    paces_s = [rank.pace_s for rank in run.ranks if rank.pace_s is not None]
-    step_time_s = _median_step_time_s(run)
-    return None if step_time_s is None or not paces_s else step_time_s - max(paces_s)
-
-
-def _peak_memory_bytes(run: "Run") -> float | None:
-    peaks = [rank.peak_memory_bytes for rank in run.ranks if rank.peak_memory_bytes is not None]
-    return max(peaks, default=None)
-
-
-def _energy_per_sample_j(run: "Run") -> float | None:
-    known = [s.values["energy_j"] for s in run.gpu_summaries if "energy_j" in s.values]
-    if not known or len(known) < len(run.gpu_summaries):
-        return None
-    if run.steps_per_window is None or run.batch_per_gpu is None:
-        return None
-    samples = len(run.windows) * run.steps_per_window * run.batch_per_gpu * run.gpus
-    return sum(known) / samples if samples else None
 
 
 METRICS = (
@@ -87,7 +45,6 @@ METRICS = (
         short="time",
         worse="slower training",
         bounds=(1e-18, 1e9),
-        of=_median_step_time_s,
     ),
     MetricSpec(
         name="exposed_communication_s",
@@ -96,7 +53,6 @@ METRICS = (
         short="communication",
         worse="more exposed communication",
         bounds=(-1e9, 1e9),
-        of=_exposed_communication_s,
         # Both halves of a run share its nodes, as both ends of a speedup do.
         limits=Limits(margin=0.02, ok_bound=0.05, allocation_deviation=0.005),
         in_points=True,
@@ -108,7 +64,6 @@ METRICS = (
         short="memory",
         worse="more memory",
         bounds=(0, 2**60),
-        of=_peak_memory_bytes,
         # A library's choice of algorithm moves it a little from one start to another.
         limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.005),
     ),
@@ -119,7 +74,6 @@ METRICS = (
         short="energy",
         worse="more energy per sample",
         bounds=(0, 1e15),
-        of=_energy_per_sample_j,
         # GPUs of one model draw several percent more or less for the same work.
         limits=Limits(margin=0.05, ok_bound=0.10, allocation_deviation=0.02),
     ),

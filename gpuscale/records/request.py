@@ -7,7 +7,7 @@ import msgspec
 
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
-from gpuscale.records.run import Failure, Phases, RankReport
+from gpuscale.records.run_evidence import Failure, Phases, RankReport
 
 _WITH_UNSYNCED = 4 / 3
 """A window that is not synchronised comes after every third that is."""

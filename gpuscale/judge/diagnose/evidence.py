@@ -10,7 +10,7 @@ from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, change
 from gpuscale.judge.diagnose.devices import symptoms_of
 from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
-from gpuscale.records.run import HostLoad
+from gpuscale.records.run_evidence import HostLoad
 
 _TAKES_PART = 0.5
 """A rank takes part in the change of the median rank from this part of it on."""

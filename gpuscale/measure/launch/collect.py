@@ -15,7 +15,8 @@ from gpuscale.measure.run_directory import RecordFile, RunDirectory
 from gpuscale.records import Environment, Node, NodeProbe, RunRequest
 from gpuscale.records.environment_diff import ON_NODES, differences
 from gpuscale.records.request import RankWindow
-from gpuscale.records.run import Failure, RankReport, Run, Window, with_measured
+from gpuscale.records.run import Run, with_measured
+from gpuscale.records.run_evidence import Failure, RankReport, Window
 
 R = TypeVar("R", bound=msgspec.Struct)
 
