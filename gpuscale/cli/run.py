@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step-regex", metavar="REGEX", help=text)
     text = "start the command once (plain, default), or once a GPU as torchrun does (torchrun)"
     add("--launch", choices=LAUNCHES, default="plain", help=text)
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         settings = option.settings()
         if _is_foreign(option):
             settings["help"] = argparse.SUPPRESS
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure the command in a session of pytest, whose exit code it returns."""
-    given = {option: vars(arguments)[_name(option)] for option in OPTIONS}
+    given = {option: vars(arguments)[option.dest] for option in OPTIONS.values()}
     for option, value in given.items():
         if _is_foreign(option) and value:
             raise UsageError(
@@ -115,10 +115,6 @@ def name_of_command(words: Sequence[str]) -> str:
     if name == program and program in _SHELLS:
         raise UsageError(f"{program} starts no script ending in .py or .sh; give the case a --name")
     return name
-
-
-def _name(option: Option) -> str:
-    return option.flag.removeprefix("--").replace("-", "_")
 
 
 def _given(option: Option, value: Any) -> Iterator[str]:

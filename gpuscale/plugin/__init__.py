@@ -22,7 +22,7 @@ _WHAT_TO_ASK = "give the numbers of GPUs, e.g. --gpus 1,2"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options; what they mean is checked when a session starts."""
     group = parser.getgroup("gpuscale", "GPU scaling measurements (gpuscale)")
-    for option in OPTIONS:
+    for option in OPTIONS.values():
         if not option.owner or find_spec(option.owner) is None:
             group.addoption(option.flag, **option.settings())
 

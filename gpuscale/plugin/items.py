@@ -245,8 +245,8 @@ def _not_for_commands(options: MeasureOptions) -> str | None:
 
 
 def _given_for_training(options: MeasureOptions) -> Iterator[Option]:
-    for option in OPTIONS:
-        if option.in_training and options.values[option.flag] != option.value({}):
+    for name, option in OPTIONS.items():
+        if option.in_training and getattr(options, name) != option.default:
             yield option
 
 
