@@ -1,14 +1,12 @@
 """The first lines of a comparison: the verdict, both sides, and only what is known."""
 
 import pytest
-from builders import measured
 from changing import replace
-from comparison_records import ALL_REDUCE, REASONS, comparison, entry, peak_memory, view
+from comparison_records import ALL_REDUCE, comparison, entry, peak_memory, view
 
 from gpuscale.records import (
     METRICS_BY_NAME,
     EntryVerdict,
-    EnvironmentChange,
     Estimate,
     FieldChange,
     Finding,
@@ -20,7 +18,6 @@ from gpuscale.records import (
 from gpuscale.records.cause import Cause, CauseKind, DeviceSymptom, EfficiencyLoss, Remedy
 from gpuscale.records.run_evidence import HostLoad
 from gpuscale.reports.cause_words import evidence, whole_line
-from gpuscale.reports.comparison.view import view_of
 from gpuscale.reports.reason_words import statement_text
 
 NOISE = Cause(
@@ -41,14 +38,6 @@ def slower(gpus: int, loss: float = 0.08) -> EntryVerdict:
 
 def first_line(*rows: EntryVerdict) -> tuple[str, str]:
     return view(comparison(*rows)).headline[0]
-
-
-def test_the_verdict_counts_its_rows_and_spans_what_they_lost() -> None:
-    word, text = first_line(slower(1), slower(4, loss=0.1))
-    assert word == "REGRESSED"
-    assert text.startswith("2 of 2 rows: ")
-    assert "8.0 % to 10 %" in text
-    assert "[6.0 %, 12 %]" in text
 
 
 @pytest.mark.parametrize(
@@ -116,37 +105,12 @@ def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most
     assert first.startswith("exposed all-reduce 18 % to 31 % of the step; ")
 
 
-def test_as_many_runs_are_asked_for_as_settle_the_row_that_has_the_most() -> None:
-    doubts = [
-        replace(entry(Verdict.INCONCLUSIVE, gpus=gpus), further_runs=runs)
-        for gpus, runs in ((4, 5), (1, 4))
-    ]
-    now = measured({1: [0.1] * 5, 4: [0.11] * 3})
-    step = dict(view_of(comparison(*doubts), [now]).headline)["next"]
-    assert step == "make about 5 more runs: pytest … --runs 9 --resume night.jsonl"
-
-
 def test_what_is_not_known_has_no_line() -> None:
     shown = replace(comparison(entry(Verdict.OK)), before=Origin(), after=Origin())
     lines = dict(view(shown).headline)
     assert lines.keys() == {"ok", "baseline", "now"}
     assert lines["baseline"] == f"nightly; {shown.baseline_machine}"
     assert lines["now"] == shown.current_machine
-
-
-def test_both_sides_have_file_host_date_job_and_runs() -> None:
-    now = dict(view(comparison(slower(1))).headline)["now"]
-    for fact in ("night.jsonl: ", "node1", "2026-11-21 02:00", "job 4739", "3 to 6 runs a row"):
-        assert fact in now
-
-
-def test_what_changed_stands_in_the_headline_and_in_no_further_note() -> None:
-    driver = EnvironmentChange(name="driver_version", before=("590",), after=("595",))
-    note = Statement.of("environment_changed", changes=(driver,))
-    shown = view(comparison(slower(1), notes=[note]))
-    assert dict(shown.headline)["changed"] == "driver 590 → 595"
-    assert shown.notes == ()
-    assert len(shown.all_notes) == 1
 
 
 def test_what_makes_a_verdict_doubtful_stands_in_the_headline_the_heaviest_first() -> None:
@@ -172,28 +136,6 @@ def test_where_no_row_was_judged_a_quiet_host_is_no_remedy(verdict: Verdict, wor
     ]
     lines = dict(view(comparison(entry(verdict), entry(verdict, gpus=1), notes=busy)).headline)
     assert lines["next"].startswith(words)
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        (Statement.of("single_run"), "three runs"),
-        (Statement.of("not_measured"), "--resume"),
-        (
-            replace(
-                REASONS[Verdict.INCONCLUSIVE],
-                facts={
-                    **REASONS[Verdict.INCONCLUSIVE].facts,
-                    "remedy": Statement.of("nights_differ", deviation=0.1),
-                },
-            ),
-            "baseline update --add",
-        ),
-    ],
-)
-def test_a_row_that_is_no_pass_says_what_it_needs(reason: Statement, words: str) -> None:
-    doubt = replace(entry(Verdict.INCONCLUSIVE, reason=reason), further_runs=None)
-    assert words in dict(view(comparison(doubt)).headline)["next"]
 
 
 def test_of_causes_that_as_many_rows_have_the_one_that_cost_most_stands_first() -> None:
@@ -232,14 +174,6 @@ def test_a_cause_whose_own_metric_is_open_says_so() -> None:
     row = entry(Verdict.REGRESSED, metrics=[doubt], causes=[ALL_REDUCE])
     (found,) = view(comparison(row)).explanations
     assert "too uncertain to call" in found.causes[0].facts[-1]
-
-
-def test_a_metric_says_its_amounts_and_no_cause_of_time_beside_them() -> None:
-    lost = peak_memory(Verdict.REGRESSED)
-    row = entry(Verdict.REGRESSED, finding=lost.metric, metrics=[lost], causes=[ALL_REDUCE])
-    (shown,) = view(comparison(row)).rows
-    assert "1.00 GiB → 1.50 GiB" in shown.moved
-    assert not shown.short_reason
 
 
 def test_a_field_has_words_and_so_has_its_default() -> None:

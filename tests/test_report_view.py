@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from builders import CNN
 from changing import replace
-from comparison_records import ALL_REDUCE, REASONS, comparison, entry, of_each_verdict, view
+from comparison_records import ALL_REDUCE, comparison, entry, of_each_verdict, view
 from wcwidth import wcswidth
 
 import gpuscale
-from gpuscale.records import EntryVerdict, EnvironmentChange, QuantityName, Verdict
+from gpuscale.records import EntryVerdict, EnvironmentChange, Verdict
 from gpuscale.records.cause import (
     CauseKind,
     CountOf,
@@ -55,22 +55,6 @@ def test_rows_with_one_reason_share_one_sentence_and_simply_ok_ones_have_none() 
     many = [entry(Verdict.MISSING, case=f"case_{number}") for number in range(9)]
     (subject,) = subjects(*many, entry(Verdict.OK))
     assert subject.endswith("case_2/ddp on 4 GPUs and 6 more rows")
-
-
-def test_a_row_that_is_judged_by_its_throughput_is_not_told_in_words_of_the_efficiency() -> None:
-    doubt = REASONS[Verdict.INCONCLUSIVE]
-    by_throughput = replace(doubt, facts={**doubt.facts, "quantity": QuantityName.THROUGHPUT_ON_1})
-    found = view(
-        comparison(
-            entry(Verdict.INCONCLUSIVE, gpus=1, reason=by_throughput),
-            entry(Verdict.INCONCLUSIVE, gpus=2),
-            entry(Verdict.INCONCLUSIVE, gpus=4),
-        )
-    ).explanations
-    assert [(each.subject, each.reason.split(" changed")[0]) for each in found] == [
-        ("mnist_cnn/ddp on 1 GPU", "the throughput on 1 GPU"),
-        ("mnist_cnn/ddp on 2 and 4 GPUs (numbers of 4 GPUs)", "E(4)"),
-    ]
 
 
 def test_rows_alike_but_for_their_numbers_are_told_once_with_their_causes() -> None:
@@ -152,25 +136,6 @@ def test_two_ways_of_one_case_have_names_of_their_own() -> None:
         "mnist_cnn/ddp (fp32) (2)",
         "other/ddp",
     ]
-
-
-def test_the_last_line_counts_the_verdicts_the_worst_first_and_has_the_exit_code() -> None:
-    assert view(of_each_verdict()).summary == (
-        "1 regressed, 1 inconsistent, 1 inconclusive, 1 incomparable, "
-        "1 missing, 2 ok, 1 consistent, 1 improved"
-    )
-    assert as_text.render(view(comparison())).endswith("\nnothing to compare (exit code 4)")
-    ended = replace(view(comparison(entry(Verdict.OK))), exit_code=2)
-    assert as_text.render(ended).endswith("\n1 ok (exit code 2)")
-
-
-@pytest.mark.parametrize("columns", [80, 100, 120])
-def test_lines_keep_to_the_width(columns: int) -> None:
-    long_name = replace(of_each_verdict(), baseline_machine=" ".join(["V100"] * 60))
-    shown = replace(view(long_name, "data=5ms"), screen=Screen(columns=columns))
-    lines = as_text.render(shown).splitlines()
-    assert lines[0] == "INJECTED data=5ms: not a real result"
-    assert max(map(len, lines[:-1])) <= columns
 
 
 @pytest.mark.parametrize("number", ["12.3 %", "41.2 ms", "12 GPUs", "− data 0.01"])

@@ -60,30 +60,6 @@ def document(what: Shown) -> dict[str, Any]:
     return found
 
 
-def test_csv_has_a_line_for_each_row_and_nothing_for_what_is_unknown() -> None:
-    lines = lines_of(rendered("csv", shown(NIGHT)))
-    assert [(line["gpus"], line["runs"], line["failed_runs"]) for line in lines] == [
-        ("1", "2", "0"),
-        ("2", "2", "1"),
-        ("4", "0", "1"),
-        ("8", "2", "0"),
-    ]
-    one, _, failed, eight = lines
-    assert (failed["step_time_s"], failed["nodes"], failed["speedup"]) == ("", "", "")
-    assert float(eight["step_time_s"]) == pytest.approx((0.12 * 0.121) ** 0.5)
-    ends = (float(eight[f"step_time_s_{end}"]) for end in ("low", "high"))
-    assert next(ends) < float(eight["step_time_s"]) < next(ends)
-    assert float(eight["efficiency"]) == pytest.approx(float(eight["speedup"]) / 8)
-    assert (one["speedup"], one["speedup_low"], one["gpu_hours"], one["steps"]) == ("1", "", "", "")
-    assert (one["samples_per_step"], eight["samples_per_step"], one["nodes"]) == (
-        "128",
-        "1024",
-        "1",
-    )
-    assert {*Configuration.__struct_fields__} <= one.keys()
-    assert (one["compiled"], one["batch"], one["data"]) == ("false", "", "synthetic")
-
-
 def test_gpu_hours_are_those_of_the_steps() -> None:
     for name in ("measured", "projected"):
         lines = lines_of(rendered("csv", shown(NIGHT, steps=360_000, project=[16])))
@@ -132,14 +108,6 @@ def test_published_figures_stand_beside_measured_ones_and_only_a_throughput_is_a
     assert (by_throughput["speedup"], by_throughput["nodes"]) == (None, 2)
 
 
-def test_injected_faults_are_named_in_every_format() -> None:
-    faulty = replace(NIGHT, injections=("data=5ms",))
-    assert {line["injections"] for line in lines_of(rendered("csv", shown(faulty)))} == {"data=5ms"}
-    assert document(shown(faulty))["injections"] == ["data=5ms"]
-    for name in ("text", "latex"):
-        assert "not a real result" in rendered(name, shown(faulty))
-
-
 @pytest.mark.parametrize("sign", "=+-@")
 def test_text_that_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers(sign: str) -> None:
     name = f"{sign}HYPERLINK(1)"
@@ -149,12 +117,6 @@ def test_text_that_a_spreadsheet_would_run_is_text_and_numbers_stay_numbers(sign
     (judged,) = lines_of(as_csv.render(view(comparison(entry(Verdict.OK, case=name)))))
     assert judged["case"] == f"'{name}"
     assert float(judged["change"]) < 0
-
-
-def test_a_name_with_commas_quotes_and_other_signs_comes_back_as_it_was() -> None:
-    name = 'a, "b"; c\td'.replace("\t", " ")
-    content = measured({1: [0.1]}, configuration=replace(CNN, case=name))
-    assert lines_of(rendered("csv", shown(content)))[0]["case"] == name
 
 
 def test_a_comparison_is_a_line_for_each_row() -> None:
@@ -194,13 +156,6 @@ def test_latex_has_what_a_proposal_asks_for_and_its_signs_are_escaped() -> None:
     assert len(rows) == 4
     assert r"a\_b \& 50\% \#1 \$x\textasciicircum{}2" in text
     assert text.count("projected") == 1
-
-
-def test_latex_without_steps_has_no_hours_and_failed_rows_are_unknown() -> None:
-    text = rendered("latex", shown(NIGHT))
-    assert "GPU-hours" not in text
-    failed = next(line for line in text.splitlines() if " & 4 & " in line)
-    assert failed.count(r"\textendash{}") == 5
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
