@@ -9,7 +9,6 @@ from builders import CNN, environment, gpu_summary, phased_run, phases, results,
 from changing import replace
 from comparison_records import entry
 
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.attribution import Step, changes_of
@@ -23,6 +22,7 @@ from gpuscale.records import (
     Environment,
     GpuSummary,
     Phases,
+    PointKey,
     Results,
     Run,
     Verdict,

@@ -17,7 +17,7 @@ from gpuscale.records import (
     MetricVerdict,
     Origin,
     QuantityName,
-    RowSide,
+    Scaling,
     Statement,
     Verdict,
 )
@@ -125,12 +125,12 @@ def noted(text: str) -> Statement:
     return Statement.of("unchecked_training", cases=[text])
 
 
-def pair(efficiency: float | None, gpus: int) -> RowSide:
+def pair(efficiency: float | None, gpus: int) -> Scaling:
     """Speedup and efficiency with an interval of ±0.01."""
     if efficiency is None:
-        return RowSide(speedup=None, efficiency=None)
+        return Scaling(speedup=None, efficiency=None)
     known = Estimate(value=efficiency, low=efficiency - 0.01, high=efficiency + 0.01)
-    return RowSide(speedup=known.scaled(gpus), efficiency=known)
+    return Scaling(speedup=known.scaled(gpus), efficiency=known)
 
 
 def peak_memory(verdict: Verdict) -> MetricVerdict:

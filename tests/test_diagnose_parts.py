@@ -7,12 +7,11 @@ from builders import gpu_summary, phased_run, phases, run, with_values
 from cause_records import row_of
 from changing import replace
 
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.judge.diagnose.devices import explaining_clocks, symptoms_of
 from gpuscale.judge.diagnose.evidence import Point, Row, onset_of
 from gpuscale.judge.diagnose.stragglers import slow_device, stragglers, stragglers_of
-from gpuscale.records import GpuSummary
+from gpuscale.records import GpuSummary, PointKey
 from gpuscale.records.cause import Beside, CauseKind, CountOf, DeviceSymptom, Onset, RanksOf
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import baseline, measured, request, results, run
 
-from gpuscale.analysis.scaling import PointKey, scaling_points
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.stopping import (
     BaselineJudge,
@@ -20,8 +20,9 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     Estimate,
-    RowSide,
+    PointKey,
     Run,
+    Scaling,
     Statement,
     Verdict,
 )
@@ -190,7 +191,7 @@ def test_a_quiet_machine_needs_the_fewest_runs_and_a_noisy_one_all() -> None:
 
 
 def comparison_of(verdict: Verdict) -> Comparison:
-    unknown = RowSide(speedup=None, efficiency=None)
+    unknown = Scaling(speedup=None, efficiency=None)
     key = EntryKey("tiny", "ddp", 1)
     reason = Statement.of("not_measured")
     entry = EntryVerdict(key=key, verdict=verdict, baseline=unknown, current=unknown, reason=reason)

@@ -14,18 +14,19 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import (
-    PointKey,
-    References,
-    ScalingPoint,
-    known_mean,
-    scaling_points,
-    valid_by_point,
-)
+from gpuscale.analysis.scaling import References, known_mean, scaling_points, valid_by_point
 from gpuscale.analysis.statistics.distributions import f_tail
 from gpuscale.analysis.statistics.estimates import SIGNIFICANCE, exponential, grouped_log_sample
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.records import Configuration, EntryKey, Phases, RankReport, Run
+from gpuscale.records import (
+    Configuration,
+    EntryKey,
+    Phases,
+    PointKey,
+    RankReport,
+    Run,
+    ScalingPoint,
+)
 
 PARTS = ("communication", "data", "skew")
 PIPELINE_PARTS = ("micro-batching", "bubble", "imbalance", "data", "optimizer")

@@ -20,14 +20,14 @@ from operator import mul
 from typing import NamedTuple
 
 from gpuscale.analysis.budget import efficiency_budgets
-from gpuscale.analysis.scaling import ScalingPoint, scaling_points
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.analysis.statistics.estimates import (
     CONFIDENCE,
     Term,
     difference_of_levels,
     exponential,
 )
-from gpuscale.records import Configuration, Estimate, Run
+from gpuscale.records import Configuration, Estimate, Run, ScalingPoint
 from gpuscale.records.configuration import ScalingMode
 
 FEWEST_NUMBERS = 3
@@ -51,20 +51,6 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectedPoint:
-    """One configuration on a number of GPUs on which it was not measured; bands are 95%."""
-
-    gpus: int
-    nodes: int | None
-    """With as many GPUs on each as the largest measured number had; None where that was one."""
-    batch_per_gpu: int
-    step_time_s: Estimate
-    samples_per_s: Estimate
-    speedup: Estimate
-    efficiency: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """A scaling curve beyond its last point."""
 
@@ -76,7 +62,9 @@ class Projection:
     on_one_node: bool
     """True where nothing that was measured tells of links between nodes."""
     left_out: tuple[LeftOut, ...]
-    points: tuple[ProjectedPoint, ...]
+    points: tuple[ScalingPoint, ...]
+    """On numbers of GPUs on which nothing was measured; bands are 95%. A curve that was measured on
+    several nodes goes on with as many GPUs on each as its largest number had."""
 
 
 class NotProjected(NamedTuple):
@@ -187,7 +175,7 @@ def _left_out(curve: _Curve, count: int) -> LeftOut:
     return LeftOut(gpus=gpus, fitted=tuple(fitted.logs), error=exponential(error) - 1)
 
 
-def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ProjectedPoint:
+def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ScalingPoint:
     one, last = curve.points[0], curve.points[-1]
     assert one.step_time_s is not None, "a curve has points with step times alone"
     assert one.batch_per_gpu is not None, "a point with a step time has a batch"
@@ -196,7 +184,9 @@ def _point(curve: _Curve, left_out: Sequence[LeftOut], gpus: int) -> ProjectedPo
     step_time_s = over_ideal.scaled(one.step_time_s.value * curve.share(gpus))
     efficiency = over_ideal.inverse(1)
     nodes = last.nodes or 1
-    return ProjectedPoint(
+    return ScalingPoint(
+        kind="projected",
+        configuration=last.configuration,
         gpus=gpus,
         nodes=math.ceil(gpus * nodes / last.key.gpus) if nodes > 1 else None,
         batch_per_gpu=batch,

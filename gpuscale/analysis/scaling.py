@@ -3,80 +3,25 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from gpuscale.analysis.statistics.estimates import Sample, difference, log_sample
 from gpuscale.base.strategies import COMMAND, STRATEGIES
 from gpuscale.records import (
+    Baseline,
     Configuration,
     EntryKey,
     Estimate,
+    PointKey,
     PublishedFigure,
     Run,
-    RunRequest,
+    ScalingPoint,
     Statement,
 )
 
 UNIT_ERROR_EFFICIENCY = 1.1
 Figures = Mapping[EntryKey, PublishedFigure]
-
-
-class PointKey(NamedTuple):
-    """The properties that runs share which are repetitions of each other."""
-
-    configuration: Configuration
-    gpus: int
-    batch_per_gpu: int | None
-    """None of commands that failed before their lines told it."""
-    sample_shape: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, run: Run | RunRequest) -> "PointKey":
-        """The point that a run belongs to, or will."""
-        return cls(run.configuration, run.gpus, run.batch_per_gpu, run.sample_shape)
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of one step over all GPUs, of a point that has a valid run."""
-        assert self.batch_per_gpu is not None, "a valid run knows its batch"
-        return self.gpus * self.batch_per_gpu
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingPoint:
-    """All runs of one configuration on one number of GPUs; None is what they do not tell."""
-
-    key: EntryKey
-    configuration: Configuration
-    batch_per_gpu: int | None
-    sample_shape: tuple[int, ...] | None
-    nodes: int | None
-    """That its valid runs were on; None also where they were not on equally many."""
-    valid_runs: int
-    failed_runs: int
-    step_time_s: Estimate | None
-    samples_per_s: Estimate | None
-    epoch_s: float | None
-    """Of so many samples as the case trains on, at this throughput."""
-    samples_per_j: Estimate | None
-    """Over the energy of all devices; None where a device has no energy counter."""
-    speedup: Estimate | None
-    """Throughput over that of 1 GPU with the same configuration; 1 exactly on 1 GPU."""
-    efficiency: Estimate | None
-    gpu_utilization: float | None
-    """Share of time with a kernel running, 0 to 1; mean over the devices and the runs."""
-    peak_memory_bytes: int | None
-    """Largest peak of the CUDA allocator on any rank; None on CPU."""
-    peak_host_memory_bytes: int | None
-    """Largest peak resident set of any rank."""
-
-    @property
-    def point_key(self) -> PointKey:
-        """The properties that its runs share."""
-        return PointKey(self.configuration, self.key.gpus, self.batch_per_gpu, self.sample_shape)
 
 
 class References:
@@ -169,8 +114,8 @@ def _point(
     epoch = runs[0].samples_per_epoch
     ranks = [rank for run in valid for rank in run.ranks]
     return ScalingPoint(
-        key=runs[0].key,
         configuration=key.configuration,
+        gpus=key.gpus,
         batch_per_gpu=key.batch_per_gpu,
         sample_shape=key.sample_shape,
         nodes=_nodes(valid),
@@ -250,6 +195,40 @@ def published_speedup(figure: PublishedFigure, figures: Figures) -> float | None
     if time_s is None or one_s is None or figure.timed != one.timed:
         return None
     return one_s / time_s
+
+
+def published_points(baseline: Baseline) -> dict[EntryKey, ScalingPoint]:
+    """The point of each published figure, with the speedup that the publication reports."""
+    figures = {figure.key: figure for figure in baseline.published}
+    return {
+        key: _published_point(figure, published_speedup(figure, figures), baseline.hardware.device)
+        for key, figure in figures.items()
+    }
+
+
+def _published_point(figure: PublishedFigure, speedup: float | None, device: str) -> ScalingPoint:
+    known = None if speedup is None else Estimate(value=speedup)
+    per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
+    return ScalingPoint(
+        kind="published",
+        configuration=Configuration(
+            case=figure.case,
+            strategy=figure.strategy,
+            device=device,
+            precision=figure.precision,
+            data=figure.data,
+        ),
+        gpus=figure.gpus,
+        nodes=figure.nodes,
+        batch_per_gpu=figure.batch_per_gpu,
+        valid_runs=figure.runs,
+        # A wall clock holds more than steps.
+        step_time_s=None if per_s is None else per_s.inverse(figure.gpus * figure.batch_per_gpu),
+        samples_per_s=per_s,
+        speedup=known,
+        efficiency=None if known is None else known.scaled(1 / figure.gpus),
+        figure=figure,
+    )
 
 
 def unchecked_training_note(configurations: Iterable[Configuration]) -> Statement | None:

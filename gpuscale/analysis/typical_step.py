@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import PointKey, geometric_mean, known_mean, valid_by_point
+from gpuscale.analysis.scaling import geometric_mean, known_mean, valid_by_point
 from gpuscale.analysis.statistics.estimates import log_sample
-from gpuscale.records import Phases, Run
+from gpuscale.records import Phases, PointKey, Run
 
 SUM_TOLERANCE = 0.03
 """By how much a window's phases may miss its time."""

@@ -22,7 +22,17 @@ from gpuscale.judge.compare import compare
 from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.recording import baseline_from_results
 from gpuscale.measure.telemetry.summary import sample_run
-from gpuscale.records import Configuration, EntryKey, Environment, Failure, Results, Run, RunRequest
+from gpuscale.records import (
+    Configuration,
+    EntryKey,
+    Environment,
+    Estimate,
+    Failure,
+    Rate,
+    Results,
+    Run,
+    RunRequest,
+)
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.selftest import (
     DetectableLoss,
@@ -34,7 +44,7 @@ from gpuscale.records.selftest import (
     OverheadResult,
     TrialsReport,
 )
-from gpuscale.records.verdict import EntryVerdict, Estimate, Rate, Verdict
+from gpuscale.records.verdict import EntryVerdict, Verdict
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import default_request
 

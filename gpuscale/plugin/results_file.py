@@ -8,11 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gpuscale import __version__
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.base.errors import UsageError
 from gpuscale.measure.telemetry.summary import RunSampling, TelemetryReport
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Environment, Results, Run, RunRequest, environment_diff
+from gpuscale.records import Environment, PointKey, Results, Run, RunRequest, environment_diff
 from gpuscale.records.configuration import differences
 from gpuscale.store import ResultsWriter, ResumedResults, default_results_path
 

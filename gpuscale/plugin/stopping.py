@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from gpuscale.analysis.scaling import PointKey, References, ScalingPoint, scaling_points
+from gpuscale.analysis.scaling import References, scaling_points
 from gpuscale.base.errors import ExitCode
 from gpuscale.base.units import counted
 from gpuscale.judge.compare.while_measuring import SequentialPlan, Step, next_step
 from gpuscale.judge.recording import as_baseline
 from gpuscale.plugin.options import MeasureOptions
-from gpuscale.records import Baseline, Comparison, Configuration, Estimate, Results, Run, RunRequest
+from gpuscale.records import (
+    Baseline,
+    Comparison,
+    Configuration,
+    Estimate,
+    PointKey,
+    Results,
+    Run,
+    RunRequest,
+    ScalingPoint,
+)
 from gpuscale.store import read_any
 
 

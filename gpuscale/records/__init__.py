@@ -8,6 +8,7 @@ from gpuscale.records.cause import Cause, CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey, FieldChange, differences
 from gpuscale.records.environment import Environment, EnvironmentChange, GpuDevice, Node
 from gpuscale.records.metrics import METRICS, METRICS_BY_NAME, Limits, MetricSpec
+from gpuscale.records.point import Estimate, PointKey, Rate, Scaling, ScalingPoint
 from gpuscale.records.request import NodeProbe, RunRequest, SampledDevices, TimingPlan
 from gpuscale.records.run import Results, Run, with_measured, without_repeated, without_windows
 from gpuscale.records.run_evidence import (
@@ -24,13 +25,10 @@ from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
-    Estimate,
     Finding,
     MetricVerdict,
     Origin,
     QuantityName,
-    Rate,
-    RowSide,
     Statement,
     Verdict,
 )

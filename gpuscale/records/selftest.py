@@ -7,7 +7,7 @@ import msgspec
 from gpuscale.records.cause import CauseKind
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
-from gpuscale.records.verdict import Estimate, Rate
+from gpuscale.records.point import Estimate, Rate
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,41 +9,7 @@ from gpuscale.base.errors import ExitCode
 from gpuscale.records.cause import Cause
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.metrics import MetricSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A value and its two-sided 95% interval; the bounds are None where nothing supports one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def has_interval(self) -> bool:
-        """True where the data carried an interval, which a single run does not."""
-        return self.low is not None and self.high is not None
-
-    def scaled(self, factor: float) -> "Estimate":
-        """The estimate of `factor` times the quantity (`factor` positive)."""
-        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
-        return Estimate(value=self.value * factor, low=low, high=high)
-
-    def inverse(self, numerator: float) -> "Estimate":
-        """The estimate of `numerator` divided by the (positive) quantity."""
-        high, low = (
-            None if bound is None else numerator / bound for bound in (self.low, self.high)
-        )
-        return Estimate(value=numerator / self.value, low=low, high=high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """So many of several, with the rate and its 95% interval."""
-
-    count: int
-    of: int
-    rate: Estimate
+from gpuscale.records.point import Estimate, Scaling
 
 
 class QuantityName(StrEnum):
@@ -113,18 +79,6 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSide:
-    """What one side of a comparison has of a row; None is what it does not tell."""
-
-    speedup: Estimate | None
-    """Over one GPU, like the efficiency; None without a run on one GPU."""
-    efficiency: Estimate | None
-    step_time_s: Estimate | None = None
-    samples_per_s: Estimate | None = None
-    """Of all GPUs together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricVerdict:
     """The verdict on one metric of one row."""
 
@@ -144,8 +98,8 @@ class EntryVerdict:
 
     key: EntryKey
     verdict: Verdict
-    baseline: RowSide
-    current: RowSide
+    baseline: Scaling
+    current: Scaling
     reason: Statement
     finding: Finding | MetricSpec | None = None
     """The change behind the verdict; a metric is one that got worse."""

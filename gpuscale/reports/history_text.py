@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from gpuscale.analysis.history import History, HistoryEvent, LostLevel, Night, RowHistory
 from gpuscale.analysis.history.device_paces import DeviceChange
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.analysis.statistics.levels import REMEMBERED
 from gpuscale.base.units import format_percent, format_seconds
+from gpuscale.records import PointKey
 from gpuscale.records.environment_diff import change_text, listed
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import device_text

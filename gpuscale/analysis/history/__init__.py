@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpuscale.analysis.history.device_paces import DeviceChange, devices_that_changed
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.analysis.statistics.estimates import Sample, difference, exponential, log_sample
 from gpuscale.analysis.statistics.levels import (
     FEWEST_NIGHTS,
@@ -21,7 +20,7 @@ from gpuscale.analysis.statistics.levels import (
     suspect_nights,
 )
 from gpuscale.base.errors import UsageError
-from gpuscale.records import Environment, EnvironmentChange, Estimate, Results, Run
+from gpuscale.records import Environment, EnvironmentChange, Estimate, PointKey, Results, Run
 from gpuscale.records.environment_diff import changes, host_changes
 
 

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuscale.analysis.scaling import PointKey
-from gpuscale.records import Run
+from gpuscale.records import PointKey, Run
 
 _SMALLEST = math.log(1.03)
 _DEVIATIONS = 6.0

@@ -17,7 +17,7 @@ from gpuscale.analysis.statistics.distributions import (
     t_probability,
     t_quantile,
 )
-from gpuscale.records.verdict import Estimate
+from gpuscale.records import Estimate
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from gpuscale.analysis.statistics.distributions import beta_quantile
 from gpuscale.analysis.statistics.estimates import CONFIDENCE, SIGNIFICANCE, Difference, exponential
-from gpuscale.records.verdict import Estimate, Rate
+from gpuscale.records import Estimate, Rate
 
 _POWER = 0.95
 _NORMAL = NormalDist()

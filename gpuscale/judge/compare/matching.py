@@ -4,14 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import (
-    Figures,
-    PointKey,
-    ScalingPoint,
-    point_keys,
-    published_speedup,
-    scaling_points,
-)
+from gpuscale.analysis.scaling import Figures, point_keys, published_speedup, scaling_points
 from gpuscale.analysis.statistics.levels import outlying_allocations
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.records import (
@@ -20,10 +13,12 @@ from gpuscale.records import (
     EntryVerdict,
     Estimate,
     FieldChange,
+    PointKey,
     PublishedFigure,
     Results,
-    RowSide,
     Run,
+    Scaling,
+    ScalingPoint,
     Statement,
     Verdict,
     differences,
@@ -169,17 +164,17 @@ class Row:
     def told(self, verdict: Verdict, reason: Statement) -> EntryVerdict:
         """The row with this verdict, and with what either side has of it, judged or not."""
         shown = self.after or self.before
-        before = _side_of(self.before)
+        before: Scaling = Scaling() if self.before is None else self.before.point
         if self.published_speedup is not None:
             known = Estimate(value=self.published_speedup)
-            before = RowSide(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
+            before = Scaling(speedup=known, efficiency=known.scaled(1 / self.key.gpus))
         if self.figure is not None and self.figure.samples_per_s is not None:
             before = replace(before, samples_per_s=Estimate(value=self.figure.samples_per_s))
         return EntryVerdict(
             key=self.key,
             verdict=verdict,
             baseline=before,
-            current=_side_of(self.after),
+            current=Scaling() if self.after is None else self.after.point,
             reason=reason,
             configuration=None if shown is None else shown.point.configuration,
         )
@@ -187,18 +182,6 @@ class Row:
     def blocked(self, obstacle: Verdict, code: str, **facts: object) -> "Row":
         """The row that cannot be judged, for this reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
-
-
-def _side_of(entry: Entry | None) -> RowSide:
-    if entry is None:
-        return RowSide(speedup=None, efficiency=None)
-    point = entry.point
-    return RowSide(
-        speedup=point.speedup,
-        efficiency=point.efficiency,
-        step_time_s=point.step_time_s,
-        samples_per_s=point.samples_per_s,
-    )
 
 
 def match(baseline: Baseline, before: Side, after: Side, keys: Sequence[EntryKey]) -> list[Row]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpuscale.analysis.scaling import PointKey, References, geometric_mean
+from gpuscale.analysis.scaling import References, geometric_mean
 from gpuscale.analysis.statistics.estimates import FURTHER_RUNS, Difference, difference, log_sample
 from gpuscale.analysis.statistics.significance import benjamini_hochberg, detectable_loss
 from gpuscale.judge.compare.decision import (
@@ -36,6 +36,7 @@ from gpuscale.records import (
     Finding,
     Limits,
     MetricSpec,
+    PointKey,
     QuantityName,
     Statement,
     Tolerances,

@@ -7,12 +7,12 @@ from typing import NamedTuple
 from msgspec.structs import replace as with_fields
 
 from gpuscale.analysis.history import History, environment_at, history_of, nights_before, nights_of
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.base.errors import UsageError
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Finding,
+    PointKey,
     QuantityName,
     Results,
     Run,

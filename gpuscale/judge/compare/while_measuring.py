@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gpuscale.analysis.scaling import PointKey, References, point_keys
+from gpuscale.analysis.scaling import References, point_keys
 from gpuscale.analysis.statistics.estimates import CONFIDENCE, SIGNIFICANCE
 from gpuscale.analysis.statistics.significance import nominal_error
 from gpuscale.judge.compare.comparison import Assessment, Choice, assess, comparison_of
@@ -25,6 +25,7 @@ from gpuscale.records import (
     Configuration,
     EntryKey,
     EntryVerdict,
+    PointKey,
     Results,
     Run,
     Statement,

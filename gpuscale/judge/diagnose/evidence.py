@@ -5,10 +5,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpuscale.analysis.scaling import PointKey, valid_by_point
+from gpuscale.analysis.scaling import valid_by_point
 from gpuscale.judge.diagnose.attribution import Change, Part, Rank, Step, changes_of, step_of
 from gpuscale.judge.diagnose.devices import symptoms_of
-from gpuscale.records import Baseline, Configuration, EntryVerdict, Environment, Results, Run
+from gpuscale.records import (
+    Baseline,
+    Configuration,
+    EntryVerdict,
+    Environment,
+    PointKey,
+    Results,
+    Run,
+)
 from gpuscale.records.cause import DeviceSymptom, Onset, RanksOf
 from gpuscale.records.run_evidence import HostLoad
 

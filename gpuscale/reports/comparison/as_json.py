@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import msgspec
 
+from gpuscale.records import Scaling
 from gpuscale.records.as_json import document_text
 from gpuscale.reports import cause_words
 from gpuscale.reports.comparison.rows import Row, finding_text
@@ -44,8 +45,8 @@ def entry_of(row: Row) -> dict[str, object]:
         "configuration": configuration,
         "verdict": entry.verdict,
         "finding": None if entry.finding is None else finding_text(entry.finding),
-        "baseline": entry.baseline,
-        "current": entry.current,
+        "baseline": _scaling(entry.baseline),
+        "current": _scaling(entry.current),
         "since": entry.since,
         "change": entry.change,
         "changed_quantity": entry.changed_quantity,
@@ -81,3 +82,8 @@ def entry_of(row: Row) -> dict[str, object]:
             for cause in entry.causes
         ],
     }
+
+
+def _scaling(side: Scaling) -> dict[str, object]:
+    names = ("speedup", "efficiency", "step_time_s", "samples_per_s")
+    return {name: getattr(side, name) for name in names}

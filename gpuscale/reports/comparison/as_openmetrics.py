@@ -13,8 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuscale.analysis.scaling import ScalingPoint, scaling_points
-from gpuscale.records import METRICS_BY_NAME, Configuration, EntryVerdict, Estimate, Verdict
+from gpuscale.analysis.scaling import scaling_points
+from gpuscale.records import (
+    METRICS_BY_NAME,
+    Configuration,
+    EntryVerdict,
+    Estimate,
+    ScalingPoint,
+    Verdict,
+)
 from gpuscale.reports.comparison.view import View
 
 Labels = Mapping[str, object]

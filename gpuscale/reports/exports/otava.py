@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpuscale.analysis.history import Night, RowHistory, history_of
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.analysis.statistics.estimates import exponential
-from gpuscale.records import Results
+from gpuscale.records import PointKey, Results
 from gpuscale.reports.phrases import gpus_text, set_apart
 from gpuscale.store import write_report
 

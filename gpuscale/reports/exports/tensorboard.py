@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscale.analysis.scaling import ScalingPoint, scaling_points
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.errors import FileError, require_packages
 from gpuscale.base.units import counted
-from gpuscale.records import Results, Run
+from gpuscale.records import Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports.phrases import set_apart
 from gpuscale.store.files import file_errors

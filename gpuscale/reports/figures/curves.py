@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuscale.analysis.scaling import Figures, ScalingPoint, published_speedup, scaling_points
-from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure
+from gpuscale.analysis.scaling import Figures, published_speedup, scaling_points
+from gpuscale.records import Baseline, Configuration, Estimate, PublishedFigure, ScalingPoint
 from gpuscale.records.baseline import Timed
 from gpuscale.reports.figures.axes import names_beside
 from gpuscale.reports.figures.picture import Measurements

@@ -8,9 +8,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.base.units import format_percent
-from gpuscale.records import Run, Window
+from gpuscale.records import PointKey, Run, Window
 from gpuscale.reports.figures.axes import names_beside
 from gpuscale.reports.figures.picture import (
     COLUMN_IN,

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from gpuscale.analysis.scaling import ScalingPoint, scaling_points
+from gpuscale.analysis.scaling import scaling_points
 from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
-from gpuscale.records import Estimate, Results, Run, Verdict
+from gpuscale.records import Estimate, Results, Run, ScalingPoint, Verdict
 from gpuscale.records.environment_diff import listed
 from gpuscale.reports import phrases
 from gpuscale.reports.comparison.rows import Row, losses_found

@@ -9,7 +9,7 @@ from gpuscale.records import Results
 from gpuscale.reports import phrases
 from gpuscale.reports.screen import fitted, table
 from gpuscale.reports.show.baseline_text import baseline_text
-from gpuscale.reports.show.scaling_rows import Shown, projected_rows
+from gpuscale.reports.show.scaling_rows import Shown, row_of
 from gpuscale.reports.show.scaling_table import cells_under, failures, scaling_lines
 from gpuscale.reports.show.step_time import phase_lines
 
@@ -69,7 +69,7 @@ def _projections(
     yield ""
     names = phrases.set_apart([each.configuration for each in projections])
     headers = [*_PROJECTED, *(["GPU-hours"] if steps else [])]
-    rows = [row for projection in projections for row in projected_rows(projection, steps)]
+    rows = [row_of(point, steps) for projection in projections for point in projection.points]
     yield table(headers, cells_under(headers, rows), columns, first=_FIRST)
     yield ""
     for projection in projections:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import chain
 
-from gpuscale.analysis.scaling import geometric_mean
+from gpuscale.analysis.scaling import geometric_mean, published_points
 from gpuscale.analysis.statistics.estimates import log_sample
 from gpuscale.base.units import format_seconds, significant
 from gpuscale.judge.compare.hardware import hardware_label
@@ -20,11 +20,12 @@ from gpuscale.records import (
     EntryKey,
     PublishedFigure,
     Run,
+    ScalingPoint,
 )
 from gpuscale.reports import phrases
 from gpuscale.reports.reason_words import reason_text, statement_text
 from gpuscale.reports.screen import PLAIN_COLUMNS, fitted, table
-from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row, published_rows
+from gpuscale.reports.show.scaling_rows import ScalingRow, row_of
 from gpuscale.reports.show.scaling_table import (
     PAIR_HEADERS,
     cells_under,
@@ -102,7 +103,7 @@ def _history_lines(change: BaselineChange) -> Iterator[str]:
 def _published_table(baseline: Baseline, columns: int, steps: int | None) -> str:
     headers = ["case", "GPUs", "nodes", "batch/GPU", "runs", "published", "of", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
-    rows = [*published_rows(baseline, steps).values()]
+    rows = [row_of(point, steps) for point in published_points(baseline).values()]
     further = [{"case": row.configuration.label, **_published_cells(row)} for row in rows]
     cells = cells_under(headers, rows, further)
     return table(headers, cells, columns, first=("published", "of"), left=headers)
@@ -115,7 +116,7 @@ def _measured_blocks(
     made = [{runs: f"{entry.point.valid_runs} ({len(entry.runs)})"} for entry in entries]
     headers = ["case", "GPUs", "batch/GPU", runs, "step time", *PAIR_HEADERS]
     headers += ["GPU-hours"] if steps else []
-    rows = [measured_row(entry.point, steps) for entry in entries]
+    rows = [row_of(entry.point, steps) for entry in entries]
     cells = cells_under(headers, rows, made)
     yield [table(headers, cells, columns, first=("step time", *PAIR_HEADERS), left=headers)]
     configurations = phrases.configurations_text(row.configuration for row in rows)
@@ -167,7 +168,7 @@ def changes_text(
     names = phrases.set_apart([run.configuration for run in (*before.runs, *after.runs)])
     # The first of a key is the measured entry's; that of a published figure comes behind it.
     verdicts = {(v.configuration, v.key.gpus): v for v in reversed(comparison.entries)}
-    published = [*map(published_rows, (before, after))]
+    published = [*map(published_points, (before, after))]
     blocks = []
     for change in changes:
         sides = (change.old, change.new)
@@ -194,17 +195,17 @@ def _name(entry: Entry | PublishedFigure, names: Mapping[Configuration, str]) ->
 
 
 def _values(
-    entry: Entry | PublishedFigure | None, published: Mapping[EntryKey, ScalingRow]
+    entry: Entry | PublishedFigure | None, published: Mapping[EntryKey, ScalingPoint]
 ) -> dict[str, str]:
     """The values of one side, by the words for them."""
     if entry is None:
         return {}
     if isinstance(entry, Entry):
-        row = measured_row(entry.point)
+        row = row_of(entry.point)
         further = {"measured": _runs_text(entry.point.valid_runs, len(entry.runs))}
         names = ("step time", *PAIR_HEADERS, "measured", "batch/GPU")
     else:
-        row = published[entry.key]
+        row = row_of(published[entry.key])
         further = {"figure": "{published} ({of})".format(**_published_cells(row))}
         names = ("figure", *PAIR_HEADERS, "runs", "batch/GPU")
     cells = row_cells(row) | further

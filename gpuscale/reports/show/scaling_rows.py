@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from gpuscale.analysis.projection import Projection
-from gpuscale.analysis.scaling import ScalingPoint, published_speedup, scaling_points
-from gpuscale.records import Baseline, Configuration, EntryKey, Estimate, PublishedFigure, Results
+from gpuscale.analysis.scaling import published_points, scaling_points
+from gpuscale.records import Baseline, Configuration, Estimate, Results, ScalingPoint
 from gpuscale.reports.screen import PLAIN_COLUMNS
 
 _HOUR_S = 3600
@@ -75,98 +75,40 @@ ESTIMATES = frozenset(
 
 def scaling_rows(shown: Shown) -> Iterator[ScalingRow]:
     """The rows, published ones first and projected ones last, by configuration."""
+    points = [*scaling_points(shown.content.runs)]
     if isinstance(shown.content, Baseline):
-        yield from published_rows(shown.content, shown.steps).values()
-    for point in scaling_points(shown.content.runs):
-        yield measured_row(point, shown.steps)
-    for projection in shown.projections:
-        yield from projected_rows(projection, shown.steps)
+        points = [*published_points(shown.content).values(), *points]
+    points += [point for projection in shown.projections for point in projection.points]
+    return (row_of(point, shown.steps) for point in points)
 
 
-def measured_row(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
-    """The row of runs; with a number of `steps` it has the GPU-hours that they take."""
-    gpus, shape = point.key.gpus, point.sample_shape
+def row_of(point: ScalingPoint, steps: int | None = None) -> ScalingRow:
+    """The row of a point; with a number of `steps` it has the GPU-hours that they take."""
+    shape, figure = point.sample_shape, point.figure
+    is_projected, is_measured = point.kind == "projected", point.kind == "measured"
     return ScalingRow(
-        kind="measured",
+        kind=point.kind,
         configuration=point.configuration,
-        gpus=gpus,
+        gpus=point.gpus,
         nodes=point.nodes,
         batch_per_gpu=point.batch_per_gpu,
-        samples_per_step=point.batch_per_gpu and gpus * point.batch_per_gpu,
-        runs=point.valid_runs,
-        failed_runs=point.failed_runs,
+        samples_per_step=point.batch_per_gpu and point.gpus * point.batch_per_gpu,
+        runs=None if is_projected else point.valid_runs,
+        failed_runs=point.failed_runs if is_measured else None,
         step_time_s=point.step_time_s,
         samples_per_s=point.samples_per_s,
         speedup=point.speedup,
         efficiency=point.efficiency,
-        gpu_hours=_gpu_hours(point.step_time_s, gpus, steps),
+        gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
         epoch_s=point.epoch_s,
         samples_per_j=point.samples_per_j,
         gpu_utilization=point.gpu_utilization,
         peak_memory_bytes=point.peak_memory_bytes,
         peak_host_memory_bytes=point.peak_host_memory_bytes,
+        timed=None if figure is None else figure.timed,
+        time_s=None if figure is None else figure.mean_time_s,
         sample_shape=None if shape is None else "x".join(map(str, shape)),
     )
-
-
-def published_rows(baseline: Baseline, steps: int | None = None) -> dict[EntryKey, ScalingRow]:
-    """The row of each published figure."""
-    figures = {figure.key: figure for figure in baseline.published}
-    device = baseline.hardware.device
-    return {
-        key: _published_row(figure, published_speedup(figure, figures), device, steps)
-        for key, figure in figures.items()
-    }
-
-
-def _published_row(
-    figure: PublishedFigure, speedup: float | None, device: str, steps: int | None
-) -> ScalingRow:
-    told = None if speedup is None else Estimate(value=speedup)
-    per_s = None if figure.samples_per_s is None else Estimate(value=figure.samples_per_s)
-    samples = figure.gpus * figure.batch_per_gpu
-    # A wall clock holds more than steps.
-    step_time_s = None if per_s is None else per_s.inverse(samples)
-    return ScalingRow(
-        kind="published",
-        configuration=Configuration(
-            case=figure.case,
-            strategy=figure.strategy,
-            device=device,
-            precision=figure.precision,
-            data=figure.data,
-        ),
-        gpus=figure.gpus,
-        nodes=figure.nodes,
-        batch_per_gpu=figure.batch_per_gpu,
-        samples_per_step=samples,
-        runs=figure.runs,
-        step_time_s=step_time_s,
-        samples_per_s=per_s,
-        speedup=told,
-        efficiency=None if told is None else told.scaled(1 / figure.gpus),
-        gpu_hours=_gpu_hours(step_time_s, figure.gpus, steps),
-        timed=figure.timed,
-        time_s=figure.mean_time_s,
-    )
-
-
-def projected_rows(projection: Projection, steps: int | None) -> Iterator[ScalingRow]:
-    """The rows of numbers of GPUs that were not measured."""
-    for point in projection.points:
-        yield ScalingRow(
-            kind="projected",
-            configuration=projection.configuration,
-            gpus=point.gpus,
-            nodes=point.nodes,
-            batch_per_gpu=point.batch_per_gpu,
-            samples_per_step=point.gpus * point.batch_per_gpu,
-            step_time_s=point.step_time_s,
-            samples_per_s=point.samples_per_s,
-            speedup=point.speedup,
-            efficiency=point.efficiency,
-            gpu_hours=_gpu_hours(point.step_time_s, point.gpus, steps),
-        )
 
 
 def _gpu_hours(step_time_s: Estimate | None, gpus: int, steps: int | None) -> Estimate | None:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuscale.analysis.scaling import (
-    PointKey,
-    ScalingPoint,
     scaling_points,
     step_time_ratios,
     unchecked_training_note,
@@ -16,13 +14,13 @@ from gpuscale.analysis.scaling import (
 from gpuscale.analysis.statistics.steadiness import SHORTEST_JUDGED_S, slow_windows
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_bytes, format_percent, format_seconds, significant
-from gpuscale.records import EntryKey, Results, Run
+from gpuscale.records import EntryKey, PointKey, Results, Run, ScalingPoint
 from gpuscale.records.environment import gpu_places
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.reason_words import statement_text
 from gpuscale.reports.screen import fitted, table
-from gpuscale.reports.show.scaling_rows import ScalingRow, measured_row
+from gpuscale.reports.show.scaling_rows import ScalingRow, row_of
 from gpuscale.reports.show.step_time import budget_lines
 
 _FIRST = ("step time", "speedup", "efficiency", "samples/s", "runs")
@@ -82,7 +80,7 @@ def scaling_table(
         counts = {"unsteady": of_point, "failed": point.failed_runs - of_point}
         without = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         made.append({"runs": f"{point.valid_runs}{without and f' ({without})'}"})
-    rows = [measured_row(point, steps) for point in points]
+    rows = [row_of(point, steps) for point in points]
     cells = [row_cells(row) for row in rows]
     # Counters stand last, and a run of a command, or without telemetry, has none.
     counters = {*headers[-2:]} - {*PAIR_HEADERS}
@@ -93,7 +91,7 @@ def scaling_table(
 
 def _shared_cells(points: Sequence[ScalingPoint]) -> dict[str, str]:
     """What all points have alike of the columns that need not be shown then, by header."""
-    cells = [row_cells(measured_row(point)) for point in points]
+    cells = [row_cells(row_of(point)) for point in points]
     found = {name: {each[name] for each in cells} for name in _SHARED}
     return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
 

@@ -11,11 +11,10 @@ from gpuscale.analysis.budget import (
     efficiency_budgets,
     rank_skews,
 )
-from gpuscale.analysis.scaling import PointKey
 from gpuscale.analysis.typical_step import SUM_TOLERANCE, TypicalStep, typical_steps
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import format_percent, format_seconds
-from gpuscale.records import Configuration, EntryKey, Run
+from gpuscale.records import Configuration, EntryKey, PointKey, Run
 from gpuscale.reports import phrases
 from gpuscale.reports.phrases import UNKNOWN
 from gpuscale.reports.screen import fitted, table
