@@ -10,12 +10,6 @@ from changing import replace
 from ci_checkout import JOB, write_program
 
 from gpuscale.base.errors import ExitCode, FileError, MachineError, UsageError
-from gpuscale.campaigns.night import (
-    has_regressed,
-    new_night,
-    next_job,
-    nights_folder,
-)
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
     Attempt,
@@ -35,7 +29,15 @@ from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Failure, Run
 from gpuscale.records.run_evidence import FailureKind
-from gpuscale.store.night_record import FIRST_ATTEMPT
+from gpuscale.store.night_record import (
+    FIRST_ATTEMPT,
+    NightRecord,
+    new_night,
+    next_job,
+    nights_folder,
+    read_night,
+    record_files,
+)
 
 ALL_ITEMS = Items(count=3)
 GPUS_ARE_GONE = Items(count=3, left_out=("a reason",), gpus_missing=("a reason",))
@@ -311,13 +313,30 @@ def test_every_night_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:
     night = tmp_path / f"2026-11-21_{JOB}"
     (night / FIRST_ATTEMPT).mkdir(parents=True)
-    (night / FIRST_ATTEMPT / "night.txt").write_text("night: ok\nexit: 0\nretried as: 4712\n")
+    first = NightRecord(meaning="ok\x1b[31m", exit_code=0, retried_as="4712")
+    for name, text in record_files(first).items():
+        (night / FIRST_ATTEMPT / name).write_text(text)
     assert next_job(tmp_path, JOB) == "4712"
     assert next_job(tmp_path, "1") is None
-    assert not has_regressed(night / FIRST_ATTEMPT)
-    assert not has_regressed(night)
-    (night / "night.txt").write_text("night: regressed\nexit: 1\n")
-    assert has_regressed(night)
+    assert read_night(night / FIRST_ATTEMPT) == replace(first, meaning="ok\\x1b[31m")
+    assert read_night(night) is None
+    written = (night / FIRST_ATTEMPT / "night.txt").read_text()
+    assert written == (
+        "night: ok\\x1b[31m\nexit: 0\nall measured: no\nattempts: 1\nretried as: 4712\n"
+    )
+
+
+def test_a_night_from_before_night_json_is_read_from_its_text(tmp_path: Path) -> None:
+    text = "night: regressed\nexit: 1\npytest exit: 0\nretried as: 2\nhost: node1\n"
+    (tmp_path / "night.txt").write_text(text)
+    night = read_night(tmp_path)
+    assert night == NightRecord(meaning="regressed", exit_code=1, retried_as="2", host="node1")
+    assert night.has_regressed
+    (tmp_path / "night.txt").write_text("nothing of a night")
+    assert read_night(tmp_path) is None
+
+
+def test_nights_are_kept_where_the_environment_says() -> None:
     assert nights_folder({}) == Path(".gpuscale/nightly")
     assert nights_folder({"GPUSCALE_NIGHTLY_DIR": "/nights"}) == Path("/nights")
 

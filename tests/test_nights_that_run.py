@@ -26,7 +26,7 @@ from commands import is_living
 from measuring import TIMEOUT_S, run_pytest, write_case
 
 from gpuscale.campaigns.night.attempt import read_items
-from gpuscale.campaigns.night.on_verdict import run_on_verdict
+from gpuscale.campaigns.night.programs import run_on_verdict
 from gpuscale.measure.launch.placement import EXCLUDED_HOSTS
 from gpuscale.records import Failure, Run
 
@@ -250,7 +250,7 @@ def test_a_night_tells_a_sites_own_command_its_verdict_and_keeps_its_exit_code(
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
     command = f"sleep 600 & echo $! >{tmp_path}/child; wait"
-    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", patience_s=2)
+    problem = run_on_verdict(command, tmp_path, code=0, meaning="ok", end_s=2)
     assert problem == "did not end within 2 s and was killed"
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + TIMEOUT_S
     while is_living(child):

@@ -6,7 +6,7 @@ from io import StringIO
 
 from gpuscale import cli
 from gpuscale.base.errors import ExitCode, GpuscaleError, UsageError
-from gpuscale.campaigns.night import Night, print_on
+from gpuscale.campaigns.night import NightJob, print_on
 from gpuscale.reports.page.nights_index import write_index
 
 _USAGE = "NAME JOB measure PYTEST_ARGUMENT... [compare BASELINE [OPTION...]]"
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     measure, compare = words[1:end], words[end + 1 :]
     if words[:1] != ["measure"] or not measure or (end < len(words) and not compare):
         raise UsageError(f"use: {_USAGE}")
-    night = Night(arguments.job, measure, compare, _command)
+    night = NightJob(arguments.job, measure, compare, _command)
     code = night.run(arguments.name)
     try:
         write_index(night.folder.parent)

@@ -15,7 +15,6 @@ from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerEr
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
-from gpuscale.campaigns.night import next_job, nights_folder
 from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
 from gpuscale.campaigns.profile import (
     ClusterProfile,
@@ -27,6 +26,7 @@ from gpuscale.cli.inputs import gpu_counts
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
 from gpuscale.store import read_any, write_report
+from gpuscale.store.night_record import next_job, nights_folder
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 _KINDS: Mapping[str, Callable[[str], object]] = {

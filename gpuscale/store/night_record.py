@@ -1,18 +1,144 @@
-"""The record of a night in its folder: what `gpuscale night` wrote, read again."""
+"""Folders of nights and the record in each: `night.json`, and the same as text for people."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
+from typing import Literal
 
-FIRST_ATTEMPT, RECORD = "attempt-1", "night.txt"
-"""Names in a night's folder; an attempt that was repeated has a folder of its own."""
-_MOST_CHARACTERS = 1024 * 1024
+import msgspec
+
+from gpuscale.base.errors import DecodeError, ExitCode, FileError, UsageError
+from gpuscale.base.printable import clean, visible
+from gpuscale.records.as_json import converted, from_json, to_json
+from gpuscale.records.record import Line, Record
+from gpuscale.store.files import read_with
+
+FIRST_ATTEMPT = "attempt-1"
+"""Folder, within a night's folder, of an attempt that was repeated."""
+RECORD, RECORD_TEXT = "night.json", "night.txt"
 
 
-def facts_of(folder: Path) -> dict[str, str]:
-    """What has been recorded of a night or an attempt; empty where nothing was."""
+class NightRecord(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """How a night ended, or its first attempt; None if unknown."""
+
+    format: Literal["gpuscale-night"] = "gpuscale-night"
+    version: Literal[1] = 1
+    meaning: Line
+    """The end of the night in words."""
+    exit_code: int | None = None
+    pytest_exit: int | None = None
+    compare_exit: int | None = None
+    """None if nothing was compared."""
+    all_measured: bool = False
+    infrastructure: tuple[Line, ...] = ()
+    """Faults of nodes, network, file system or scheduler."""
+    left_out: tuple[Line, ...] = ()
+    """Why items made no run although nothing failed."""
+    not_collected: tuple[Line, ...] = ()
+    """Files and tests that pytest could not collect."""
+    attempts: int = 1
+    retried_as: Line | None = None
+    """The job that took the place of this one."""
+    started: Line | None = None
+    finished: Line | None = None
+    host: Line | None = None
+    nodes: tuple[Line, ...] = ()
+    job: Line | None = None
+    revision: Line | None = None
+    """Git revision of the cases."""
+    baseline: Line | None = None
+    on_verdict: Line | None = None
+    """What became of the site's own command; None if there is none."""
+
+    @property
+    def has_regressed(self) -> bool:
+        """True if the night ended with the exit code of a regression."""
+        return self.exit_code == ExitCode.REGRESSED
+
+
+def record_files(record: NightRecord) -> dict[str, str]:
+    """The contents of a record's files, by name."""
+    document = msgspec.json.format(to_json(record), indent=2)
+    return {RECORD: f"{document}\n", RECORD_TEXT: "".join(_lines(record))}
+
+
+def _lines(record: NightRecord) -> Iterator[str]:
+    facts: tuple[tuple[str, object], ...] = (
+        ("night", record.meaning),
+        ("exit", record.exit_code),
+        ("pytest exit", record.pytest_exit),
+        ("compare exit", record.compare_exit),
+        ("all measured", "yes" if record.all_measured else "no"),
+        *(("infrastructure", fault) for fault in record.infrastructure),
+        *(("left out", reason) for reason in record.left_out),
+        *(("not collected", name) for name in record.not_collected),
+        ("attempts", record.attempts if record.attempts == 1 else f"2, see {FIRST_ATTEMPT}"),
+        ("retried as", record.retried_as),
+        ("started", record.started),
+        ("finished", record.finished),
+        ("host", record.host),
+        ("nodes", " ".join(record.nodes) or None),
+        ("job", record.job),
+        ("revision", record.revision),
+        ("baseline", record.baseline),
+        ("on verdict", record.on_verdict),
+    )
+    return (f"{name}: {clean(str(fact))}\n" for name, fact in facts if fact is not None)
+
+
+def read_night(folder: Path) -> NightRecord | None:
+    """The record of a night or an attempt; None if it has none that can be read."""
+    with suppress(FileError):
+        return read_with(folder / RECORD, lambda text: from_json(NightRecord, text))
+    # Nights of gpuscale before night.json was written have the text alone.
+    with suppress(FileError):
+        return read_with(folder / RECORD_TEXT, _from_text)
+    return None
+
+
+def _from_text(text: str) -> NightRecord:
+    facts = {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
+    if "night" not in facts:
+        raise DecodeError("", "this is not the record of a night; read the night's log")
+    code = facts.get("exit", "")
+    known: dict[str, object] = {
+        "meaning": facts["night"],
+        "exit_code": int(code) if code.isdecimal() else None,
+        "retried_as": facts.get("retried as"),
+        "started": facts.get("started"),
+        "host": facts.get("host"),
+    }
+    return converted(NightRecord, known)
+
+
+def nights_folder(environment: Mapping[str, str]) -> Path:
+    """The folder that holds the nights of all machines."""
+    return Path(environment.get("GPUSCALE_NIGHTLY_DIR") or ".gpuscale/nightly")
+
+
+def new_night(folder: Path, *, name: str, job: str, day: date) -> Path:
+    """Make the folder of a night, named by date and job, so that two jobs never share one."""
+    for what, text in (("NAME", name), ("JOB", job)):
+        if not text or "/" in text or text.startswith("."):
+            raise UsageError(f"{what}: '{visible(text)}' is no name of a folder; use a word for it")
+    path = folder / name / f"{day.isoformat()}_{job}"
     try:
-        # Bounded: there is no end to a device that somebody put in its place.
-        with (folder / RECORD).open(encoding="utf-8", errors="replace") as record:
-            text = record.read(_MOST_CHARACTERS)
-    except OSError:
-        return {}
-    return {name: value for name, _, value in (line.partition(": ") for line in text.splitlines())}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError:
+        problem = "is there already; every night needs a job name of its own"
+        raise FileError(visible(str(path)), problem) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        problem = f"cannot be made ({reason}); set GPUSCALE_NIGHTLY_DIR to a folder to write to"
+        raise FileError(visible(str(path)), problem) from None
+    return path
+
+
+def next_job(nights: Path, job: str) -> str | None:
+    """The job that took the place of this one after its nodes failed; None if none did."""
+    for night in nights.glob(f"*_{job}"):
+        record = read_night(night / FIRST_ATTEMPT)
+        return record.retried_as if record else None
+    return None

@@ -10,11 +10,11 @@ from gpuscale.reports.page.content import Cell, Table, Tone, cells
 from gpuscale.reports.page.rendering import rendered
 from gpuscale.reports.phrases import counted
 from gpuscale.store import write_report
-from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD, facts_of
+from gpuscale.store.night_record import FIRST_ATTEMPT, RECORD_TEXT, NightRecord, read_night
 
 INDEX = "index.html"
 PAGE = "report.html"
-_LINKED = (PAGE, "comparison.txt", RECORD)
+_LINKED = (PAGE, "comparison.txt", RECORD_TEXT)
 """The first of them that a night has is what its line leads to."""
 
 
@@ -35,26 +35,28 @@ def write_index(folder: Path) -> None:
 def _lines(folder: Path) -> Iterator[Sequence[Cell]]:
     """The nights, the latest first."""
     nights = [path for path in folder.iterdir() if path.is_dir() and "_" in path.name]
-    facts = {night: facts_of(night) or facts_of(night / FIRST_ATTEMPT) for night in nights}
+    unknown = NightRecord(meaning="no record: it runs still, or something ended it")
+    records = {
+        night: read_night(night) or read_night(night / FIRST_ATTEMPT) or unknown for night in nights
+    }
     dates = Counter(night.name.partition("_")[0] for night in nights)
     for night in sorted(
-        nights, key=lambda each: (each.name[:10], facts[each].get("started", "")), reverse=True
+        nights, key=lambda each: (each.name[:10], records[each].started or ""), reverse=True
     ):
-        its = facts[night]
+        record = records[night]
         date, _, job = night.name.partition("_")
-        if dates[date] > 1 and (started := its.get("started", "")).startswith(date):
-            date = f"{date} {started[11:16]}"
-        code = its.get("exit", "")
+        if dates[date] > 1 and record.started and record.started.startswith(date):
+            date = f"{date} {record.started[11:16]}"
+        code = "" if record.exit_code is None else str(record.exit_code)
         linked = next((name for name in _LINKED if (night / name).exists()), None)
-        verdict = its.get("night", "no record: it runs still, or something ended it")
         yield (
             Cell(date, link=f"{quote(night.name)}/{linked}" if linked else ""),
-            Cell(verdict, tone=_tone(code)),
-            *cells(code, job, its.get("host", "")),
+            Cell(record.meaning, tone=_tone(record.exit_code)),
+            *cells(code, job, record.host or ""),
         )
 
 
-def _tone(code: str) -> Tone:
-    if code == str(int(ExitCode.OK)):
+def _tone(code: int | None) -> Tone:
+    if code == ExitCode.OK:
         return "pass"
-    return "loss" if code == str(int(ExitCode.REGRESSED)) else "doubt"
+    return "loss" if code == ExitCode.REGRESSED else "doubt"
