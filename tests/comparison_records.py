@@ -42,14 +42,14 @@ ALL_REDUCE = Cause(
 REASONS = {
     Verdict.OK: Statement.of("bounded_loss", bound=0.029),
     Verdict.CONSISTENT: Statement.of(
-        "published_met", quantity=QuantityName.EFFICIENCY, change=-0.01, tolerance=0.1
+        "published_met", published=QuantityName.EFFICIENCY, beside=-0.01, tolerance=0.1
     ),
     Verdict.IMPROVED: Statement.of("moved", throughput=0.08),
     Verdict.REGRESSED: Statement.of(
         "scaling_lost", throughput=-0.078, efficiency=-0.077, reference=-0.001
     ),
     Verdict.INCONSISTENT: Statement.of(
-        "published_missed", quantity=QuantityName.EFFICIENCY, change=-0.3, tolerance=0.1
+        "published_missed", published=QuantityName.EFFICIENCY, beside=-0.3, tolerance=0.1
     ),
     Verdict.INCONCLUSIVE: Statement.of(
         "loss_not_excluded",

@@ -1,9 +1,9 @@
 """Looking for what a comparison says by its codes, whatever its words."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
-from gpuscale.records import Statement
+from gpuscale.records import Facts, Statement
 
 _T = TypeVar("_T")
 
@@ -14,7 +14,7 @@ def codes_in(statement: Statement) -> list[str]:
     return [statement.code, *(code for each in inner for code in codes_in(each))]
 
 
-def facts_of(notes: Iterable[Statement], code: str) -> Mapping[str, object]:
+def facts_of(notes: Iterable[Statement], code: str) -> Facts:
     """The facts of the only note of that code."""
     (note,) = [note for note in notes if note.code is code]
     return note.facts

@@ -271,7 +271,7 @@ def test_allocations_are_counted_for_each_row() -> None:
     apart = baseline({1: [0.1 * f for f in THEN]}, allocations=("monday",))
     apart = replace(apart, runs=(*apart.runs, *one.runs))
     facts = facts_of(compare(apart, [_now(n1=0.1, n2=0.11)]).notes, "few_allocations_of_rows")
-    assert (facts["count"], facts["others"]) == (1, 1)
+    assert (facts["count"], facts["other_rows"]) == (1, 1)
     facts_of(compare(one, [_now(n2=0.11)]).notes, "one_allocation")
 
 
@@ -286,7 +286,8 @@ def test_one_sick_night_in_the_baseline_hides_no_loss_and_is_named() -> None:
     comparison = compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.107)])
     assert _row(comparison, 1).verdict is Verdict.REGRESSED
     facts = facts_of(comparison.notes, "outlying_allocations")
-    assert (facts["names"], facts["change"]) == ((NIGHTS[2],), pytest.approx(0.12, abs=2e-3))
+    assert facts["names"] == (NIGHTS[2],)
+    assert facts["difference"] == pytest.approx(0.12, abs=2e-3)
     assert _row(
         compare(baseline({1: nights}, allocations=NIGHTS), [_now(n1=0.1)]), 1
     ).verdict.is_pass
@@ -435,7 +436,8 @@ def test_a_pool_of_nights_that_differ_is_pointed_out_with_the_farthest() -> None
     ]
     notes = compare(_then(n1=0.1), nights).notes
     facts = facts_of(notes, "differing_allocation")
-    assert (facts["name"], facts["change"]) == ("n7", pytest.approx(0.11, abs=1e-3))
+    assert facts["name"] == "n7"
+    assert facts["difference"] == pytest.approx(0.11, abs=1e-3)
     for last_s, is_told in ((0.1, False), (0.1028, False), (0.1032, True)):
         last = measured({1: [last_s * f for f in NOW]}, job_id="n7")
         notes = compare(_then(n1=0.1), [*nights[:6], last]).notes

@@ -30,7 +30,7 @@ def test_a_number_of_runs_is_only_told_where_those_there_can_foresee_it(
     found = RequiredRuns(needed=needed, made=made)
     assert found.credible == credible
     assert found.advice == (
-        Statement.of("unknown_further_runs", made=made)
+        Statement.of("unknown_further_runs", too_few=made)
         if credible is None
         else Statement.of("further_runs", needed=needed)
     )

@@ -4,6 +4,7 @@ import math
 import random
 import re
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from builders import baseline, measured, phased_run, phases, results
@@ -22,6 +23,7 @@ from gpuscale.records import (
     Comparison,
     EntryVerdict,
     Estimate,
+    Facts,
     QuantityName,
     Results,
     Statement,
@@ -127,7 +129,7 @@ def test_a_row_is_uncertain_for_what_differs_and_not_for_another_rows_runs(
     assert code in codes_in(row.reason)
 
 
-def noisy(remedy: str, **facts: object) -> EntryVerdict:
+def noisy(remedy: str, /, **facts: Unpack[Facts]) -> EntryVerdict:
     """A row that is inconclusive for that remedy."""
     change = Estimate(value=-0.03, low=-0.08, high=0.02)
     quantity, advice = QuantityName.EFFICIENCY, Statement.of(remedy, **facts)
@@ -205,7 +207,7 @@ def test_a_gain_between_few_sessions_is_doubted_and_one_over_many_is_not() -> No
         compare(baseline({1: QUIET}, allocations=names), [faster]) for names in (["then"], NIGHTS)
     )
     assert (one.exit_code, many.exit_code) == (0, 0)
-    assert facts_of(one.notes, "few_sessions")["before"] == 1
+    assert facts_of(one.notes, "few_sessions")["sessions"] == 1
     assert "sessions differ" in said(one)["beware"]
     assert "beware" not in said(many)
     assert "beware" not in said(compare(baseline({1: QUIET}), [measured({1: QUIET})]))

@@ -132,7 +132,7 @@ def test_memory_is_the_largest_of_any_rank_and_utilisation_the_mean() -> None:
 def test_an_efficiency_above_1_1_is_noted_as_a_unit_error() -> None:
     key = EntryKey("mnist_cnn", "ddp", 2)
     note = unit_error_note(key, Estimate(value=1.23))
-    assert note == Statement.of("unit_error", row=key, efficiency=1.23)
+    assert note == Statement.of("unit_error", row=key, value=1.23)
     assert unit_error_note(key, Estimate(value=1.23, low=1.12, high=1.35)) == note
     assert unit_error_note(key, Estimate(value=1.09)) is None
     assert unit_error_note(key, None) is None

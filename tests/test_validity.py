@@ -22,10 +22,9 @@ def test_a_baseline_holds_through_its_last_day() -> None:
     expiring = replace(THEN, expires_on="2027-05-01")
     assert expiry_note(expiring, date(2027, 5, 1)) is None
     yesterday = expiry_note(expiring, date(2027, 5, 2))
-    expired = {"on": "2027-05-01", "days": 1}
-    assert yesterday == Statement("expired", expired)
+    assert yesterday == Statement.of("expired", on="2027-05-01", days=1)
     later = expiry_note(expiring, date(2027, 6, 1))
-    assert later == Statement("expired", {**expired, "days": 31})
+    assert later == Statement.of("expired", on="2027-05-01", days=31)
     assert expiry_note(THEN, date.max) is None
 
 

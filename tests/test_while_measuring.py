@@ -61,7 +61,7 @@ def test_before_the_first_look_every_row_needs_runs_and_nothing_is_called() -> N
     step = next_step(_then(n1=0.1, n2=0.11), [_now(2, n1=0.1, n2=0.2)], PLAN)
     assert {each.status for each in step.entries} == {RowStatus.NEEDS_RUNS}
     assert {each.entry.verdict for each in step.entries} == {Verdict.INCONCLUSIVE}
-    assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", made=2)
+    assert _row(step, 2).entry.reason == Statement.of("too_few_to_look", runs=2)
     assert {key for key, _ in step.needs_runs} == {_key(1), _key(2)}
     assert step.comparison.exit_code == 3
 
@@ -190,8 +190,9 @@ def test_a_look_needs_runs_that_gave_a_number_and_not_attempts() -> None:
     step = next_step(_then(n1=0.1, n2=0.11), [now], PLAN)
     row = _row(step, 2)
     assert (row.status, row.analysed_after) == (RowStatus.NEEDS_RUNS, None)
-    few = {"valid": 1, "made": 3, "failures": {"unsteady": 2}}
-    assert row.entry.reason == Statement("too_few_valid_runs", few)
+    failures = {"unsteady": 2}
+    few = Statement.of("too_few_valid_runs", valid=1, made=3, failures=failures)
+    assert row.entry.reason == few
     assert step.comparison.exit_code == 3
 
 

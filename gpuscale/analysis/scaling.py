@@ -246,5 +246,5 @@ def unit_error_note(key: EntryKey, efficiency: Estimate | None) -> Statement | N
         return None
     value, low, high = efficiency.value, efficiency.low, efficiency.high
     if low is not None and low <= 1:
-        return Statement.of("noisy_efficiency", row=key, efficiency=value, low=low, high=high)
-    return Statement.of("unit_error", row=key, efficiency=value)
+        return Statement.of("noisy_efficiency", row=key, value=value, low=low, high=high)
+    return Statement.of("unit_error", row=key, value=value)

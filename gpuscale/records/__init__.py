@@ -25,6 +25,7 @@ from gpuscale.records.tolerances import ToleranceOverride, Tolerances
 from gpuscale.records.verdict import (
     Comparison,
     EntryVerdict,
+    Facts,
     Finding,
     MetricVerdict,
     Origin,

@@ -1,15 +1,17 @@
 """A comparison as values, which every report format renders: codes and numbers, no words."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from gpuscale.base.errors import ExitCode
 from gpuscale.records.cause import Cause
-from gpuscale.records.configuration import Configuration, EntryKey
+from gpuscale.records.configuration import Configuration, EntryKey, FieldChange
+from gpuscale.records.environment import EnvironmentChange
 from gpuscale.records.metrics import MetricSpec
 from gpuscale.records.point import Estimate, Scaling
+from gpuscale.records.run_evidence import HostLoad
 
 
 class QuantityName(StrEnum):
@@ -30,17 +32,93 @@ class Finding(StrEnum):
     FASTER = "faster"
 
 
+class Facts(TypedDict, total=False):
+    """Facts of a reason or note; a name always has the same type, and is shown in the same form."""
+
+    # Fractions: of the throughput or the step time, or relative changes.
+    allowed: float
+    beside: float
+    bound: float
+    deviation: float
+    deviation_speedup: float
+    deviation_time: float
+    difference: float
+    efficiency: float
+    factor: float
+    high: float | None
+    loss: float
+    low: float
+    margin: float
+    ok_bound: float
+    p: float | None
+    reference: float
+    significance: float
+    throughput: float
+    tolerance: float
+    value: float
+    # Counts.
+    all_made: int
+    busy: int
+    count: int
+    days: int
+    enough: int
+    failed: int
+    failures: Mapping[str, int]
+    made: int
+    needed: int | None
+    other_rows: int
+    other_runs: int
+    others: int
+    ranks: int
+    run: int
+    runs: int
+    sessions: int
+    too_few: int
+    valid: int
+    # Names and texts.
+    before: object
+    cases: Sequence[str]
+    conditions: Sequence[str]
+    failure: str | None
+    label: str
+    metric: str
+    name: str
+    names: Sequence[str]
+    nights: Sequence[str]
+    now: object
+    on: str
+    one: str
+    options: Sequence[str]
+    other: str
+    places: Mapping[str, str]
+    side: str
+    since: str
+    then: str
+    # Records.
+    change: Estimate
+    changed: Sequence[EnvironmentChange]
+    changes: Sequence[EnvironmentChange]
+    differences: "Sequence[FieldChange | Statement | str]"
+    error: "Statement"
+    load: HostLoad
+    otherwise: "Statement"
+    published: QuantityName
+    quantity: str
+    remedy: "Statement | None"
+    row: EntryKey
+    rows: Sequence[EntryKey]
+    why: "Statement"
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Something to be said, as a code and the facts that its words need."""
+    """A reason or note: a code, whose words are in `reports.reason_words`, and its facts."""
 
     code: str
-    """Of its words in `reports.reason_words`, which take the facts."""
-    facts: Mapping[str, object]
-    """Text, numbers, several of them, and further statements, by name; changes are relative."""
+    facts: Facts
 
     @classmethod
-    def of(cls, code: str, /, **facts: object) -> "Statement":
+    def of(cls, code: str, /, **facts: Unpack[Facts]) -> "Statement":
         """The statement with these facts."""
         return cls(code, facts)
 

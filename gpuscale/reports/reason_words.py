@@ -1,8 +1,8 @@
 """The words of each reason and note, and how the facts in them are shown."""
 
-import string
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from gpuscale.base.units import format_percent, rough_percent, significant
 from gpuscale.records import (
@@ -33,221 +33,285 @@ from gpuscale.reports.phrases import (
 _SMALLEST_SHOWN = 0.0005
 """Changes below this fraction are printed as 0.0 %."""
 _SINGLE_RUN = "a single run does not tell how much runs differ"
-_CHANGED = "{quantity:quantity} {change:changed}"
-_NOT_EXCLUDED = "a loss of {ok_bound:percent} is not excluded"
-_GAVE_A_NUMBER = "{valid} of {made:runs} gave a number: {failures:failures}"
-_PUBLISHED = "{quantity:published} is {change:beside} the published figure"
-_TOLERANCE = "the tolerance of {tolerance:percent}"
+_CHANGED = "{quantity} {change}"
+_NOT_EXCLUDED = "a loss of {ok_bound} is not excluded"
+_GAVE_A_NUMBER = "{valid} of {made} gave a number: {failures}"
+_PUBLISHED = "{published} is {beside} the published figure"
+_TOLERANCE = "the tolerance of {tolerance}"
 _DECLARED = (
     "intervals are widened by a declared deviation between allocations "
-    "({deviation_time:percent} of T, {deviation_speedup:percent} of S and E)"
+    "({deviation_time} of T, {deviation_speedup} of S and E)"
 )
-WORDS: Mapping[str, str] = {
-    "no_loss": "no loss, with 95 % confidence",
-    "bounded_loss": "any loss is below {bound:bound}, with 95 % confidence",
-    "one_sided_bound": (
-        "a loss of {allowed:percent} is ruled out with 95 % confidence, one-sided; the two-sided "
-        "interval reaches {bound:bound}"
+
+
+class Words(NamedTuple):
+    """What reports say of one code; facts stand in braces, each in its form of `_FORMS`."""
+
+    sentence: str
+    short: str = ""
+    """Why a row got its verdict, in a few words."""
+    remedy: str = ""
+    """What to do about a row that is no pass."""
+    needs_baseline: bool = False
+    """True of a remedy that asks for more runs before: no run of tonight settles the row."""
+    is_in_table: bool = False
+    """True of the reason of a pass that the numbers of its row give already."""
+    caution: str | None = None
+    """What to do first about a note that makes every verdict doubtful; empty for nothing."""
+
+
+WORDS: Mapping[str, Words] = {
+    "no_loss": Words("no loss, with 95 % confidence"),
+    "bounded_loss": Words("any loss is below {bound}, with 95 % confidence"),
+    "one_sided_bound": Words(
+        "a loss of {allowed} is ruled out with 95 % confidence, one-sided; the two-sided "
+        "interval reaches {bound}"
     ),
-    "moved": "the throughput on {gpus:gpus} {throughput:moved}",
-    "moved_with_efficiency": (
-        "the throughput on {gpus:gpus} {throughput:moved}; E({gpus}) {efficiency:moved}"
+    "moved": Words("the throughput on {gpus} {throughput}", is_in_table=True),
+    "moved_with_efficiency": Words(
+        "the throughput on {gpus} {throughput}; E({n}) {efficiency}", is_in_table=True
     ),
-    "scaling_lost": (
-        "E({gpus}) {efficiency:moved}: the throughput on {gpus:gpus} {throughput:moved}, "
-        "that on 1 GPU {reference:moved}"
+    "scaling_lost": Words(
+        "E({n}) {efficiency}: the throughput on {gpus} {throughput}, that on 1 GPU {reference}"
     ),
-    "each_gpu_slower": (
-        "the throughput on {gpus:gpus} {throughput:moved}, as that on 1 GPU {reference:moved}: "
+    "each_gpu_slower": Words(
+        "the throughput on {gpus} {throughput}, as that on 1 GPU {reference}: "
         "each GPU is slower, not the scaling"
     ),
-    "reference_faster": (
-        "E({gpus}) {efficiency:moved} only because the throughput on 1 GPU {reference:moved}; "
-        "the throughput on {gpus:gpus} {throughput:moved}"
+    "reference_faster": Words(
+        "E({n}) {efficiency} only because the throughput on 1 GPU {reference}; "
+        "the throughput on {gpus} {throughput}"
     ),
-    "metric_lost": "{metric:metric}; otherwise {otherwise}",
-    "slow_allocation": (
-        "in {name} the throughput on {gpus:gpus} was {loss:percent} below that of the other "
+    "metric_lost": Words("{metric}; otherwise {otherwise}"),
+    "slow_allocation": Words(
+        "in {name} the throughput on {gpus} was {loss} below that of the other "
         "allocations; all together, {otherwise}"
     ),
-    "level_lost": (
-        "the throughput on {gpus:gpus} is {change:percent} less from {since} on"
-        "{changed:that night}; tonight against those nights alone, {otherwise}"
+    "level_lost": Words(
+        "the throughput on {gpus} is {loss} less from {since} on"
+        "{changed}; tonight against those nights alone, {otherwise}",
+        short="against the nights before {since}; above: those since",
     ),
-    "drifted": (
-        "the throughput on {gpus:gpus} fell slowly, by {change:percent} until {since}; tonight "
-        "against the last nights alone, {otherwise}"
+    "drifted": Words(
+        "the throughput on {gpus} fell slowly, by {loss} until {since}; tonight "
+        "against the last nights alone, {otherwise}",
+        short="slowly, until {since}; above: the last nights",
     ),
-    "single_run": f"{_SINGLE_RUN}; measure 3 or more",
-    "loss_not_excluded": f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy:after}}",
-    "within_margin": (
+    "single_run": Words(
+        f"{_SINGLE_RUN}; measure 3 or more",
+        short=_SINGLE_RUN,
+        remedy="measure three runs or more of each row",
+    ),
+    "loss_not_excluded": Words(f"{_CHANGED}: {_NOT_EXCLUDED}{{remedy}}"),
+    "within_margin": Words(
         f"{_CHANGED}: the interval lies below zero, but the loss is within the margin of "
-        f"{{margin:percent}}, and {_NOT_EXCLUDED}{{remedy:after}}"
+        f"{{margin}}, and {_NOT_EXCLUDED}{{remedy}}"
     ),
-    "not_beyond_chance": (
+    "not_beyond_chance": Words(
         f"{_CHANGED}: the interval lies below zero, but chance alone shows such a loss in "
-        "{p:percent} of comparisons (corrected for all rows), and only below "
-        "{significance:percent} is it called one{remedy:after}"
+        "{p} of comparisons (corrected for all rows), and only below "
+        "{significance} is it called one{remedy}",
+        short="slower, but not by more than chance could do",
     ),
-    "unknown_end_moved": (
+    "unknown_end_moved": Words(
         f"{_CHANGED}, and the runs do not tell whether 1 GPU got faster or more GPUs slower"
-        "{remedy:after}"
+        "{remedy}"
     ),
-    "speedup_unknown": "{otherwise}; the speedup is unknown: {why}",
-    "neither_on_1_gpu": "neither side has runs on 1 GPU",
-    "baseline_not_on_1_gpu": "the baseline has no runs on 1 GPU",
-    "results_not_on_1_gpu": "no valid run on 1 GPU was measured",
-    "other_batch_on_1_gpu": "the batch on 1 GPU differs ({before} → {now})",
-    "further_runs": "about {needed:further runs} would probably settle it",
-    "unknown_further_runs": "more runs may settle it; {made:runs are} too few to tell how many",
-    "runs_differ": (
+    "speedup_unknown": Words("{otherwise}; the speedup is unknown: {why}"),
+    "neither_on_1_gpu": Words("neither side has runs on 1 GPU"),
+    "baseline_not_on_1_gpu": Words("the baseline has no runs on 1 GPU"),
+    "results_not_on_1_gpu": Words("no valid run on 1 GPU was measured"),
+    "other_batch_on_1_gpu": Words("the batch on 1 GPU differs ({before} → {now})"),
+    "further_runs": Words("about {needed} would probably settle it"),
+    "unknown_further_runs": Words("more runs may settle it; {too_few} too few to tell how many"),
+    "runs_differ": Words(
         "further runs like these would probably not settle it, since they differ by "
-        "{deviation:rough} from one to the next: find what disturbs them"
+        "{deviation} from one to the next: find what disturbs them",
+        remedy="find what disturbs these runs: 'gpuscale doctor', and other work on the host",
     ),
-    "baseline_runs_differ": (
+    "baseline_runs_differ": Words(
         "further runs like these would probably not settle it, since the baseline's runs differ by "
-        "{deviation:rough} from one to the next: more runs in the baseline may"
+        "{deviation} from one to the next: more runs in the baseline may",
+        needs_baseline=True,
     ),
-    "nights_differ": (
+    "nights_differ": Words(
         "further runs of tonight would probably not settle it, since nights differ by "
-        "{deviation:rough}: more nights in the baseline may"
+        "{deviation}: more nights in the baseline may",
+        needs_baseline=True,
     ),
-    "other_rows_differ": (
+    "other_rows_differ": Words(
         "the row's own runs are too few to tell how much they differ, and those of other rows "
-        "differ by {deviation:rough} from one to the next"
+        "differ by {deviation} from one to the next",
+        remedy="measure three runs or more of each row",
     ),
-    "more_runs": "measure more runs",
-    "too_few_valid_runs": _GAVE_A_NUMBER,
-    "too_few_of_all_runs": f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
-    "too_few_since_look": f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}",
-    "too_few_to_look": "too few runs to look at ({made} so far)",
-    "not_yet_confirmed": "{otherwise}; not yet confirmed by fresh runs",
-    "not_measured": "not measured",
-    "on_neither_side": "asked for, and on neither side",
-    "no_entry": "no entry in the baseline",
-    "no_entry_alike": "no entry in the baseline of this configuration ({differences:list})",
-    "no_earlier_night": "none of the earlier nights measured it",
-    "no_earlier_night_alike": (
-        "none of the earlier nights measured it in this configuration ({differences:list})"
+    "more_runs": Words("measure more runs"),
+    "too_few_valid_runs": Words(_GAVE_A_NUMBER, short="too few of the runs gave a number"),
+    "too_few_of_all_runs": Words(
+        f"{_GAVE_A_NUMBER}; by what is left, {{otherwise}}",
+        short="too few of the runs gave a number",
     ),
-    "other_measurement": "not the same measurement ({differences:list})",
-    "other_machine": "measured on {now:device}, the baseline on {before:device}",
-    "shared_gpu": "{ranks} ranks shared a GPU, which tells nothing of a speedup",
-    "mixed_machines": "the results mix {one} and {other}; compare them one at a time",
-    "all_runs_failed": "{made:all runs} failed: {failure}",
-    "published_exceeded": _PUBLISHED,
-    "published_met": f"{_PUBLISHED}, within {_TOLERANCE}",
-    "published_missed": f"{_PUBLISHED}, more than {_TOLERANCE}",
-    "published_uncertain": f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy:after}}",
-    "published_alone": "{otherwise}; {why}",
-    "speedup_reference": "the reference of the speedups",
-    "only_speedup_reference": (
+    "too_few_since_look": Words(f"{_GAVE_A_NUMBER}; by those looked at, {{otherwise}}"),
+    "too_few_to_look": Words("too few runs to look at ({runs} so far)"),
+    "not_yet_confirmed": Words("{otherwise}; not yet confirmed by fresh runs"),
+    "not_measured": Words(
+        "not measured",
+        short="not measured",
+        remedy="name the results that have what is missing, or measure it: pytest … --resume FILE",
+    ),
+    "on_neither_side": Words("asked for, and on neither side", short="on neither side"),
+    "no_entry": Words(
+        "no entry in the baseline",
+        short="not in the baseline",
+        remedy="measure the same rows on both sides, or record them: 'gpuscale baseline record'",
+    ),
+    "no_entry_alike": Words(
+        "no entry in the baseline of this configuration ({differences})",
+        short="in the baseline in another configuration only",
+        remedy="measure as the baseline was, or record one of what is measured now",
+    ),
+    "no_earlier_night": Words(
+        "none of the earlier nights measured it", short="in no earlier night"
+    ),
+    "no_earlier_night_alike": Words(
+        "none of the earlier nights measured it in this configuration ({differences})",
+        short="in earlier nights in another configuration only",
+    ),
+    "other_measurement": Words(
+        "not the same measurement ({differences})",
+        short="not the same measurement",
+        remedy="measure as the baseline was, or record one of what is measured now",
+    ),
+    "other_machine": Words(
+        "measured on {now}, the baseline on {before}",
+        remedy="name another baseline, one of this machine",
+    ),
+    "shared_gpu": Words("{ranks} ranks shared a GPU, which tells nothing of a speedup"),
+    "mixed_machines": Words("the results mix {one} and {other}; compare them one at a time"),
+    "all_runs_failed": Words("{all_made} failed: {failure}", short="all runs failed"),
+    "published_exceeded": Words(_PUBLISHED, is_in_table=True),
+    "published_met": Words(f"{_PUBLISHED}, within {_TOLERANCE}", is_in_table=True),
+    "published_missed": Words(f"{_PUBLISHED}, more than {_TOLERANCE}"),
+    "published_uncertain": Words(
+        f"{_PUBLISHED}, and its interval straddles {_TOLERANCE}{{remedy}}"
+    ),
+    "published_alone": Words("{otherwise}; {why}"),
+    "speedup_reference": Words("the reference of the speedups", is_in_table=True),
+    "only_speedup_reference": Words(
         "the reference of the speedups says nothing alone; measure on more GPUs too"
     ),
-    "no_published_reference": "the publication has no comparable figure for 1 GPU",
-    "no_measured_reference": "its speedup is unknown: no valid run on 1 GPU was measured",
-    "other_published_reference": (
+    "no_published_reference": Words("the publication has no comparable figure for 1 GPU"),
+    "no_measured_reference": Words("its speedup is unknown: no valid run on 1 GPU was measured"),
+    "other_published_reference": Words(
         "its speedup is over another measurement on 1 GPU (batch_per_gpu: {before} → {now})"
     ),
-    "empty_baseline": "the baseline has no entries; record some with 'gpuscale baseline record'",
-    "no_valid_run": "the results have no valid run; nothing was judged",
-    "no_row_left": "no row is left after the choice of cases and GPUs",
-    "idle_override": (
-        "an override in 'tolerances' fits no entry of the baseline ({conditions:list})"
+    "empty_baseline": Words(
+        "the baseline has no entries; record some with 'gpuscale baseline record'"
     ),
-    "one_allocation": f"the baseline comes from one allocation: {_DECLARED}",
-    "few_allocations": (
-        "the baseline comes from {count} allocations, fewer than the {enough} that tell their "
+    "no_valid_run": Words("the results have no valid run; nothing was judged"),
+    "no_row_left": Words("no row is left after the choice of cases and GPUs"),
+    "idle_override": Words(
+        "an override in 'tolerances' fits no entry of the baseline ({conditions})"
+    ),
+    "one_allocation": Words(f"the baseline comes from one allocation: {_DECLARED}"),
+    "few_allocations": Words(
+        "the baseline comes from {count}, fewer than the {enough} that tell their "
         f"spread: {_DECLARED}"
     ),
-    "few_allocations_of_rows": (
-        "the baseline's runs of {row:row} come from {count:allocations}{others:and more rows}, "
+    "few_allocations_of_rows": Words(
+        "the baseline's runs of {row} come from {count}{other_rows}, "
         f"fewer than the {{enough}} that tell their spread: {_DECLARED}"
     ),
-    "estimated_spread": (
-        "the spread between allocations is estimated from the baseline's {count} allocations"
+    "estimated_spread": Words(
+        "the spread between allocations is estimated from the baseline's {count}"
     ),
-    "estimated_spread_of_others": (
+    "estimated_spread_of_others": Words(
         "the spread between allocations of the other entries is estimated from the baseline's "
-        "{count} allocations"
+        "{count}"
     ),
-    "few_runs": (
-        "fewer than {enough} runs in the baseline: {row:row} ({runs}){others:and more}; "
-        "intervals are wide"
+    "few_runs": Words(
+        "fewer than {enough} runs in the baseline: {row} ({runs}){others}; intervals are wide"
     ),
-    "newer_baseline": (
-        "the baseline was measured after these results: the two sides may be the wrong way round"
+    "newer_baseline": Words(
+        "the baseline was measured after these results: the two sides may be the wrong way round",
+        caution="give the earlier results first",
     ),
-    "same_allocation": (
+    "unlikely_change": Words(
+        "{row}{others}: {factor} the baseline's throughput is a unit error "
+        "until proven otherwise; check that batch and step time mean the same on both sides",
+        caution="check that both sides were measured and counted alike",
+    ),
+    "same_allocation": Words(
         "the results come from an allocation that the baseline was recorded in ({name}); "
-        "they cannot tell what changed since"
+        "they cannot tell what changed since",
+        caution="",
     ),
-    "outlying_runs": (
-        "left out of the baseline: run {run} of {name} for {row:row}, whose T differed by "
-        "{change:signed} from the other runs{others:and more runs}"
+    "outlying_runs": Words(
+        "left out of the baseline: run {run} of {name} for {row}, whose T differed by "
+        "{difference} from the other runs{other_runs}"
     ),
-    "outlying_allocations": (
-        "left out of the baseline's spread: {names:listed}, where T of {row:row}{others:and more} "
-        "differed by up to {change:signed} from the other allocations"
+    "outlying_allocations": Words(
+        "left out of the baseline's spread: {names}, where T of {row}{others} "
+        "differed by up to {difference} from the other allocations"
     ),
-    "differing_allocation": (
-        "the results are of several allocations that differ: on {row:row} T of {name} is "
-        "{change:signed} beside the others; judge each alone to see which is slower"
+    "differing_allocation": Words(
+        "the results are of several allocations that differ: on {row} T of {name} is "
+        "{difference} beside the others; judge each alone to see which is slower"
     ),
-    "published_without_spread": (
+    "published_without_spread": Words(
         "published figures have no spread: consistent or not is told with a stated tolerance, "
         "and only to the worse side"
     ),
-    "published_on_real_data": (
+    "published_on_real_data": Words(
         "the published figures were made on real data, these results on synthetic data"
     ),
-    "published_in_other_precision": (
-        "the published figures are of {then}; {label} was measured in {options:list}"
+    "published_in_other_precision": Words(
+        "the published figures are of {then}; {label} was measured in {options}"
     ),
-    "published_without_precision": (
-        "the published figures do not name their precision; {label} was measured in {options:list}"
+    "published_without_precision": Words(
+        "the published figures do not name their precision; {label} was measured in {options}"
     ),
-    "failed_runs": "{rows:rows}: {failed} of {made:runs} failed ({failure})",
-    "environment_changed": "changed since the baseline: {changes:changes}",
-    "gpu_places": "{places:places}",
-    "busy_host": "the host was busy in {busy} of {runs:runs} ({load:load})",
-    "busy_host_before": "the baseline's host was busy in {busy} of {runs:runs} ({load:load})",
-    "not_judged": (
-        "{row:row} was also measured with another configuration that is not judged "
-        "({differences:list})"
+    "failed_runs": Words("{rows}: {failed} of {made} failed ({failure})"),
+    "environment_changed": Words("changed since the baseline: {changes}"),
+    "gpu_places": Words("{places}"),
+    "busy_host": Words(
+        "the host was busy in {busy} of {made} ({load})",
+        caution="measure again while the host does nothing else",
     ),
-    "unchecked_training": (
-        "that the ranks of a command train one model together was not checked: {cases:list}"
+    "busy_host_before": Words(
+        "the baseline's host was busy in {busy} of {made} ({load})", caution=""
     ),
-    "unit_error": (
-        "{row:row}: an efficiency of {efficiency:.2f} is a unit error until proven "
+    "not_judged": Words(
+        "{row} was also measured with another configuration that is not judged ({differences})"
+    ),
+    "unchecked_training": Words(
+        "that the ranks of a command train one model together was not checked: {cases}"
+    ),
+    "unit_error": Words(
+        "{row}: an efficiency of {value} is a unit error until proven "
         "otherwise; check that batch per GPU and step time mean the same as on 1 GPU"
     ),
-    "noisy_efficiency": (
-        "{row:row}: an efficiency of {efficiency:.2f} [{low:.2f}, {high:.2f}] may be noise, since "
+    "noisy_efficiency": Words(
+        "{row}: an efficiency of {value} [{low}, {high}] may be noise, since "
         "its interval holds 1; make more runs, or measure on a quieter machine"
     ),
-    "unit_error_of_side": "{side}: {error}",
-    "unlikely_change": (
-        "{row:row}{others:and more}: {factor:times} the baseline's throughput is a unit error "
-        "until proven otherwise; check that batch and step time mean the same on both sides"
+    "unit_error_of_side": Words("{side}: {error}"),
+    "few_sessions": Words(
+        "gains are between {sessions} before and {now} now, too few to tell how much "
+        "sessions differ ({deviation_time} of T is assumed); measure both in turn to be sure",
+        caution="",
     ),
-    "few_sessions": (
-        "gains are between {before:sessions} before and {now} now, too few to tell how much "
-        "sessions differ ({deviation:percent} of T is assumed); measure both in turn to be sure"
-    ),
-    "nights_left_out": "left out: {nights:list}",
-    "expired": (
-        "the baseline expired on {on} ({days:days ago}): it may no longer be what this machine can "
+    "nights_left_out": Words("left out: {nights}"),
+    "expired": Words(
+        "the baseline expired on {on} ({days}): it may no longer be what this machine can "
         "do; measure again and run 'gpuscale baseline update --expires DATE', which without "
         "--expires keeps the old date"
     ),
-    "other_host": (
-        "the baseline may be of another machine: {differences:list}; what depends on the host, "
+    "other_host": Words(
+        "the baseline may be of another machine: {differences}; what depends on the host, "
         "such as loading data, may differ for that alone"
     ),
-    "host_has_other_cpu": "its CPU is {before}, here {now}",
-    "host_has_more_gpus": "its nodes have {before} GPUs, here {now}",
+    "host_has_other_cpu": Words("its CPU is {before}, here {now}"),
+    "host_has_more_gpus": Words("its nodes have {before} GPUs, here {now}"),
 }
 _FAILED = {
     "raised": ("raised an error", "raised an error"),
@@ -281,12 +345,27 @@ _DEVICES = {"cuda": "GPUs", "cpu": "CPU ranks"}
 
 def reason_text(entry: EntryVerdict) -> str:
     """One sentence that a tired person understands."""
-    return to_minutes(_Speaker(entry).said(entry.reason))
+    return to_minutes(_said(WORDS[entry.reason.code].sentence, entry.reason, entry))
+
+
+def short_text(entry: EntryVerdict) -> str:
+    """The reason of a row in a few words; empty if it has none."""
+    return to_minutes(_said(WORDS[entry.reason.code].short, entry.reason, entry))
 
 
 def statement_text(statement: Statement) -> str:
     """The words of a statement that is about no row, such as a note."""
-    return to_minutes(_Speaker(None).said(statement))
+    return to_minutes(_said(WORDS[statement.code].sentence, statement, None))
+
+
+def parts_of(reason: Statement) -> Iterator[Statement]:
+    """The reason, and what it says otherwise; the remedy of each part stands before the part."""
+    part: Statement | None = reason
+    while part is not None:
+        if remedy := part.facts.get("remedy"):
+            yield remedy
+        yield part
+        part = part.facts.get("otherwise")
 
 
 def metric_reason(metric: MetricVerdict) -> str:
@@ -337,81 +416,83 @@ def _failures(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {words[kind][count > 1]}" for kind, count in counts.items())
 
 
-_SHOWN: Mapping[str, Callable[[Any], str]] = {
-    "percent": format_percent,
-    "rough": rough_percent,
-    "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
-    "signed": percent_text,
-    "changed": _changed,
-    "moved": _moved,
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(
+        (
+            *("allowed", "deviation_speedup", "deviation_time", "loss", "margin", "ok_bound", "p"),
+            *("significance", "tolerance"),
+        ),
+        format_percent,
+    ),
+    **dict.fromkeys(("efficiency", "reference", "throughput"), _moved),
+    **dict.fromkeys(("high", "low", "value"), "{:.2f}".format),
+    **dict.fromkeys(("before", "now"), lambda value: _DEVICES.get(value, str(value))),
+    "all_made": lambda count: "the only run" if count == 1 else f"all {count} runs",
     "beside": lambda change: f"{format_percent(abs(change))} {'below' if change < 0 else 'above'}",
+    "bound": lambda loss: rough_percent(loss) if loss < 0.01 else format_percent(loss),
+    "change": _changed,
+    "changed": lambda changes: (
+        f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
+    ),
+    "changes": lambda changes: "; ".join(map(environment_text, changes)),
+    "count": lambda count: counted(count, "allocation"),
+    "days": lambda count: "yesterday" if count == 1 else f"{count} days ago",
+    "deviation": rough_percent,
+    "difference": percent_text,
+    "factor": lambda factor: f"{significant(factor, 2)} times",
     "failures": _failures,
-    "gpus": gpus_text,
-    "listed": listed,
-    "row": lambda key: str(key.label),
-    "rows": lambda keys: ", ".join(row_texts((key.name, key.gpus) for key in keys)),
     "load": load_text,
+    "made": lambda count: counted(count, "run"),
+    "names": listed,
+    "needed": lambda count: counted(count, "further run"),
+    "other_rows": lambda count: (
+        f", those of {counted(count, 'other row')} from few too" if count else ""
+    ),
+    "other_runs": lambda count: f", and {count} more such" if count else "",
+    "others": lambda count: f" and {count} more" if count else "",
     "places": lambda places: "; ".join(
         f"{device_text(uuid)} is {at}" for uuid, at in places.items()
     ),
-    "changes": lambda changes: "; ".join(map(environment_text, changes)),
-    "that night": lambda changes: (
-        f" (changed that night: {'; '.join(map(environment_text, changes))})" if changes else ""
-    ),
-    "times": lambda factor: f"{significant(factor, 2)} times",
+    "row": attrgetter("label"),
+    "rows": lambda keys: ", ".join(row_texts((key.name, key.gpus) for key in keys)),
     "sessions": lambda count: counted(count, "session"),
-    "device": lambda name: _DEVICES.get(name, name),
-    "and more runs": lambda count: f", and {count} more such" if count else "",
-    "and more": lambda count: f" and {count} more" if count else "",
-    "and more rows": lambda count: (
-        f", those of {counted(count, 'other row')} from few too" if count else ""
-    ),
-    "allocations": lambda count: counted(count, "allocation"),
-    "days ago": lambda count: "yesterday" if count == 1 else f"{count} days ago",
-    "all runs": lambda count: "the only run" if count == 1 else f"all {count} runs",
-    "runs": lambda count: counted(count, "run"),
-    "further runs": lambda count: counted(count, "further run"),
-    "runs are": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
+    "too_few": lambda count: f"{counted(count, 'run')} {'is' if count == 1 else 'are'}",
 }
-"""The ways to show a fact, by the names that stand behind a colon in `WORDS`."""
+"""The forms of facts; a list is joined by commas, and anything else shown as it is."""
 
 
-class _Speaker(string.Formatter):
-    """Says statements about one row, or about none."""
-
-    def __init__(self, entry: EntryVerdict | None) -> None:
-        self._entry = entry
-
-    def said(self, statement: Statement) -> str:
-        """The words with the facts in them."""
-        about = {} if self._entry is None else {"gpus": self._entry.key.gpus}
-        return self.vformat(WORDS[statement.code], (), {**about, **statement.facts})
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if isinstance(value, Statement):
-            return f"{'; ' if format_spec == 'after' else ''}{self.said(value)}"
-        if isinstance(value, FieldChange):
-            ends = (_field_text(each, value.name) for each in (value.before, value.after))
-            return f"{_FIELDS.get(value.name, value.name)}: {' → '.join(ends)}"
-        if format_spec == "after":
-            return ""
-        if format_spec == "list":
-            return ", ".join(self.format_field(each, "") for each in value)
-        if format_spec in ("quantity", "published", "metric") and self._entry is not None:
-            return _of_row(value, format_spec, self._entry)
-        if format_spec in _SHOWN:
-            return _SHOWN[format_spec](value)
-        return str(super().format_field(value, format_spec))
+def _said(sentence: str, statement: Statement, entry: EntryVerdict | None) -> str:
+    """The sentence with the statement's facts in it."""
+    texts = {name: _fact_text(name, fact, entry) for name, fact in statement.facts.items()}
+    if entry is not None:
+        texts |= {"n": str(entry.key.gpus), "gpus": gpus_text(entry.key.gpus)}
+    return sentence.format_map(texts)
 
 
-def _of_row(value: str, way: str, entry: EntryVerdict) -> str:
+def _fact_text(name: str, fact: Any, entry: EntryVerdict | None) -> str:
+    if name == "remedy":
+        return "" if fact is None else f"; {_said(WORDS[fact.code].sentence, fact, entry)}"
+    if isinstance(fact, Statement):
+        return _said(WORDS[fact.code].sentence, fact, entry)
+    if isinstance(fact, FieldChange):
+        ends = (_field_text(each, fact.name) for each in (fact.before, fact.after))
+        return f"{_FIELDS.get(fact.name, fact.name)}: {' → '.join(ends)}"
+    if name in ("metric", "published", "quantity") and entry is not None:
+        return _of_row(fact, name, entry)
+    if name in _FORMS:
+        return _FORMS[name](fact) if fact is not None else ""
+    if isinstance(fact, list | tuple):
+        return ", ".join(_fact_text("", each, entry) for each in fact)
+    return str(fact)
+
+
+def _of_row(fact: str, name: str, entry: EntryVerdict) -> str:
     """A quantity or a metric of the row by its name."""
-    if way == "metric":
-        (metric,) = (each for each in entry.metrics if each.metric.name == value)
+    if name == "metric":
+        (metric,) = (each for each in entry.metrics if each.metric.name == fact)
         return metric_reason(metric)
-    quantity = QuantityName(value)
-    if quantity is QuantityName.EFFICIENCY:
-        return quantity_text(quantity, entry.key.gpus)
-    if way == "published":
+    if fact == QuantityName.EFFICIENCY:
+        return quantity_text(QuantityName.EFFICIENCY, entry.key.gpus)
+    if name == "published":
         return "the throughput"
-    return f"the {quantity_text(quantity, entry.key.gpus)}"
+    return f"the {quantity_text(QuantityName(fact), entry.key.gpus)}"

@@ -186,7 +186,7 @@ def test_an_outlying_run_of_a_baseline_hides_no_loss_and_is_named() -> None:
         comparison = compare(before(then), [tonight(now)])
         assert regressed(comparison, [0]) == 1
         facts = facts_of(comparison.notes, "outlying_runs")
-        assert (facts["run"], facts["name"], facts["others"]) == (4, "then", 0)
+        assert (facts["run"], facts["name"], facts["other_runs"]) == (4, "then", 0)
 
 
 def test_a_run_that_tonight_has_the_like_of_is_not_left_out() -> None:

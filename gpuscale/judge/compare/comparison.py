@@ -167,7 +167,7 @@ def _no_pass_by_too_few(judgement: Judgement) -> Judgement:
     few = None if row.after is None else row.after.too_few_valid_runs
     if few is None or not entry.verdict.is_pass:
         return judgement
-    reason = Statement.of("too_few_of_all_runs", **few, otherwise=entry.reason)
+    reason = Statement.of("too_few_of_all_runs", **few | {"otherwise": entry.reason})
     told = replace(entry, verdict=Verdict.INCONCLUSIVE, reason=reason)
     return Judgement(row=row, entry=replace(told, finding=None, minimum_detectable_loss=None))
 

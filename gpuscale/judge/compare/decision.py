@@ -273,7 +273,7 @@ class RequiredRuns:
     def advice(self) -> Statement:
         """The advice on a row that runs can settle."""
         if self.credible is None:
-            return Statement.of("unknown_further_runs", made=self.made)
+            return Statement.of("unknown_further_runs", too_few=self.made)
         return Statement.of("further_runs", needed=self.credible)
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from gpuscale.analysis.scaling import Figures, point_keys, published_speedup, scaling_points
 from gpuscale.analysis.statistics.levels import outlying_allocations
@@ -12,6 +13,7 @@ from gpuscale.records import (
     EntryKey,
     EntryVerdict,
     Estimate,
+    Facts,
     FieldChange,
     PointKey,
     PublishedFigure,
@@ -68,7 +70,7 @@ class Entry:
         )
 
     @property
-    def too_few_valid_runs(self) -> Mapping[str, object] | None:
+    def too_few_valid_runs(self) -> Facts | None:
         """The facts of runs that cannot carry a pass; None where they can, or none failed.
 
         Those that gave a number are no fair sample of all where most gave none.
@@ -179,7 +181,7 @@ class Row:
             configuration=None if shown is None else shown.point.configuration,
         )
 
-    def blocked(self, obstacle: Verdict, code: str, **facts: object) -> "Row":
+    def blocked(self, obstacle: Verdict, code: str, **facts: Unpack[Facts]) -> "Row":
         """The row that cannot be judged, for this reason."""
         return replace(self, obstacle=obstacle, reason=Statement.of(code, **facts))
 
@@ -259,7 +261,7 @@ def _beside_nearest(row: Row, found: Sequence[tuple[Sequence[FieldChange], Entry
     if after.point.valid_runs:
         return row
     made, failure = len(after.failed), after.first_failure
-    return row.blocked(Verdict.MISSING, "all_runs_failed", made=made, failure=failure)
+    return row.blocked(Verdict.MISSING, "all_runs_failed", all_made=made, failure=failure)
 
 
 def point_differences(before: ScalingPoint, after: ScalingPoint) -> tuple[FieldChange, ...]:

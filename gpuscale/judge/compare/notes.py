@@ -24,6 +24,7 @@ from gpuscale.records import (
     Comparison,
     EntryKey,
     EntryVerdict,
+    Facts,
     Results,
     Run,
     Statement,
@@ -117,7 +118,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
     few = [entry for entry in judged if 0 < len(entry.runs) < MINIMUM_ALLOCATIONS]
     if few:
         fewest = min(len(entry.runs) for entry in few)
-        facts: dict[str, object] = {
+        facts: Facts = {
             "count": fewest,
             "enough": MINIMUM_ALLOCATIONS,
             "deviation_time": baseline.tolerances.allocation_deviation_time,
@@ -127,7 +128,7 @@ def _allocations(baseline: Baseline, judged: Sequence[Entry]) -> Iterable[Statem
         if len({name for entry in judged for name in entry.runs}) > fewest:
             first = next(entry for entry in few if len(entry.runs) == fewest)
             code = "few_allocations_of_rows"
-            facts |= {"row": first.point.key, "others": len(few) - 1}
+            facts |= {"row": first.point.key, "other_rows": len(few) - 1}
         yield Statement.of(code, **facts)
     if max(counts) >= MINIMUM_ALLOCATIONS:
         code = "estimated_spread_of_others" if few else "estimated_spread"
@@ -184,8 +185,8 @@ def _outlying_runs(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterable[Stat
             run=entry.runs[night][place].index,
             name=night,
             row=entry.point.key,
-            change=exponential(apart) - 1,
-            others=len(found) - 1,
+            difference=exponential(apart) - 1,
+            other_runs=len(found) - 1,
         )
 
 
@@ -203,7 +204,7 @@ def _outlying_allocations(pairs: Sequence[tuple[Entry, Entry | None]]) -> Iterab
             "outlying_allocations",
             names=tuple(dict.fromkeys(name for _, _, name, _ in found)),
             row=key,
-            change=exponential(apart_most) - 1,
+            difference=exponential(apart_most) - 1,
             others=len({row for _, _, _, row in found}) - 1,
         )
 
@@ -220,8 +221,8 @@ def _pooled_allocations(rows: Sequence[Row], baseline: Baseline) -> Iterable[Sta
     ]
     if found:
         apart, night, key = max(found, key=lambda each: abs(each[0]))
-        change = exponential(apart) - 1
-        yield Statement.of("differing_allocation", row=key, name=night, change=change)
+        difference = exponential(apart) - 1
+        yield Statement.of("differing_allocation", row=key, name=night, difference=difference)
 
 
 def beside_the_others(current: Entry) -> Mapping[str, float]:
@@ -247,11 +248,11 @@ def _published(rows: Sequence[Row]) -> Iterable[Statement]:
     for precision, _, configuration in judged:
         options = [str(configuration.precision)]
         options += [name for name in ("channels_last", "compiled") if getattr(configuration, name)]
-        measured = {"label": configuration.label, "options": options}
+        measured: Facts = {"label": configuration.label, "options": options}
         if precision is None:
             yield Statement.of("published_without_precision", **measured)
         elif precision != configuration.precision:
-            yield Statement.of("published_in_other_precision", then=precision, **measured)
+            yield Statement.of("published_in_other_precision", **measured | {"then": precision})
 
 
 def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
@@ -260,8 +261,7 @@ def _failed_runs(rows: Sequence[Row]) -> Iterable[Statement]:
     for row in rows:
         if row.after is not None and row.after.failed and row.after.point.valid_runs:
             failed, valid = len(row.after.failed), row.after.point.valid_runs
-            facts = failed, failed + valid, row.after.first_failure
-            alike.setdefault(facts, []).append(row.key)
+            alike.setdefault((failed, failed + valid, row.after.first_failure), []).append(row.key)
     for (failed, made, failure), keys in alike.items():
         yield Statement.of("failed_runs", rows=keys, failed=failed, made=made, failure=failure)
 
@@ -270,7 +270,7 @@ def _busy_hosts(rows: Sequence[Row]) -> Iterable[Statement]:
     """Other work beside a side's runs, by the run that had most of it."""
     for code, runs in zip(("busy_host_before", "busy_host"), _runs_of_sides(rows), strict=True):
         if busy := busy_loads(runs):
-            yield Statement.of(code, busy=len(busy), runs=len(runs), load=busy[0])
+            yield Statement.of(code, busy=len(busy), made=len(runs), load=busy[0])
 
 
 def _left_out(rows: Sequence[Row], after: Side) -> Iterable[Statement]:
@@ -313,7 +313,7 @@ def _few_sessions(
         before, now = map(max, zip(*((len(a.runs), len(b.runs)) for a, b in sides), strict=True))
         if before < MINIMUM_ALLOCATIONS:
             deviation = baseline.tolerances.allocation_deviation_time
-            yield Statement.of("few_sessions", before=before, now=now, deviation=deviation)
+            yield Statement.of("few_sessions", sessions=before, now=now, deviation_time=deviation)
 
 
 def _unit_errors(entries: Sequence[EntryVerdict]) -> Iterable[Statement]:

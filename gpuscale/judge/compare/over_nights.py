@@ -11,6 +11,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.records import (
     Comparison,
     EntryVerdict,
+    Facts,
     Finding,
     PointKey,
     QuantityName,
@@ -104,8 +105,8 @@ def with_levels(comparison: Comparison, history: History) -> Comparison:
         if entry.verdict.is_loss:
             # Beside nights on the lost level already, it is tonight's own.
             return replace(entry, since=since) if lost.is_new else entry
-        change = -lost.throughput.value
-        facts: dict[str, object] = {"change": change, "since": onset, "otherwise": entry.reason}
+        loss = -lost.throughput.value
+        facts: Facts = {"loss": loss, "since": onset, "otherwise": entry.reason}
         if since is not None:
             facts["changed"] = environment_at(history.nights, lost.onset)
         reason = Statement.of("drifted" if since is None else "level_lost", **facts)

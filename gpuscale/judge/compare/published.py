@@ -174,8 +174,8 @@ def _judgement(row: Row, ratios: Sequence[_Ratio], confidence: float) -> Judgeme
         remedy = Statement.of("nights_differ", deviation=exponential(deviation) - 1)
     reason = Statement.of(
         code,
-        quantity=ratio.quantity,
-        change=change.value,
+        published=ratio.quantity,
+        beside=change.value,
         tolerance=ratio.tolerance,
         remedy=remedy,
     )

@@ -240,11 +240,11 @@ def _reported(progress: RowProgress, row: Row) -> RowProgress:
         entry = replace(entry, further_runs=None)
         if few is None:
             made = 0 if row.after is None else row.after.point.valid_runs
-            reason = Statement.of("too_few_to_look", made=made)
+            reason = Statement.of("too_few_to_look", runs=made)
         else:
             reason = Statement.of("too_few_valid_runs", **few)
     elif few is not None and entry.verdict.is_pass:
-        reason = Statement.of("too_few_since_look", **few, otherwise=entry.reason)
+        reason = Statement.of("too_few_since_look", **few | {"otherwise": entry.reason})
         status = RowStatus.NEEDS_RUNS
     elif entry.verdict.is_loss and status is not RowStatus.CONFIRMED:
         reason = Statement.of("not_yet_confirmed", otherwise=entry.reason)

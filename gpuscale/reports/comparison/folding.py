@@ -14,6 +14,7 @@ from gpuscale.records import (
 )
 from gpuscale.records.cause import DeviceSymptom, EfficiencyLoss, PhaseChange
 from gpuscale.reports.comparison.rows import Row, ShownCause, subject_of
+from gpuscale.reports.reason_words import WORDS
 
 
 class Explanation(NamedTuple):
@@ -65,9 +66,7 @@ def _is_said_by_its_numbers(entry: EntryVerdict) -> bool:
         return False
     if entry.verdict is Verdict.OK:
         return entry.finding is None and entry.changed_quantity is not QuantityName.THROUGHPUT
-    if entry.verdict is Verdict.IMPROVED:
-        return entry.reason.code in ("moved", "moved_with_efficiency")
-    return entry.reason.code in ("speedup_reference", "published_met", "published_exceeded")
+    return entry.verdict.is_pass and WORDS[entry.reason.code].is_in_table
 
 
 def _likeness(row: Row) -> object:
@@ -89,7 +88,7 @@ def _kind(statement: Statement) -> object:
     for name, value in statement.facts.items():
         if isinstance(value, Statement):
             facts.append((name, _kind(value)))
-        elif name == "quantity":
+        elif name in ("quantity", "published"):
             facts.append((name, value == QuantityName.EFFICIENCY))
         elif not isinstance(value, int | float | Estimate | None):
             facts.append((name, repr(value)))

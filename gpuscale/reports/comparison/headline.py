@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import cast
 
 from gpuscale.base.units import format_distinct, rough_percent, whole_percent
 from gpuscale.records import (
@@ -22,38 +21,11 @@ from gpuscale.reports.cause_words import headline, next_step
 from gpuscale.reports.comparison.folding import likeness_of_cause
 from gpuscale.reports.comparison.rows import Row, losses_found, subject_of
 from gpuscale.reports.phrases import counted, counted_verdicts, ends_text, verdict_word, worst_first
-from gpuscale.reports.reason_words import statement_text
+from gpuscale.reports.reason_words import WORDS, Words, parts_of, short_text, statement_text
 
 _UNCERTAIN = "too uncertain to tell whether anything was lost"
-_DOUBTS = {
-    "single_run": "a single run does not tell how much runs differ",
-    "too_few_valid_runs": "too few of the runs gave a number",
-    "too_few_of_all_runs": "too few of the runs gave a number",
-    "not_beyond_chance": "slower, but not by more than chance could do",
-    "not_measured": "not measured",
-    "on_neither_side": "on neither side",
-    "all_runs_failed": "all runs failed",
-    "no_entry": "not in the baseline",
-    "no_entry_alike": "in the baseline in another configuration only",
-    "no_earlier_night": "in no earlier night",
-    "no_earlier_night_alike": "in earlier nights in another configuration only",
-    "other_measurement": "not the same measurement",
-}
-"""Why rows are no pass in a few words, by the code of their reason."""
-_CAUTIONS = {
-    "newer_baseline": "give the earlier results first",
-    "unlikely_change": "check that both sides were measured and counted alike",
-    "same_allocation": "",
-    "busy_host": "measure again while the host does nothing else",
-    "busy_host_before": "",
-    "few_sessions": "",
-}
-"""By the codes of notes that make any verdict doubtful, what to do first; the heaviest first."""
-_UNFORETOLD = "unknown_further_runs"
 _NOTABLE_GAIN = 0.1
 """From it on an open gain, and not how alike the runs are, is why a loss is ruled out."""
-_OF_BASELINE = ("baseline_runs_differ", "nights_differ")
-"""Remedies of rows that no run of tonight would settle."""
 _MORE_BEFORE = {
     "baseline": (
         "add runs of nights when all was well: 'gpuscale baseline update --add BASELINE RESULTS'"
@@ -62,19 +34,6 @@ _MORE_BEFORE = {
     "nights": "compare again after more nights",
 }
 """What to do about a side before whose runs are too few or too different, by its kind."""
-_REMEDIES = {
-    "single_run": "measure three runs or more of each row",
-    "runs_differ": "find what disturbs these runs: 'gpuscale doctor', and other work on the host",
-    "other_rows_differ": "measure three runs or more of each row",
-    "not_measured": (
-        "name the results that have what is missing, or measure it: pytest … --resume FILE"
-    ),
-    "no_entry": "measure the same rows on both sides, or record them: 'gpuscale baseline record'",
-    "no_entry_alike": "measure as the baseline was, or record one of what is measured now",
-    "other_measurement": "measure as the baseline was, or record one of what is measured now",
-    "other_machine": "name another baseline, one of this machine",
-}
-"""What to do about a row that is no pass, by the code of its reason or of its remedy."""
 
 
 def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
@@ -100,13 +59,13 @@ def headline_of(comparison: Comparison, rows: Sequence[Row]) -> tuple[tuple[str,
 
 def is_headlined(note: Statement) -> bool:
     """True of a note that the headline says already."""
-    return note.code == "environment_changed" or note.code in _CAUTIONS
+    return note.code == "environment_changed" or WORDS[note.code].caution is not None
 
 
 def _cautions(comparison: Comparison) -> list[str]:
     """The notes that make any verdict doubtful, in words; the heaviest first."""
-    found = [note for note in comparison.notes if note.code in _CAUTIONS]
-    found.sort(key=lambda note: [*_CAUTIONS].index(note.code))
+    found = [note for note in comparison.notes if WORDS[note.code].caution is not None]
+    found.sort(key=lambda note: [*WORDS].index(note.code))
     return [statement_text(note) for note in found]
 
 
@@ -184,7 +143,7 @@ def _doubt(verdict: Verdict, rows: Sequence[Row]) -> str:
     if len(reasons) == 1 and verdict is not Verdict.INCONCLUSIVE:
         return next(iter(reasons))
     usual = _UNCERTAIN if verdict is Verdict.INCONCLUSIVE else ""
-    counts = Counter(_DOUBTS.get(row.entry.reason.code, usual) for row in rows)
+    counts = Counter(short_text(row.entry) or usual for row in rows)
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{text} ({counted(its, 'row')})" for text, its in counts.items() if text)
@@ -214,7 +173,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
     if Verdict.OK in verdicts:
         passed = [row for row in rows if row.entry.verdict is Verdict.OK]
         bounded = [found for row in passed if (found := _bounded(row.entry.reason))]
-        worst = max(bounded, key=lambda its: cast("float", its.facts["bound"]), default=None)
+        worst = max(bounded, key=lambda reason: reason.facts["bound"], default=None)
         if worst and len(bounded) == len(passed) and worst.code != "no_loss":
             gain = max(row.change.value if row.change else 0.0 for row in passed)
             why = f" (runs were up to {rough_percent(gain)} faster)" * (gain > _NOTABLE_GAIN)
@@ -227,9 +186,7 @@ def _passes(rows: Sequence[Row]) -> tuple[str, str]:
 
 def _bounded(reason: Statement) -> Statement | None:
     """The part of the reason of a row that is ok which says what loss is ruled out."""
-    if isinstance(otherwise := reason.facts.get("otherwise"), Statement):
-        return _bounded(otherwise)
-    return reason if "bound" in reason.facts else None
+    return next((part for part in parts_of(reason) if "bound" in part.facts), None)
 
 
 def _first_cause(rows: Sequence[Row]) -> str:
@@ -270,8 +227,8 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     weight, notes = rows[0].entry.verdict.weight, {note.code for note in comparison.notes}
     # The worst row is one that no further run would settle.
     worst = min(rows, key=lambda row: (row.entry.verdict.weight, bool(row.entry.further_runs)))
-    of_baseline = weight == 1 and any(code in _OF_BASELINE for code in _codes(worst))
-    cautions = [words for code, words in _CAUTIONS.items() if words and code in notes]
+    of_baseline = weight == 1 and any(words.needs_baseline for words in _words(worst))
+    cautions = [its.caution for code, its in WORDS.items() if its.caution and code in notes]
     # If nothing was judged, no verdict is doubtful.
     doubted = any(row.entry.verdict.is_judged for row in rows) and not of_baseline
     if cautions and doubted and (weight < 2 or "unlikely_change" in notes):
@@ -287,15 +244,15 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
         before = listed(comparison.before.files) or "FILE"
         return _MORE_BEFORE[comparison.baseline_kind].format(baseline=before)
     if not step:
-        codes = (code for row in (worst, *rows) for code in _codes(row) if code in _REMEDIES)
-        step = _REMEDIES.get(next(codes, ""), "")
+        remedies = (words.remedy for row in (worst, *rows) for words in _words(row))
+        step = next(filter(None, remedies), "")
     if step:
         return step
     # If too few runs foretell nothing, as many again will.
     needed = [
         (more, row.valid_runs + more)
         for row in rows
-        if (more := row.entry.further_runs or (_UNFORETOLD in _codes(row) and row.valid_runs))
+        if (more := row.entry.further_runs or (_is_unforetold(row) and row.valid_runs))
     ]
     if not needed:
         return ""
@@ -305,28 +262,29 @@ def _next(comparison: Comparison, rows: Sequence[Row], *, is_changed: bool) -> s
     return f"make about {counted(most, 'more run')}: pytest … --runs {in_all} --resume {resume}"
 
 
-def _codes(row: Row) -> Iterator[str]:
-    """The codes of the row's remedy and of its reason, which may be one of several parts."""
-    statement: object = row.entry.reason
-    while isinstance(statement, Statement):
-        remedy = statement.facts.get("remedy")
-        yield from (each.code for each in (remedy, statement) if isinstance(each, Statement))
-        statement = statement.facts.get("otherwise")
+def _is_unforetold(row: Row) -> bool:
+    return any("too_few" in part.facts for part in parts_of(row.entry.reason))
+
+
+def _words(row: Row) -> list[Words]:
+    """The words of each part of the row's reason."""
+    return [WORDS[part.code] for part in parts_of(row.entry.reason)]
 
 
 def _changed(comparison: Comparison) -> str:
     """What differs between the environments of the two sides, or changed with a lost level."""
     found = [
-        _changes(note, "changes") for note in comparison.notes if note.code == "environment_changed"
+        _listed(note.facts["changes"])
+        for note in comparison.notes
+        if note.code == "environment_changed"
     ]
     for entry in comparison.entries:
-        if entry.reason.code == "level_lost" and (changed := _changes(entry.reason, "changed")):
-            found.append(f"on {entry.since}: {changed}")
+        if changes := entry.reason.facts.get("changed"):
+            found.append(f"on {entry.since}: {_listed(changes)}")
     return "; ".join(dict.fromkeys(found))
 
 
-def _changes(statement: Statement, name: str) -> str:
-    changes = cast("Iterable[EnvironmentChange]", statement.facts[name])
+def _listed(changes: Iterable[EnvironmentChange]) -> str:
     return ", ".join(map(change_text, changes))
 
 

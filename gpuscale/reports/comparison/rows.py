@@ -25,7 +25,7 @@ from gpuscale.records import (
 from gpuscale.reports import phrases
 from gpuscale.reports.cause_words import evidence, headline, next_step, whole_line
 from gpuscale.reports.phrases import UNKNOWN
-from gpuscale.reports.reason_words import metric_reason, reason_text
+from gpuscale.reports.reason_words import metric_reason, parts_of, reason_text, short_text
 
 _MOST_FOUND = 0.5
 """Of the throughput: what a comparison finds only beyond it, it does not find."""
@@ -136,12 +136,9 @@ def _then_now(before: Estimate | None, now: Estimate | None, form: Callable[[flo
 
 
 def _short_reason(entry: EntryVerdict) -> str:
-    loss, facts = entry.minimum_detectable_loss, entry.reason.facts
-    if entry.reason.code == "level_lost":
-        return f"against the nights before {entry.since}; above: those since"
-    if entry.reason.code == "drifted":
-        until = facts["since"]
-        return f"slowly, until {until}; above: the last nights"
+    loss = entry.minimum_detectable_loss
+    if entry.verdict is Verdict.REGRESSED and (short := short_text(entry)):
+        return short
     if isinstance(entry.finding, MetricSpec) or entry.finding is Finding.FASTER:
         return ""
     if entry.causes and entry.causes[0].kind is not CauseKind.NOT_ESTABLISHED:
@@ -157,16 +154,15 @@ def _short_reason(entry: EntryVerdict) -> str:
     if loss is None:
         return ""
     # It is a loss of throughput also beside an open E; the reasons of published figures differ.
-    is_open_e = entry.changed_quantity is QuantityName.EFFICIENCY and "ok_bound" in facts
+    of_speedup = entry.changed_quantity is QuantityName.EFFICIENCY
+    is_open_e = of_speedup and "ok_bound" in entry.reason.facts
     return smallest_losses(loss) + (" of throughput" if is_open_e else "")
 
 
 def _allowed(reason: Statement) -> str:
     """`ok allows a loss of 30.0 % here`, if that is more than it does by default."""
-    allowed = reason.facts.get("allowed")
-    if isinstance(otherwise := reason.facts.get("otherwise"), Statement):
-        return _allowed(otherwise)
-    if not isinstance(allowed, float) or allowed <= Tolerances().ok_bound:
+    allowed = max(part.facts.get("allowed", 0.0) for part in parts_of(reason))
+    if allowed <= Tolerances().ok_bound:
         return ""
     return f"ok allows a loss of {format_percent(allowed)} here, by the baseline's tolerances"
 
