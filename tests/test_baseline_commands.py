@@ -6,13 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from builders import environment, measured, results_text
 from changing import replace
+from command_line import gpuscale
 
-from gpuscale.cli import main
 from gpuscale.records import Results
 from gpuscale.reports.phrases import to_minutes
 from gpuscale.store import read_baseline
@@ -21,18 +20,11 @@ ONE_AND_TWO = {1: (1.0, 1.001, 0.999) * 2, 2: (1.1, 1.102, 1.098) * 2}
 SLOWER = {1: (1.0, 1.002, 0.998) * 2, 2: (1.3, 1.303, 1.297) * 2}
 
 
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 class Shell:
     """Runs commands in a folder with results of two nights in it."""
 
-    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._capture = capture
         self.write("night", measured(ONE_AND_TWO, job_id="17"))
         self.write("later", measured(SLOWER, job_id="18"))
 
@@ -43,28 +35,21 @@ class Shell:
         path.write_text(results_text(replace(results, runs=runs)))
         return path
 
-    def __call__(self, *arguments: str) -> Answer:
-        try:
-            code = main(arguments)
-        except SystemExit as ended:
-            code = int(str(ended.code))
-        out, err = self._capture.readouterr()
-        return Answer(int(code), out, err)
+    def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return gpuscale(*arguments, cwd=self.folder)
 
     def recorded(self, *options: str) -> Path:
         answer = self(
             *("baseline", "record", "night.jsonl", "--cluster", "Here", "-o", "b.json"), *options
         )
-        assert answer.code == 0, answer.err
+        assert answer.returncode == 0, answer.stderr
         return self.folder / "b.json"
 
 
 @pytest.fixture
-def shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Shell:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path, capsys)
+    return Shell(tmp_path)
 
 
 def update(*options: str) -> Sequence[str]:
@@ -74,26 +59,26 @@ def update(*options: str) -> Sequence[str]:
 def test_an_expired_baseline_says_so_wherever_it_is_used(shell: Shell) -> None:
     shell.recorded("--expires", "2020-01-31")
     for command in (("baseline", "show", "b.json"), ("compare", "b.json", "later.jsonl")):
-        assert "note: the baseline expired on 2020-01-31" in shell(*command).out
+        assert "note: the baseline expired on 2020-01-31" in shell(*command).stdout
     plain = shell("compare", "b.json", "later.jsonl")
     shell.folder.joinpath("b.json").unlink()
     shell.recorded()
-    assert plain.code == shell("compare", "b.json", "later.jsonl").code == 1
+    assert plain.returncode == shell("compare", "b.json", "later.jsonl").returncode == 1
 
 
 def test_nothing_is_written_that_was_not_approved(shell: Shell) -> None:
     path = shell.recorded()
     before = path.read_bytes()
     answer = shell(*update())
-    assert answer.code == 3
-    assert "judged      REGRESSED: E(2) fell by 15." in answer.out
-    assert answer.out.endswith(
+    assert answer.returncode == 3
+    assert "judged      REGRESSED: E(2) fell by 15." in answer.stdout
+    assert answer.stdout.endswith(
         "b.json: nothing was written; approve with --reason TEXT and --accept all, or "
         "mnist_cnn/ddp@1, mnist_cnn/ddp@2\n"
     )
-    assert shell(*update("--accept", "all")).code == 2
-    assert shell(*update("--accept", "all", "--reason", "  ")).code == 2
-    assert shell(*update("--accept", "resnet50", "--reason", "r")).code == 2
+    assert shell(*update("--accept", "all")).returncode == 2
+    assert shell(*update("--accept", "all", "--reason", "  ")).returncode == 2
+    assert shell(*update("--accept", "resnet50", "--reason", "r")).returncode == 2
     assert path.read_bytes() == before
 
 
@@ -101,9 +86,9 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     path = shell.recorded("--expires", "2090-01-01")
     before = read_baseline(path)
     answer = shell(*update("--accept", "mnist_cnn@2", "--reason", "new\nNCCL"))
-    assert answer.code == 0
-    assert "b.json: 1 of 2 changes written\n" in answer.out
-    assert "note: mnist_cnn/ddp on 1 GPU stays as it was" in answer.out
+    assert answer.returncode == 0
+    assert "b.json: 1 of 2 changes written\n" in answer.stdout
+    assert "note: mnist_cnn/ddp on 1 GPU stays as it was" in answer.stdout
     after = read_baseline(path)
     kept, changed = (tuple(run for run in after.runs if run.gpus == gpus) for gpus in (1, 2))
     assert kept == tuple(run for run in before.runs if run.gpus == 1)
@@ -112,22 +97,24 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     (change,) = after.history
     assert change.reason == "new NCCL"
     assert {run.gpus for run in change.replaced} == {2}
-    shown = shell("show", "b.json").out
+    shown = shell("show", "b.json").stdout
     assert f"updated   {to_minutes(change.at)} UTC, see below\n" in shown
     assert ": new NCCL\n          mnist_cnn/ddp on 2 GPUs was 1.10 s ±0.2 % (6 runs in 1 " in shown
     rest = ("--accept", "all", "--reason", "the rest", "--expires", "2091-01-01")
-    assert shell(*update(*rest)).code == 0
+    assert shell(*update(*rest)).returncode == 0
     assert read_baseline(path).expires_on == "2091-01-01"
-    assert shell(*update()) == Answer(0, "nothing would change\n", "")
+    assert shell(*update()).stdout == "nothing would change\n"
 
 
 def test_all_leaves_out_what_is_short_of_runs_and_says_so(shell: Shell) -> None:
     shell.recorded()
     shell.write("later", measured({1: SLOWER[1], 2: SLOWER[2][:2]}, job_id="18"))
     answer = shell(*update("--accept", "all", "--reason", "r"))
-    assert answer.code == 3
-    assert "on 2 GPUs: cannot be accepted, it has 2 valid runs, and an entry needs 3" in answer.out
-    assert "1 of 2 changes written" in answer.out
+    assert answer.returncode == 3
+    assert (
+        "on 2 GPUs: cannot be accepted, it has 2 valid runs, and an entry needs 3" in answer.stdout
+    )
+    assert "1 of 2 changes written" in answer.stdout
 
 
 def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None:
@@ -135,12 +122,12 @@ def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None
     before = path.read_bytes()
     approved = ("--accept", "all", "--reason", "r")
     shell.write("later", replace(measured(SLOWER), injections=("data=5ms",)))
-    assert "faults made on purpose (data=5ms)" in shell(*update(*approved)).err
+    assert "faults made on purpose (data=5ms)" in shell(*update(*approved)).stderr
     shell.write("later", replace(measured(SLOWER), environment=environment("NVIDIA A100-SXM4")))
     refused = shell(*update(*approved))
-    assert refused.code == 2
-    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in refused.err
-    assert "make another one with 'gpuscale baseline record'" in refused.err
+    assert refused.returncode == 2
+    assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in refused.stderr
+    assert "make another one with 'gpuscale baseline record'" in refused.stderr
     assert path.read_bytes() == before
 
 
@@ -149,9 +136,9 @@ def test_an_expiry_is_set_where_nothing_else_would_change(shell: Shell) -> None:
     before = read_baseline(path)
     same = ("baseline", "update", "b.json", "night.jsonl")
     answer = shell(*same, "--expires", "2030-01-01")
-    assert answer == Answer(0, "b.json: valid until 2030-01-01; nothing else would change\n", "")
+    assert answer.stdout == "b.json: valid until 2030-01-01; nothing else would change\n"
     assert read_baseline(path) == replace(before, expires_on="2030-01-01")
-    assert shell(*same, "--expires", "2030-01-01").out == "nothing would change\n"
+    assert shell(*same, "--expires", "2030-01-01").stdout == "nothing would change\n"
 
 
 def in_a_terminal(
@@ -238,11 +225,12 @@ def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> No
     shell.write("second", measured(of_factor(1.001), job_id="18"))
     shell.write("third", measured(of_factor(0.999), job_id="19"))
     repeated = "gpuscale: left out: 12 repeated runs; each counts once\n"
-    assert shell(*added("night")) == Answer(0, "nothing would change\n", repeated)
+    answer = shell(*added("night"))
+    assert (answer.stdout, answer.stderr) == ("nothing would change\n", repeated)
     answer = shell(*added("night", "second", "third"), "--reason", "more nights")
-    assert answer.code == 0, answer.err
-    assert answer.err == repeated
-    assert "6 runs in 1 allocation → 12 runs in 3 allocations" in answer.out
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == repeated
+    assert "6 runs in 1 allocation → 12 runs in 3 allocations" in answer.stdout
     after = read_baseline(path)
     assert (after.expires_on, after.cluster) == (before.expires_on, "Here")
     assert all(run in after.runs for run in before.runs)
@@ -250,9 +238,9 @@ def test_a_baseline_grows_by_nights_and_each_run_counts_once(shell: Shell) -> No
     (change,) = after.history
     assert (change.reason, change.replaced) == ("more nights: 12 runs added, of 18, 19", ())
     last = shell.write("last", measured(of_factor(1.0), job_id="20"))
-    compared = " ".join(shell("compare", "b.json", str(last)).out.split())
+    compared = " ".join(shell("compare", "b.json", str(last)).stdout.split())
     assert "jobs 17, 18, 19, 12 runs a row" in compared, compared
-    assert shell(*added("second")).out.endswith("nothing would change\n")
+    assert shell(*added("second")).stdout.endswith("nothing would change\n")
     assert read_baseline(path) == after
 
 
@@ -262,13 +250,13 @@ def test_a_night_that_changed_is_not_added_unasked_even_beside_good_ones(shell: 
     for number, factor in enumerate((1.0, 1.0, 1.12, 1.0), start=20):
         shell.write(f"n{number}", measured(of_factor(factor), job_id=str(number)))
     answer = shell(*added("n20", "n21", "n22", "n23"))
-    assert answer.code == 3
-    assert "mnist_cnn/ddp on 2 GPUs regressed in 22: added, it would hide" in answer.out
-    assert "nothing was written; approve with --reason TEXT and --accept all, or" in answer.out
+    assert answer.returncode == 3
+    assert "mnist_cnn/ddp on 2 GPUs regressed in 22: added, it would hide" in answer.stdout
+    assert "nothing was written; approve with --reason TEXT and --accept all, or" in answer.stdout
     assert path.read_bytes() == before
-    assert shell(*added("n20", "n21", "n23")).code == 0
-    assert shell(*added("n22"), "--accept", "all").code == 2
-    assert shell(*added("n22"), "--accept", "all", "--reason", "new NCCL").code == 0
+    assert shell(*added("n20", "n21", "n23")).returncode == 0
+    assert shell(*added("n22"), "--accept", "all").returncode == 2
+    assert shell(*added("n22"), "--accept", "all", "--reason", "new NCCL").returncode == 0
     assert len(read_baseline(path).history) == 2
 
 
@@ -283,14 +271,14 @@ def test_what_is_no_more_of_the_same_rows_is_not_added(shell: Shell) -> None:
     shell.write("faulty", replace(halved, injections=("data=5ms",)))
     for name, why in (("half", "different samples"), ("other", "A100"), ("faulty", "on purpose")):
         answer = shell(*added(name))
-        assert (answer.code, len(answer.err.splitlines())) == (2, 1)
-        assert why in answer.err
+        assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+        assert why in answer.stderr
     assert path.read_bytes() == before
     answer = shell(*added("new"))
-    assert answer.code == 3
-    assert "2 of 3 changes written" in answer.out
+    assert answer.returncode == 3
+    assert "2 of 3 changes written" in answer.stdout
     assert {run.gpus for run in read_baseline(path).runs} == {1, 2}
-    assert shell(*added("new"), "--accept", "mnist_cnn@4", "--reason", "r").code == 0
+    assert shell(*added("new"), "--accept", "mnist_cnn@4", "--reason", "r").returncode == 0
     assert {run.gpus for run in read_baseline(path).runs} == {1, 2, 4}
 
 
@@ -300,13 +288,13 @@ def test_a_baseline_that_could_find_no_loss_worth_finding_is_not_written_unasked
     shell.write("noisy", measured({1: (1.0, 1.3, 0.8), 2: (1.1, 1.4, 0.9)}, job_id="1"))
     command = ("baseline", "record", "noisy.jsonl", "--cluster", "Here", "-o", "a/new/b.json")
     answer = shell(*command)
-    assert answer.code == 2
-    assert "a loss of 20 % would not be found 19 times in 20: mnist_cnn/ddp on" in answer.err
-    assert "with --weak" in answer.err
+    assert answer.returncode == 2
+    assert "a loss of 20 % would not be found 19 times in 20: mnist_cnn/ddp on" in answer.stderr
+    assert "with --weak" in answer.stderr
     assert not (shell.folder / "a").exists()
     answer = shell(*command, "--weak")
-    assert answer.code == 0
-    assert "warning: against this baseline only large losses can be found" in answer.err
+    assert answer.returncode == 0
+    assert "warning: against this baseline only large losses can be found" in answer.stderr
     assert len(read_baseline(shell.folder / "a" / "new" / "b.json").runs) == 6
 
 
@@ -315,14 +303,14 @@ def test_a_baseline_that_is_younger_than_the_results_is_given_second(shell: Shel
     earlier = measured(SLOWER, job_id="16")
     runs = tuple(replace(run, started_at_s=1.6e9) for run in earlier.runs)
     (shell.folder / "earlier.jsonl").write_text(results_text(replace(earlier, runs=runs)))
-    advised = shell("compare", "b.json", "earlier.jsonl").out
+    advised = shell("compare", "b.json", "earlier.jsonl").stdout
     assert "give the earlier results first" in " ".join(advised.split())
     answer = shell("compare", "earlier.jsonl", "b.json")
-    assert (answer.code, answer.err) == (0, "")
-    assert "now       b.json: node1" in answer.out
-    assert shell("compare", "b.json", "b.json").code == 2
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "now       b.json: node1" in answer.stdout
+    assert shell("compare", "b.json", "b.json").returncode == 2
     baselines = Path(__file__).parent.parent / "baselines"
     published = str(next(baselines.glob("*.json")))
     refused = shell("compare", "earlier.jsonl", published)
-    assert refused.code == 2
-    assert "has no measured runs; give it first" in refused.err
+    assert refused.returncode == 2
+    assert "has no measured runs; give it first" in refused.stderr

@@ -13,28 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from builders import environment, results, results_text, run
-from changing import replace
-from measuring import REPOSITORY
+from builders import results, results_text, run
+from command_line import ARC4, REPOSITORY, gpuscale
+from command_line import TWO_CPU_RANKS as RESULTS
 
 from gpuscale.cli import main
-
-ARC4 = REPOSITORY / "baselines" / "arc4.json"
-RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
-
-
-def gpuscale(
-    *arguments: object, cwd: Path | None = None, variables: dict[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **(variables or {})},
-        timeout=60,
-        check=False,
-    )
 
 
 def test_version_and_help_answer() -> None:
@@ -239,27 +222,6 @@ def test_a_run_counts_once_however_often_its_file_is_given(tmp_path: Path) -> No
     shown = [gpuscale("show", path, "--format", "csv").stdout for path in (RESULTS, doubled)]
     assert shown[0] == shown[1]
     assert len(json.loads((tmp_path / "b.json").read_text())["runs"]) == len(runs)
-
-
-def test_results_are_judged_against_earlier_ones_of_three_runs_each(tmp_path: Path) -> None:
-    for name, started_at_s, pace in (("before", 1e9, 1.0), ("after", 2e9, 1.1)):
-        runs = [
-            replace(run(gpus, pace * step_time_s, index=i), started_at_s=started_at_s + i)
-            for gpus, its in {1: (0.1, 0.1001, 0.1002), 2: (0.11, 0.1101, 0.1102)}.items()
-            for i, step_time_s in enumerate(its, start=1)
-        ]
-        made = results(*runs, where=environment(job_id=name))
-        (tmp_path / f"{name}.jsonl").write_text(results_text(made))
-    before, after = (str(tmp_path / f"{name}.jsonl") for name in ("before", "after"))
-    answer = gpuscale("compare", before, after)
-    assert (answer.returncode, "REGRESSED  2 of 2 rows: " in answer.stdout) == (1, True)
-    assert gpuscale("compare", after, before).returncode == 0
-
-
-def test_a_terminal_without_arrows_gets_ascii_and_the_same_exit_code() -> None:
-    answer = gpuscale("compare", ARC4, RESULTS, variables={"PYTHONIOENCODING": "ascii"})
-    assert answer.returncode == 4
-    assert "0.86 ->" in answer.stdout
 
 
 def test_a_full_disk_under_the_output_is_no_regression() -> None:

@@ -1,10 +1,9 @@
 """`gpuscale init` as a user types it, with stand-ins for the commands of schedulers."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+import command_line
 import pytest
 from ci_checkout import write_program
 from measuring import REPOSITORY, run_pytest
@@ -22,15 +21,8 @@ def gpuscale(
     folder: Path, *words: str, environment: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """The answer of the command in a folder where only these programs are on PATH."""
-    alone = {"PATH": f"{folder}/bin", "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *words],
-        cwd=folder,
-        env={**os.environ, **alone, "XDG_CONFIG_HOME": str(folder), **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {"PATH": f"{folder}/bin", "XDG_CONFIG_HOME": str(folder), **(environment or {})}
+    return command_line.gpuscale(*words, cwd=folder, variables=variables)
 
 
 def made(folder: Path, *options: str, **programs: str) -> ClusterProfile:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import gpuscale
 from hypothesis import given
 from hypothesis import strategies as st
 from measuring import REPOSITORY, run_pytest, write_case
-from test_cli import gpuscale
 
 from gpuscale.base.errors import UsageError
 from gpuscale.store import read_results

@@ -1,35 +1,18 @@
 """A bad night that is left out: once said, every output names it, until it is taken back."""
 
 import json
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from builders import results_text
 from changing import replace
-from test_over_nights import gpuscale, write_nights
+from command_line import gpuscale
+from test_over_nights import write_nights
 
-from gpuscale.cli import main
 from gpuscale.store import read_baseline, read_results
 
 REASON = "cooling failure"
 NAMED = f"2026-09-25 ({REASON})"
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def here(*arguments: object) -> Answer:
-    """A command in this process."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main([*map(str, arguments)])
-    return Answer(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -45,9 +28,9 @@ def nights(tmp_path: Path) -> list[Path]:
 
 
 def leave_out(path: Path) -> None:
-    answer = here("leave-out", path, "--because", REASON)
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out.endswith(f"results.jsonl: left out: {NAMED}\n")
+    answer = gpuscale("leave-out", path, "--because", REASON)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.endswith(f"results.jsonl: left out: {NAMED}\n")
 
 
 def flat(text: str) -> str:
@@ -89,13 +72,13 @@ def test_every_output_that_reads_nights_leaves_it_out_and_names_it(
 
 def test_taken_back_the_file_is_as_it_was_to_the_byte(nights: list[Path]) -> None:
     folder, before = nights[0].parent.parent, nights[4].read_bytes()
-    first = here("history", folder).out
+    first = gpuscale("history", folder).stdout
     leave_out(nights[4])
     assert nights[4].read_bytes().partition(b"\n")[2] == before.partition(b"\n")[2]
-    answer = here("leave-out", "--undo", nights[4].parent)
-    assert answer.out.endswith("results.jsonl: counts again\n")
+    answer = gpuscale("leave-out", "--undo", nights[4].parent)
+    assert answer.stdout.endswith("results.jsonl: counts again\n")
     assert nights[4].read_bytes() == before
-    assert here("history", folder).out == first
+    assert gpuscale("history", folder).stdout == first
 
 
 def test_its_runs_are_left_out_of_copies_and_bundles_too(nights: list[Path]) -> None:
@@ -104,7 +87,7 @@ def test_its_runs_are_left_out_of_copies_and_bundles_too(nights: list[Path]) -> 
     bundle = folder / "all.jsonl"
     bundle.write_text(results_text(replace(copy, runs=(*read_results(nights[3]).runs, *copy.runs))))
     leave_out(nights[4])
-    history = here("history", folder).out
+    history = gpuscale("history", folder).stdout
     assert "history   8 nights of" in history
     assert "stood out" not in history
 
@@ -114,21 +97,21 @@ def test_alone_it_is_shown_and_judged_but_never_what_others_are_compared_with(
 ) -> None:
     bad, good = nights[4], nights[5]
     baseline = tmp_path / "b.json"
-    here("baseline", "record", *nights[:3], "--cluster", "x", "-o", baseline)
+    gpuscale("baseline", "record", *nights[:3], "--cluster", "x", "-o", baseline)
     leave_out(bad)
     for command in (("show", bad), ("compare", baseline, bad)):
-        answer = here(*command)
-        assert "mnist_cnn/ddp" in answer.out
-        assert f"left out: {NAMED}; it was given alone" in answer.err
+        answer = gpuscale(*command)
+        assert "mnist_cnn/ddp" in answer.stdout
+        assert f"left out: {NAMED}; it was given alone" in answer.stderr
     kept = baseline.read_bytes()
     for refused in (
         ("compare", bad, good),
         ("baseline", "record", bad, "--cluster", "x", "-o", tmp_path / "c.json"),
         ("baseline", "update", "--add", baseline, bad),
     ):
-        answer = here(*refused)
-        assert answer.code == 2
-        assert "'gpuscale leave-out --undo NIGHT' takes it back" in answer.err
+        answer = gpuscale(*refused)
+        assert answer.returncode == 2
+        assert "'gpuscale leave-out --undo NIGHT' takes it back" in answer.stderr
     assert baseline.read_bytes() == kept
 
 
@@ -144,14 +127,14 @@ def test_what_cannot_be_left_out_is_said_in_one_line_and_nothing_changes(
         ((nights[0], tmp_path / "none", *because), "there is no such file"),
         ((nights[0], "--because", " "), "say why"),
     ):
-        answer = here("leave-out", *arguments)
-        assert answer.code == 2
-        assert why in answer.err
-        assert len(answer.err.splitlines()) == 1
+        answer = gpuscale("leave-out", *arguments)
+        assert answer.returncode == 2
+        assert why in answer.stderr
+        assert len(answer.stderr.splitlines()) == 1
     assert [path.read_bytes() for path in nights] == before
     for path in nights:
-        leave_out_all = here("leave-out", path, *because)
-        assert leave_out_all.code == 0
-    nothing = here("history", nights[0].parent.parent)
-    assert nothing.code == 2
-    assert "no valid run of what was asked for; left out: 2026-09-21 (rain), " in nothing.err
+        leave_out_all = gpuscale("leave-out", path, *because)
+        assert leave_out_all.returncode == 0
+    nothing = gpuscale("history", nights[0].parent.parent)
+    assert nothing.returncode == 2
+    assert "no valid run of what was asked for; left out: 2026-09-21 (rain), " in nothing.stderr

@@ -3,33 +3,21 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from measuring import REPOSITORY
+from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 
 from gpuscale.base.errors import FileError, UsageError
 from gpuscale.cli.compare import Output, outputs_of, spare_inputs
 from gpuscale.reports import FORMATS
 from gpuscale.store import write_report
 
-ARC4 = REPOSITORY / "baselines" / "arc4.json"
-RESULTS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
-
 
 def compare(*formats: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     """A comparison whose exit code is 4: CPU ranks against GPUs."""
     options = [word for text in formats for word in ("--format", text)]
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", "compare", str(ARC4), str(RESULTS), *options],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        timeout=60,
-        check=False,
-    )
+    return gpuscale("compare", ARC4, TWO_CPU_RANKS, *options, cwd=cwd)
 
 
 def test_a_format_without_a_file_is_printed_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from builders import environment, results, results_text, run
 from changing import replace
+from command_line import gpuscale
 from comparison_records import comparison, entry, view
 from statements import known
 
@@ -60,16 +60,6 @@ def write_nights(
         paths[-1].parent.mkdir()
         paths[-1].write_text(results_text(its))
     return paths
-
-
-def gpuscale(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def compare(*arguments: object) -> "subprocess.CompletedProcess[str]":

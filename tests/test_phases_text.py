@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from builders import phased_run, phases, results, shown_text
 from changing import replace
-from test_cli import ARC4, gpuscale
+from command_line import ARC4, gpuscale
 
 from gpuscale.records import Run
 

@@ -1,15 +1,14 @@
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from changing import replace
 from ci_checkout import REPOSITORY, write_program
+from command_line import gpuscale
 
 from gpuscale.base.errors import SchedulerError, UsageError
 from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script
@@ -47,25 +46,18 @@ def directives(script: str) -> list[str]:
     return re.findall(r"^#(?:SBATCH|\$|BSUB|PBS) (.*)$", script, re.MULTILINE)
 
 
-def gpuscale(
+def gpuscale_in(
     folder: Path, *arguments: str, environment: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "gpuscale", *arguments],
-        cwd=folder,
-        env=(os.environ if environment is None else environment) | {"PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return gpuscale(*arguments, cwd=folder, variables=environment)
 
 
 @pytest.mark.parametrize("script", CI_SCRIPTS)
 def test_the_scripts_in_ci_are_what_submit_prints(script: str, tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
-    printed = gpuscale(REPOSITORY, "submit", CI_SCRIPTS[script], "--print", environment=environment)
+    printed = gpuscale_in(
+        REPOSITORY, "submit", CI_SCRIPTS[script], "--print", environment=environment
+    )
     assert (printed.returncode, printed.stderr) == (0, "")
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 
@@ -218,24 +210,26 @@ def test_values_of_the_profile_reach_the_shell_as_they_are(tmp_path: Path) -> No
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: list[str], message: str) -> None:
-    answer = gpuscale(REPOSITORY, "submit", "juwels-booster", "--print", *options)
+    answer = gpuscale_in(REPOSITORY, "submit", "juwels-booster", "--print", *options)
     assert answer.returncode == 2
     assert message in answer.stderr
     assert answer.stderr.count("\n") == 1
 
 
 def test_only_what_the_published_baseline_knows_is_judged() -> None:
-    printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print")
+    printed = gpuscale_in(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print")
     assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4}\n" in printed.stdout
     own = ("--baseline", "baselines/own.json")
-    printed = gpuscale(REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own)
+    printed = gpuscale_in(
+        REPOSITORY, "submit", "juwels-booster", "--gpus", "1,4,8", "--print", *own
+    )
     assert "judged_gpus=${GPUSCALE_JUDGED_GPUS:-1,4,8}\n" in printed.stdout
     assert "baseline=baselines/own.json\n" in printed.stdout
 
 
 def test_what_the_command_line_says_no_variable_overrules(site: Path) -> None:
     options = ("--runs", "5", "--baseline", "baselines/own.json", "--modules", "gcc/13 python")
-    script = gpuscale(site, "submit", "juwels-booster", "--print", *options).stdout
+    script = gpuscale_in(site, "submit", "juwels-booster", "--print", *options).stdout
     variables = {"GPUSCALE_RUNS": "9", "GPUSCALE_BASELINE": "x", "GPUSCALE_MODULES": "y"}
     settings = re.findall(r"^(?:runs|baseline|modules)=.*$", script, re.MULTILINE)
     shown = subprocess.run(
@@ -252,10 +246,10 @@ def test_what_is_announced_is_what_variables_of_the_site_make_of_the_job(site: P
     environment = with_programs(site, sbatch="echo 1")
     environment |= {"GPUSCALE_BASELINE": "baselines/arc4.json", "GPUSCALE_RUNS": "3:8"}
     command = ("submit", "juwels-booster", "--yes")
-    answer = gpuscale(site, *command, environment=environment)
+    answer = gpuscale_in(site, *command, environment=environment)
     assert "compared with baselines/arc4.json" in answer.stdout
     assert "estimate: 16 fresh starts" in answer.stdout
-    answer = gpuscale(site, *command, "--runs", "2", environment=environment)
+    answer = gpuscale_in(site, *command, "--runs", "2", environment=environment)
     assert "estimate: 4 fresh starts" in answer.stdout
 
 
@@ -267,11 +261,11 @@ def test_the_command_that_a_script_names_writes_that_script(tmp_path: Path) -> N
     options = ["--gpus", "2,1", "--runs", "2", "--baseline", "b.json", "--partition", "gpu"]
     options += ["--account", "a", "--time", "00:30:00", "--modules", "gcc/13 python"]
     options += ["--gpus-per-node", "4", "--cases", "my_cases more/test_x.py"]
-    script = gpuscale(tmp_path, "submit", "./my site/here.toml", *options, "--print").stdout
+    script = gpuscale_in(tmp_path, "submit", "./my site/here.toml", *options, "--print").stdout
     (command,) = re.findall(r"^#     (gpuscale submit .*)$", script, re.MULTILINE)
     named = shlex.split(command)
     assert set(named) == {"gpuscale", "submit", "./my site/here.toml", *options, "--print"}
-    assert gpuscale(tmp_path, *named[1:]).stdout == script
+    assert gpuscale_in(tmp_path, *named[1:]).stdout == script
 
 
 def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profile() -> None:
@@ -409,7 +403,7 @@ def with_programs(site: Path, **programs: str) -> dict[str, str]:
 
 def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
     environment = with_programs(site, qsub="echo 4711")
-    answer = gpuscale(site, "submit", "arc4", environment=environment)
+    answer = gpuscale_in(site, "submit", "arc4", environment=environment)
     assert answer.returncode == 2
     assert (
         "estimate: 9 fresh starts of about 45.0 s and 60.0 s around them are 7 min 45 s on 1 node"
@@ -417,10 +411,10 @@ def test_nothing_is_submitted_that_nobody_agreed_to(site: Path) -> None:
         in answer.stdout
     )
     assert "may not fit into the time limit" not in answer.stdout
-    answer = gpuscale(site, "submit", "arc4", "--runs", "100", environment=environment)
+    answer = gpuscale_in(site, "submit", "arc4", "--runs", "100", environment=environment)
     assert "may not fit into the time limit of 01:00:00" in answer.stdout
     across = ("submit", "juwels-booster", "--gpus", "1,128")
-    assert "estimate: 6 fresh starts of about 55.0 s" in gpuscale(site, *across).stdout
+    assert "estimate: 6 fresh starts of about 55.0 s" in gpuscale_in(site, *across).stdout
     assert "there is no terminal to ask on; add --yes" in answer.stderr
     assert not (site / "calls").exists()
 
@@ -433,7 +427,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
         qstat='[ ! -e asked ] && touch asked && echo "usage    1: cpu=1"',
         qacct='printf "failed       0\\nexit_status  1\\n"',
     )
-    answer = gpuscale(site, "submit", "arc4", "--yes", "--wait", environment=environment)
+    answer = gpuscale_in(site, "submit", "arc4", "--yes", "--wait", environment=environment)
     assert answer.returncode == 1, answer.stderr
     (written,) = (site / ".gpuscale/jobs").iterdir()
     assert (site / "submitted").read_text() == written.read_text()
@@ -443,7 +437,7 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
         rf"qsub -terse (-v GPUSCALE_VENV )?{re.escape(str(written.relative_to(site)))}\n", calls
     )
     told = {"GPUSCALE_VENV": "/venv", "GPUSCALE_DATA_ROOT": "/data"}
-    gpuscale(site, "submit", "arc4", "--yes", environment=environment | told)
+    gpuscale_in(site, "submit", "arc4", "--yes", environment=environment | told)
     again = (site / "calls").read_text().removeprefix(calls)
     assert again.startswith("qsub -terse -v GPUSCALE_DATA_ROOT,GPUSCALE_VENV .gpuscale/jobs/")
     assert "a log\n" in answer.stdout
@@ -457,7 +451,7 @@ def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
         # With LSB_BJOBS_CONSISTENT_EXIT_CODE=Y bjobs ends so for a job that has ended.
         bjobs='echo "EXIT:6"; exit 255',
     )
-    answer = gpuscale(site, "submit", "waic", "--yes", "--wait", environment=environment)
+    answer = gpuscale_in(site, "submit", "waic", "--yes", "--wait", environment=environment)
     assert answer.returncode == 6, answer.stderr
     assert "#BSUB -q waic-short" in (site / "submitted").read_text()
     assert "job 4711 ended as EXIT: infrastructure failed" in answer.stdout
@@ -470,7 +464,7 @@ def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -
         qstat='printf "Job Id: 4711.pbs\\n    job_state = F\\n    Exit_status = -29\\n"',
     ) | {"GPUSCALE_VENV": "/venv"}
     arguments = ("generic-pbs", "--gpus", "1,2", "--gpus-per-node", "2", "--yes", "--wait")
-    answer = gpuscale(site, "submit", *arguments, environment=environment)
+    answer = gpuscale_in(site, "submit", *arguments, environment=environment)
     assert answer.returncode == 5, answer.stderr
     assert "#PBS -N gpuscale-generic-pbs" in (site / "submitted").read_text()
     calls = (site / "calls").read_text().splitlines()
@@ -490,7 +484,9 @@ def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> N
         scontrol='case $4 in 1) echo "JobState=FAILED ExitCode=6:0" ;; '
         '2) echo "JobState=COMPLETED ExitCode=0:0" ;; esac',
     )
-    answer = gpuscale(site, "submit", "juwels-booster", "--yes", "--wait", environment=environment)
+    answer = gpuscale_in(
+        site, "submit", "juwels-booster", "--yes", "--wait", environment=environment
+    )
     assert answer.returncode == 0, answer.stderr
     assert "job 1 was submitted once more as job 2" in answer.stdout
     assert "job 2 ended as COMPLETED: ok" in answer.stdout
@@ -498,7 +494,7 @@ def test_the_job_that_took_the_place_of_another_is_followed_too(site: Path) -> N
 
 def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     refused = 'printf "sbatch: error: invalid account\\nsbatch: error: no job\\n" >&2; exit 1'
-    answer = gpuscale(
+    answer = gpuscale_in(
         site, "submit", "juwels-booster", "--yes", environment=with_programs(site, sbatch=refused)
     )
     assert answer.returncode == 2
@@ -509,7 +505,7 @@ def test_what_the_scheduler_says_against_a_job_is_passed_on(site: Path) -> None:
     assert list((site / ".gpuscale/jobs").iterdir()) == []
     (site / "bin/sbatch").unlink()
     absent = {"PATH": f"{site}/bin", "XDG_CONFIG_HOME": str(site)}
-    answer = gpuscale(site, "submit", "juwels-booster", "--yes", environment=absent)
+    answer = gpuscale_in(site, "submit", "juwels-booster", "--yes", environment=absent)
     assert answer.returncode == 2
     assert "sbatch is not here; submit from a login node" in answer.stderr
 
@@ -522,18 +518,18 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(site: Path) -> N
         (("--baseline", "broken.json"), "broken.json"),
         (("--cases", "my_cases"), "my_cases, which --cases names, is not here"),
     ):
-        answer = gpuscale(site, "submit", "arc4", "--yes", *options, environment=environment)
+        answer = gpuscale_in(site, "submit", "arc4", "--yes", *options, environment=environment)
         assert (answer.returncode, problem in answer.stderr) == (2, True), answer.stderr
         assert answer.stderr.count("\n") == 1
         # Printed, a script may be for a folder elsewhere.
-        printed = gpuscale(site, "submit", "arc4", "--print", *options, environment=environment)
+        printed = gpuscale_in(site, "submit", "arc4", "--print", *options, environment=environment)
         assert (printed.returncode, printed.stdout[:2]) == (0, "#!"), printed.stderr
         assert printed.stderr == answer.stderr.replace("gpuscale:", "gpuscale: beware:", 1)
     (site / "bench_cases").rename(site / "my_cases")
-    answer = gpuscale(site, "submit", "arc4", "--yes", environment=environment)
+    answer = gpuscale_in(site, "submit", "arc4", "--yes", environment=environment)
     assert "which the profile arc4 names, is not here" in answer.stderr
     assert not (site / "calls").exists()
     # Other cases than the profile's are not those that its baseline has.
     own = ("--cases", "my_cases", "--yes")
-    answer = gpuscale(site, "submit", "arc4", *own, environment=environment)
+    answer = gpuscale_in(site, "submit", "arc4", *own, environment=environment)
     assert (answer.returncode, "compared with nothing" in answer.stdout) == (0, True)

@@ -1,1 +1,1 @@
-"""The judgement on simulated nights whose truth is known, and docs/evidence/validation.md from it."""
+"""The judgement on simulated nights of known truth, and docs/evidence/validation.md from it."""

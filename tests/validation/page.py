@@ -1,4 +1,4 @@
-"""docs/evidence/validation.md and its picture: promised figures, and gpuscale's rule beside usual ones.
+"""docs/evidence/validation.md and its picture: promised figures, and our rule beside usual ones.
 
     python tests/validation/page.py --comparisons 10000 --page docs/evidence/validation.md
 

@@ -1,0 +1,31 @@
+"""The `gpuscale` command as a user types it, run in this process, which has imported it already."""
+
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from gpuscale.cli import main
+
+REPOSITORY = Path(__file__).parent.parent
+ARC4 = REPOSITORY / "baselines" / "arc4.json"
+TWO_CPU_RANKS = Path(__file__).parent / "data" / "two_cpu_ranks.jsonl"
+
+
+def gpuscale(
+    *arguments: object, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+) -> "CompletedProcess[str]":
+    """Return the exit code and what the command printed, neither to a terminal."""
+    words, out, err = [str(argument) for argument in arguments], StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd or Path.cwd())
+        for name, value in (variables or {}).items():
+            patch.setenv(name, value)
+        try:
+            code = int(main(words))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return CompletedProcess(words, code, out.getvalue(), err.getvalue())
