@@ -106,17 +106,6 @@ def test_what_was_approved_is_written_with_its_history(shell: Shell) -> None:
     assert shell(*update()).stdout == "nothing would change\n"
 
 
-def test_all_leaves_out_what_is_short_of_runs_and_says_so(shell: Shell) -> None:
-    shell.recorded()
-    shell.write("later", measured({1: SLOWER[1], 2: SLOWER[2][:2]}, job_id="18"))
-    answer = shell(*update("--accept", "all", "--reason", "r"))
-    assert answer.returncode == 3
-    assert (
-        "on 2 GPUs: cannot be accepted, it has 2 valid runs, and an entry needs 3" in answer.stdout
-    )
-    assert "1 of 2 changes written" in answer.stdout
-
-
 def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None:
     path = shell.recorded()
     before = path.read_bytes()
@@ -129,16 +118,6 @@ def test_faults_and_other_machines_never_update_a_baseline(shell: Shell) -> None
     assert "measured on NVIDIA A100-SXM4, the baseline on Tesla V100" in refused.stderr
     assert "make another one with 'gpuscale baseline record'" in refused.stderr
     assert path.read_bytes() == before
-
-
-def test_an_expiry_is_set_where_nothing_else_would_change(shell: Shell) -> None:
-    path = shell.recorded()
-    before = read_baseline(path)
-    same = ("baseline", "update", "b.json", "night.jsonl")
-    answer = shell(*same, "--expires", "2030-01-01")
-    assert answer.stdout == "b.json: valid until 2030-01-01; nothing else would change\n"
-    assert read_baseline(path) == replace(before, expires_on="2030-01-01")
-    assert shell(*same, "--expires", "2030-01-01").stdout == "nothing would change\n"
 
 
 def in_a_terminal(

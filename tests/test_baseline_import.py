@@ -194,11 +194,6 @@ def test_every_header_that_is_known_is_on_the_page() -> None:
             assert re.search(rf"`{re.escape(name)}`", page), name
 
 
-def test_columns_in_which_nothing_stands_are_passed_over() -> None:
-    assert len(read("n,images/s,,batch,,\n1,360,,128,,\n8,2650,,128,,\n")) == 2
-    assert "column '': no header above" in refusal("n,images/s,batch,\n1,360,128,7\n")
-
-
 def test_a_header_of_any_length_is_refused_at_once() -> None:
     assert column_of(" (" * 4000) is None
     assert column_of("time " * 2000) is None
@@ -364,21 +359,6 @@ def test_the_option_that_the_message_prints_takes_a_column_that_is_not_known(
         "left out column 'Soft ware = $it': as --column asks; rows that differ in nothing"
         in capsys.readouterr().out
     )
-
-
-def test_problems_that_others_hid_are_told_in_the_same_go() -> None:
-    bare = TableDefaults(cluster="nroth", columns={"colour": "skip", "GPUs": "tint"})
-    told = refusals(OF_A_CENTRE, bare)
-    assert [message.split(":")[0] for message in told] == ["line 1"] * 4
-    assert "'tint' is neither name nor skip nor a header that is known" in told[-2]
-    assert "--column: no column is 'colour'; there are 'Benchmark'" in told[-1]
-    told = refusals(OF_A_CENTRE, TableDefaults(cluster="nroth"))
-    assert "column 'Framework': not known" in told[0]
-    assert "no row is of 'nroth'; choose one of 'north', 'south'" in told[1]
-    assert len([text for text in told if "no strategy and no batch" in text]) == 4
-    told = refusals(OF_A_CENTRE.replace("Img/sec", "Speed"), TableDefaults(cluster="south"))
-    assert ["'Speed': not known" in told[1], "found none" in told[2]] == [True, True]
-    assert "no strategy and no batch" in told[-1]
 
 
 def test_a_column_may_be_said_to_be_one_that_is_known() -> None:

@@ -89,10 +89,6 @@ def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_p
     }
 
 
-def test_a_curve_may_be_gone_on_with_in_its_file() -> None:
-    refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [at(64), at(256)])
-
-
 @pytest.mark.parametrize("batch", [256, None])
 def test_none_of_the_batches_of_a_file_is_another_measurement(batch: int | None) -> None:
     asked = "that of the case" if batch is None else str(batch)

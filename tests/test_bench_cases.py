@@ -125,11 +125,6 @@ def test_batches_per_gpu_are_those_of_the_sources(
     assert case().batch_per_gpu(case().named_size("full"), gpus) == batch
 
 
-def test_a_strong_batch_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(CaseError, match="128 cannot be divided among 3 GPUs"):
-        MnistNet().batch_per_gpu(MnistNet().named_size("full"), 3)
-
-
 @pytest.mark.parametrize("case_type", CASES)
 @pytest.mark.parametrize("size_name", ["smoke", pytest.param("full", marks=pytest.mark.thorough)])
 def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
@@ -173,17 +168,6 @@ def test_pooled_batches_are_those_of_the_case_have_no_end_and_differ_between_ran
         return [targets.tolist() for _, targets in found]
 
     assert labels(0) == labels(0) != labels(1)
-
-
-def test_training_in_place_leaves_the_pool_as_it_is() -> None:
-    case = MnistCnn()
-    dataset = SyntheticDataset(case, case.named_size("smoke"))
-    batches = PooledBatches(dataset, batch=64, rank=0, pin_memory=False)
-    first = next(batches)[0]
-    kept = first.clone()
-    first.zero_()
-    again = [next(batches)[0] for _ in range(2)][-1]
-    assert torch.equal(again, kept)
 
 
 def test_ranks_share_the_data_without_overlap_and_epochs_are_shuffled_anew() -> None:

@@ -130,18 +130,6 @@ def test_one_rank_slower_by_a_fifth_is_booked_as_skew_of_that_rank(ranks: int) -
     assert skew.skew_s / skew.median_pace_s == pytest.approx(0.2)
 
 
-def test_a_slow_rank_in_one_run_of_three_is_skew_and_named() -> None:
-    healthy = [phased_run([COMPUTING] * 4, communication_s=0.0, index=index) for index in (1, 2)]
-    own = [COMPUTING, COMPUTING, COMPUTING, COMPUTING.scaled(1.2)]
-    runs = [ONE, *healthy, phased_run(own, communication_s=0.0, index=3)]
-    budget = only_budget(*runs)
-    assert budget.efficiency == pytest.approx(1.2 ** (-1 / 3))
-    assert budget.parts["skew"] == pytest.approx(0.02 / 3 / 0.1 / 1.2 ** (1 / 3))
-    assert abs(budget.rest) < 0.005
-    skewed = "rank 3 (node1, GPU-3) takes 20.0 % longer a step than the median rank in run 3"
-    assert skewed in "\n".join(budget_lines(runs))
-
-
 def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest() -> None:
     exposed = [
         phased_run([COMPUTING] * 2, communication_s=added_s, index=index)
@@ -170,17 +158,6 @@ def test_a_loader_that_sets_the_pace_is_named_with_the_remedy(
     lines = "\n".join(budget_lines([waiting]))
     assert ("--data-workers" in lines) is is_named
     assert ("16.7 %" in lines) is is_named
-
-
-def test_without_a_reference_there_is_no_budget() -> None:
-    assert not efficiency_budgets([phased_run([COMPUTING] * 2, communication_s=0.01)])
-
-
-def test_failed_runs_take_no_part() -> None:
-    two = phased_run([COMPUTING] * 2, communication_s=0.025)
-    assert only_budget(ONE, run(1, None, index=2), two, run(2, None, index=2)) == only_budget(
-        ONE, two
-    )
 
 
 def test_a_rank_without_a_pace_leaves_the_skew_unknown() -> None:
@@ -234,14 +211,6 @@ def test_printed_points_add_up_and_stay_within_a_point(
     # Pages and pictures have the same numbers.
     assert sum(budget.hundredths.values()) == 100
     assert {name: budget.hundredths[name] for name in printed} == printed
-
-
-def test_a_gain_is_printed_as_a_gain() -> None:
-    one = phased_run([replace(COMPUTING, data_s=0.025)])
-    budget = only_budget(one, phased_run([COMPUTING] * 2, communication_s=0.025))
-    assert budget_text(budget) == (
-        "E 1.00 = 1 − communication 0.20 + data 0.20 − skew 0.00 − rest 0.00"
-    )
 
 
 @pytest.mark.parametrize(("gain_s", "is_named"), [(0.005, True), (0.001, False)])
@@ -324,11 +293,3 @@ def test_a_spread_within_the_noise_of_runs_is_not_reported(noise: float, most: i
         runs = [on_device(f"GPU-{i % 3}", float(rng.normal(1, noise)), i + 1) for i in range(6)]
         found += bool(device_spreads(runs))
     assert found <= most
-
-
-def test_ranks_without_devices_have_no_spread_over_devices() -> None:
-    runs = [
-        replace(each, ranks=(replace(each.ranks[0], device_uuids=()),))
-        for each in (on_device("GPU-a", 1.0, 1), on_device("GPU-b", 1.5, 2))
-    ]
-    assert not device_spreads([*runs, *runs])

@@ -1,5 +1,4 @@
 import os
-import re
 import subprocess
 import sys
 from functools import partial
@@ -86,20 +85,6 @@ def test_night_ends_with_the_documented_exit_code(
     assert (f"compare exit: {codes[1]}\n" in record) == (codes[0] != 5)
 
 
-def test_documentation_shows_these_exit_codes() -> None:
-    text = (REPOSITORY / "docs" / "nightly.md").read_text()
-    (compare_codes,) = re.findall(r"^\| pytest ↓ compare → \|(.*)\|$", text, re.MULTILINE)
-    rows = re.findall(r"^\| (\d)[^|]*\|((?: \*\*\d\*\* \|)+)$", text, re.MULTILINE)
-    shown = {
-        (int(pytest_code), int(compare_code)): int(cell)
-        for pytest_code, cells in rows
-        for compare_code, cell in zip(
-            re.findall(r"\d", compare_codes), re.findall(r"\d", cells), strict=True
-        )
-    }
-    assert shown == EXIT_CODES
-
-
 @pytest.mark.parametrize(
     ("verdict", "settings", "expected"),
     [
@@ -176,21 +161,6 @@ def test_a_job_without_a_baseline_of_its_profile_judges_all_that_it_measures(
     assert night.judged() == {(case, gpus) for case in CASES for gpus in (1, 2, 4)}
 
 
-def test_arc4_job_frees_openmp_from_the_binding_of_sge(checkout: Path) -> None:
-    binding = {"GOMP_CPU_AFFINITY": "0", "KMP_AFFINITY": "0"}
-    night = run_script(checkout, "arc4.sge", verdict=0, **binding)
-    assert night.exit_code == 0
-    assert not binding.keys() & night.environment().keys()
-
-
-def test_juwels_job_hands_on_its_gpus_cores_and_the_names_of_infiniband(checkout: Path) -> None:
-    environment = run_script(checkout, "juwels-booster.sbatch").environment()
-    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
-    assert environment["SRUN_CPUS_PER_TASK"] == "96"
-    assert environment["GPUSCALE_RENDEZVOUS_HOST"] == "{host}i"
-    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ib0"
-
-
 @pytest.mark.parametrize(
     ("script", "settings"),
     [
@@ -255,14 +225,6 @@ def test_a_job_in_a_container_runs_there_after_its_prologue_or_says_why_not(
     (checkout / "own.toml").unlink()
     (checkout / "job").write_bytes(script.replace(b"export PROXY", b"false; export PROXY"))
     assert run({**environment, "SLURM_JOB_ID": "4712"}, checkout).exit_code == 2
-
-
-def test_cte_power_job_asks_for_the_modules_of_the_sites_own_torch(checkout: Path) -> None:
-    environment = job_environment(checkout, SCRIPTS["cte-power.sbatch"])
-    del environment["GPUSCALE_MODULES"]
-    night = run_night(["bash", "ci/cte-power.sbatch"], checkout, environment, checkout)
-    assert night.exit_code == 2
-    assert "name the modules of your build of torch" in night.output
 
 
 def test_two_nights_never_share_a_directory_which_keeps_the_baseline(checkout: Path) -> None:

@@ -20,13 +20,6 @@ from command_line import TWO_CPU_RANKS as RESULTS
 from gpuscale.cli import main
 
 
-def test_version_and_help_answer() -> None:
-    assert gpuscale("--version").stdout.startswith("gpuscale ")
-    answer = gpuscale("compare", "--help")
-    assert answer.returncode == 0
-    assert "Exit codes: 0 ok" in answer.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -86,14 +79,6 @@ def test_for_a_mistyped_name_the_nearest_one_is_given(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_name_that_no_other_is_near_to_is_answered_with_none(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["show", "x.json", "--case", "y"])
-    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --case y\n")
-
-
 def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
     newest.parent.mkdir(parents=True)
@@ -115,16 +100,6 @@ def test_the_newest_results_are_named_with_their_age(tmp_path: Path) -> None:
     when = f"measured {moment}, 3 days ago"
     assert line == f"gpuscale: the newest results: {place}, {when}"
     assert gpuscale("compare", ARC4, newest).stderr == ""
-
-
-def test_the_newest_results_say_that_they_have_no_valid_run(tmp_path: Path) -> None:
-    newest = tmp_path / ".gpuscale" / "results" / "2026-11-21T053958.532Z-0a4917.jsonl"
-    newest.parent.mkdir(parents=True)
-    for runs in ((), (run(1, None),)):
-        newest.write_text(results_text(results(*runs)))
-        (line,) = gpuscale("compare", ARC4, cwd=tmp_path).stderr.splitlines()
-        assert line.startswith(f"gpuscale: the newest results, .gpuscale/results/{newest.name}, ")
-        assert line.endswith(", have no valid run; name those that are meant")
 
 
 def test_a_session_that_failed_is_left_out_by_name_and_shown_by_name(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Rows that cannot be judged: missing, incomparable, and what they still show."""
 
-import subprocess
-import sys
-
 import pytest
 from builders import CNN, baseline, cpu_environment, environment, measured, results, run
 from changing import replace
@@ -129,16 +126,6 @@ def test_wildly_different_times_are_judged_without_overflow() -> None:
     assert "runs differ by over 1000 %" in reason_text(row)
 
 
-def test_judging_imports_nothing_heavy() -> None:
-    script = "import sys; import gpuscale.judge.compare; print(*sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
-    assert "gpuscale.analysis.statistics" in loaded
-    assert loaded.isdisjoint({"torch", "pytest", "pynvml", "numpy", "scipy"})
-
-
 def test_filters_apply_to_both_sides_and_keep_the_reference() -> None:
     comparison = compare(BASELINE, [measured({**NOW, 4: [0.12, 0.12, 0.12]})], gpus=[2])
     assert _verdicts(comparison) == {2: Verdict.OK}
@@ -207,21 +194,6 @@ def test_every_configuration_that_only_the_results_have_is_missing_and_named() -
     alike = [row.reason.facts["differences"] for row in comparison.entries[2:]]
     assert alike == [(("precision", "fp32", "bf16"),), (("compiled", False, True),)]
     assert comparison.exit_code == 3
-
-
-def test_rows_come_case_by_case_with_gpus_ascending() -> None:
-    other = replace(CNN, case="resnet50")
-    scattered = baseline({4: [1.0], 1: [1.0]})
-    mixed = replace(
-        scattered,
-        runs=(
-            scattered.runs[0],
-            *baseline({2: [1.0]}, configuration=other).runs,
-            *scattered.runs[1:],
-        ),
-    )
-    labels = [(entry.key.case, entry.key.gpus) for entry in compare(mixed, []).entries]
-    assert labels == [("mnist_cnn", 1), ("mnist_cnn", 4), ("resnet50", 2)]
 
 
 @pytest.mark.parametrize(

@@ -236,12 +236,6 @@ def test_another_size_than_full_is_incomparable_with_a_publication() -> None:
     assert comparison.exit_code == 4
 
 
-def test_another_batch_per_gpu_is_incomparable_with_a_publication() -> None:
-    now = results(run(1, 0.1), run(2, 0.11, batch_per_gpu=64))
-    differences = _last(ARC4, now).reason.facts["differences"]
-    assert differences == (("batch_per_gpu", 128, 64),)
-
-
 def test_a_speedup_over_another_batch_than_published_is_incomparable() -> None:
     halved = published(figure(1, time_s=160.0, batch_per_gpu=256), figure(16, time_s=12.0, nodes=4))
     now = results(run(1, 0.1), run(16, 0.11))

@@ -10,7 +10,6 @@ import pytest
 from comparison_records import of_each_verdict, view
 
 from gpuscale.records import Configuration
-from gpuscale.reports import FORMATS
 from gpuscale.reports.comparison import as_json
 
 HERE = Path(__file__).parent
@@ -56,11 +55,6 @@ def test_the_row_of_the_configuration_names_its_fields() -> None:
     names = {*Configuration.__struct_fields__} - {"case", "strategy"}
     assert {f"`{name}`" for name in names} <= set(re.findall(r"`\w+`", row))
     assert document()["entries"][0]["configuration"].keys() == names
-
-
-def test_the_page_lists_the_formats_that_there_are() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("\n## ")[0], re.MULTILINE)
-    assert dict(listed) == FORMATS
 
 
 @pytest.mark.parametrize(

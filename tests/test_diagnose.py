@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from builders import CNN, environment, results, with_values
+from builders import environment, results, with_values
 from cause_records import (
     CLOCK_MHZ,
     EXPOSED_S,
@@ -40,7 +40,6 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import Beside, Cause, CauseKind, CountOf, DeviceSymptom, RanksOf, Remedy
-from gpuscale.reports.cause_words import evidence, headline
 
 
 def causes(
@@ -198,11 +197,6 @@ def test_what_a_baseline_without_telemetry_cannot_know_is_judged_by_itself() -> 
     assert {each.device_uuids for each in faults} == {("GPU-3",)}
 
 
-def test_a_single_change_is_the_headline_and_no_list() -> None:
-    *_, changed = causes(SLOW_LINK, where=replace(environment(), torch_version="2.12"))
-    assert (headline(changed), evidence(changed)) == ("changed: torch 2.11 → 2.12", ())
-
-
 def with_verdict(
     before: Baseline, now: Results, gpus: int, verdict: Verdict = Verdict.REGRESSED
 ) -> EntryVerdict:
@@ -247,13 +241,6 @@ def test_clocks_that_explain_slow_computing_are_the_cause() -> None:
     assert (hot_event.reason, hot_event.usual) == ("hw_thermal_slowdown", 0)
     assert hot_event.now == pytest.approx(0.8)
     assert hot_event.temperature_max_c == 91
-
-
-def test_the_clocks_of_one_gpu_explain_a_slow_rank() -> None:
-    hot = replace(ONE_SLOW, devices=lambda s: slow_clock(s) if s.uuid == "GPU-1" else s)
-    (cause,) = causes(hot, telemetry=True)
-    assert (cause.kind, cause.device_uuids) == (CauseKind.CLOCKS, ("GPU-1",))
-    assert {each.uuid for each in symptoms(cause)} == {"GPU-1"}
 
 
 def test_clocks_of_gpus_that_wait_for_data_are_no_cause() -> None:
@@ -319,17 +306,3 @@ def test_time_that_no_part_holds_is_not_put_down_to_one() -> None:
     (cause,) = causes(WELL, seen=stretched)
     assert cause.kind is CauseKind.NOT_ESTABLISHED
     assert cause.lost_s == pytest.approx(LOST_S, rel=0.1)
-
-
-def test_each_configuration_is_set_beside_its_own_baseline() -> None:
-    rng = np.random.default_rng(29)
-    tf32 = replace(CNN, precision="tf32")
-    plain, other = (well(rng, [4], deviation=0.003, configuration=c) for c in (CNN, tf32))
-    before = replace(plain, runs=(*plain.runs, *other.runs))
-    now = results(
-        *night_of(rng, [4], 3, SLOW_LINK, deviation=0.003, configuration=tf32).runs,
-        *night_of(rng, [4], 3, LATE, deviation=0.003).runs,
-    )
-    rows = diagnose(before, [now], compare(before, [now])).entries
-    kinds = {row.configuration: row.causes[0].kind for row in rows}
-    assert kinds == {CNN: CauseKind.DATA, tf32: CauseKind.COMMUNICATION}

@@ -27,7 +27,7 @@ from gpuscale.records import (
     Verdict,
 )
 from gpuscale.records.cause import CauseKind, PhaseChange
-from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS, headline, statement
+from gpuscale.reports.cause_words import NEXT_STEPS, NOT_ESTABLISHED, WORDS
 
 
 def step(
@@ -120,25 +120,6 @@ def test_what_to_look_at_follows_from_what_is_slow_and_where(
     assert cause.remedy is not None
     assert cause.remedy.code == remedy
     assert cause.remedy.hosts in ((), known.hosts)
-
-
-@pytest.mark.parametrize(
-    ("communication_s", "lost", "said"),
-    [
-        (
-            0.7,
-            "computing +1.7 s",
-            "computing takes 9.0 s a step on all ranks (baseline: 7.0 s); 300 ms of the difference "
-            "do not count, since communication got shorter by as much",
-        ),
-        (0.99, "computing +2.0 s", "computing takes 9.0 s a step on all ranks (baseline: 7.0 s)"),
-    ],
-)
-def test_the_times_of_computing_give_what_it_added_or_say_what_does_not_count(
-    communication_s: float, lost: str, said: str
-) -> None:
-    (cause,) = lost_parts(row(step(computing_s=9.0, communication_s=communication_s)), ())
-    assert (headline(cause), statement(cause)) == (lost, said)
 
 
 def test_a_lost_nvlink_comes_before_a_narrow_pcie_link() -> None:

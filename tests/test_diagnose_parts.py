@@ -134,13 +134,6 @@ def test_a_straggler_waits_for_data_where_more_than_half_of_its_loss_is_there(
     assert (found.kind, found.ranks) == (kind, (1,))
 
 
-def test_ranks_that_are_all_on_one_host_are_not_called_that_host() -> None:
-    both = step(rank(0, 2.0, devices=("A",)), rank(1, 1.0, devices=("B",)))
-    turned = step(rank(0, 1.0, devices=("A",)), rank(1, 2.0, devices=("B",)))
-    assert not stragglers_of([both], 0.0).is_whole_host
-    assert stragglers_of([both, turned], 0.0).ranks == ()
-
-
 @pytest.mark.parametrize(
     ("after_s", "ranks"),
     [

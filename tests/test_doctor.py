@@ -76,56 +76,6 @@ def test_a_gpu_that_has_just_gone_idle_is_not_busy() -> None:
     assert not ExaminedGpu(number=0).is_busy
 
 
-def test_a_gpu_on_too_few_lanes_is_named(with_driver: pytest.MonkeyPatch) -> None:
-    found = problems_of(0, 1, 5, monkeypatch=with_driver)
-    assert found == ["GPU 2 runs PCIe at width x4 of x16: reseat it or check the riser"]
-
-
-def test_memory_errors_that_were_not_corrected_are_a_problem(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    (found,) = problems_of(6, monkeypatch=with_driver)
-    assert found.startswith("GPU 0 had 2 memory errors that ECC could not correct")
-
-
-def test_a_hot_gpu_and_its_slow_link_under_load_are_two_problems(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    link, heat = problems_of(0, 7, monkeypatch=with_driver)
-    assert link.startswith("GPU 1 runs PCIe at generation 1 of 3 while it is busy")
-    assert heat == (
-        "GPU 1 slows itself because it is too hot: check fans, air flow and heat sink (now 91 °C)"
-    )
-
-
-def test_an_inactive_link_is_a_problem_where_another_such_gpu_has_it(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    (found,) = problems_of(8, 6, 0, monkeypatch=with_driver)[:1]
-    assert found == (
-        "GPU 0 has 5 of 6 NVLink links active, another Fake V100 SXM2 here has 6: "
-        "check bridge or baseboard at link 4"
-    )
-
-
-def test_links_that_all_gpus_of_a_model_lack_are_shown_and_no_problem(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    assert problems_of(0, 8, monkeypatch=with_driver) == []
-    _, text = doctor()
-    assert "NVLink        5 of 6 links active (inactive: 4)" in text
-
-
-def test_a_gpu_that_cannot_be_reached_is_a_problem_and_the_others_are_shown(
-    with_driver: pytest.MonkeyPatch,
-) -> None:
-    with_driver.setenv("FAKE_NVML_FLEET", "0,99,1")
-    code, text = doctor()
-    assert code == 1
-    assert "GPU 1 cannot be reached (GPU is lost)" in text
-    assert "GPU 2  Fake V100 B" in text
-
-
 def test_a_gpu_of_another_job_is_no_problem_and_leaves_the_numbers_as_they_are(
     with_driver: pytest.MonkeyPatch,
 ) -> None:
@@ -154,13 +104,3 @@ def test_the_json_has_every_field_and_null_for_the_unknown(
     assert gpu["condition"]["ecc_uncorrected"] is None
     assert gpu["condition"]["pcie_max_generation"] == 3
     assert document["cpu_count"] >= 1
-
-
-def test_doctor_loads_neither_torch_nor_pytest_nor_numpy() -> None:
-    program = (
-        "import sys; from gpuscale.cli import main; main(['doctor'])\n"
-        "print(sorted({'torch', 'numpy', 'scipy', 'pytest', '_pytest'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.splitlines()[-1] == "[]"

@@ -12,7 +12,6 @@ from gpuscale.records.environment_diff import (
     change_text,
     changes,
     differences,
-    host_changes,
 )
 
 HERE: Environment = environment()
@@ -55,14 +54,6 @@ def test_limits_of_gpus_are_changes_where_both_sides_know_them_and_refuse_no_res
     assert [*differences(before, after, IN_SESSION)] == []
     (clock,) = changes([limited(application_clock_mhz=1312)], [limited(application_clock_mhz=1005)])
     assert change_text(clock) == "application clock of GPUs 1312 MHz → 1005 MHz"
-
-
-def test_hosts_are_a_change_where_the_baseline_knows_any_and_not_these() -> None:
-    assert [*host_changes({"a", "b"}, {"b", "d", "c"})] == [
-        EnvironmentChange(name="host", before=("a", "b"), after=("c", "d"))
-    ]
-    assert [*host_changes({"a", "b"}, {"a"})] == []
-    assert [*host_changes((), {"a"})] == []
 
 
 def test_runs_of_one_file_and_nodes_of_one_job_must_agree_also_on_what_is_not_known() -> None:

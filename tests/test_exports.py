@@ -54,17 +54,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_forgotten_target_never_costs_results(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_night(folder / "night.jsonl", TONIGHT)
-    before = (folder / "night.jsonl").read_bytes()
-    for name in ("otava", "trace", "tensorboard"):
-        assert main(["export", name, "night.jsonl"]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
-    assert (folder / "night.jsonl").read_bytes() == before
-
-
 def test_faults_on_purpose_are_named_wherever_their_results_go(folder: Path) -> None:
     pytest.importorskip("tensorboard", reason=NO_EXTRA)
     night = Night(job="4711", gpus=(1,), runs=1, injections=("data=5ms",))
@@ -150,23 +139,6 @@ def test_tensorboards_own_reader_finds_windows_phases_devices_and_speedups(folde
     points = scaling_points(results.runs)
     assert speedups == {p.key.gpus: pytest.approx(p.speedup.value) for p in points if p.speedup}
     assert main(["export", "tensorboard", "logs", "night.jsonl"]) == 2
-
-
-def test_names_that_make_one_folder_keep_their_curves_apart(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("tensorboard", reason=NO_EXTRA)
-    alike = [replace(CNN, case=case) for case in ("a/b", "a:b", "a b")]
-    for name, step_time_s in (("one.jsonl", 0.1), ("two.jsonl", 0.2)):
-        runs = (make.run(1, step_time_s, configuration=each) for each in alike)
-        (folder / name).write_text(make.results_text(make.results(*runs)))
-    assert main(["export", "tensorboard", "logs", "one.jsonl", "two.jsonl"]) == 0
-    sessions = sorted((folder / "logs").iterdir())
-    assert [each.name for each in sessions] == ["2026-11-21T030000-now", "2026-11-21T030000-now-2"]
-    for session in sessions:
-        assert {each.name for each in session.iterdir()} == {"a_b_ddp", "a_b_ddp-2", "a_b_ddp-3"}
-    assert main(["export", "tensorboard", "one.jsonl/logs", "two.jsonl"]) == 2
-    assert capsys.readouterr().err.startswith("gpuscale: one.jsonl/logs: a part of the path is a f")
 
 
 def test_a_missing_extra_is_named_with_its_command(

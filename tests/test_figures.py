@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,9 +19,8 @@ from test_over_nights import write_nights
 from gpuscale.analysis.history import history_of
 from gpuscale.analysis.scaling import scaling_points
 from gpuscale.cli import main
-from gpuscale.judge.recording import as_baseline
 from gpuscale.records import Configuration, Run
-from gpuscale.reports.figures import FIGURES, KINDS, Measurements, Picture, content_of, svg_of
+from gpuscale.reports.figures import FIGURES, Measurements, Picture, content_of, svg_of
 from gpuscale.reports.figures.stacked_bars import MOST_BARS
 from gpuscale.store import read_results
 
@@ -117,37 +115,6 @@ def test_a_strategy_has_one_colour_in_every_picture() -> None:
     assert colours[3]["fsdp"] == colours[0]["fsdp"]
 
 
-def test_numbers_of_parts_do_not_run_into_each_other() -> None:
-    alone = phases(forward_s=0.05, backward_s=0.1)
-    rank = phases(data_s=0.011, h2d_s=0.011, forward_s=0.01, backward_s=0.06, optimizer_s=0.01)
-    runs = [phased_run([alone]), phased_run([rank] * 2, communication_s=0.012)]
-    for name in ("budget", "phases"):
-        picture = drawn(name, Measurements(runs=runs))
-        picture.figure.draw_without_rendering()
-        for axes in picture.figure.axes:
-            numbers = [its for its in axes.texts if its.get_text().endswith(" %")]
-            shown = [its.get_window_extent() for its in numbers if its.get_visible()]
-            assert shown
-            assert not any(one.overlaps(other) for one, other in combinations(shown, 2))
-
-
-def test_single_runs_have_no_bars_and_one_gpu_has_no_speedup() -> None:
-    picture = drawn("scaling", Measurements(runs=[run(1, 0.1)]))
-    (axes,) = picture.figure.axes
-    assert axes.get_ylabel() == "throughput (samples/s)"
-    assert not any(each.has_yerr for each in curves_in(axes).values())
-    assert "one run each" in notes_below(picture)
-    assert FIGURES["speedup"](Measurements(runs=[run(1, 0.1)])) is None
-    assert FIGURES["scaling"](Measurements(runs=[run(1, None)])) is None
-
-
-def test_a_baseline_is_drawn_beside_what_it_is_comparable_with() -> None:
-    before = measured(factor=0.9) + measured(replace(CNN, strategy="fsdp"))
-    measurements = Measurements(runs=measured(), baseline=as_baseline(results(*before), "before"))
-    (axes,) = drawn("speedup", measurements).figure.axes
-    assert [*curves_in(axes)] == ["ddp", "ddp, baseline"]
-
-
 def test_a_published_time_of_a_job_is_drawn_alone_but_its_speedup_beside_others() -> None:
     baseline = published(figure(1, time_s=90.0), figure(2, time_s=50.0))
     alone = drawn("time", Measurements(baseline=baseline))
@@ -182,35 +149,6 @@ def test_stacked_bars_add_up_to_the_whole_and_many_rows_are_counted() -> None:
     assert "3 more rows" in notes_below(drawn("budget", Measurements(runs=many)))
 
 
-def test_a_gain_of_the_budget_is_told_with_its_sign() -> None:
-    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    hidden = phased_run([rank] * 2, communication_s=-0.02, configuration=CNN)
-    alone = phased_run([rank], configuration=CNN)
-    description = drawn("budget", Measurements(runs=[alone, hidden])).description
-    assert "efficiency 1.25, communication −0.25" in description
-
-
-def test_what_was_gained_is_named_left_of_the_bar() -> None:
-    rank = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    slow_alone = phases(data_s=0.04, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    runs = [
-        phased_run([slow_alone], communication_s=0.0),
-        phased_run([rank] * 2, communication_s=0.0),
-    ]
-    (axes,) = drawn("budget", Measurements(runs=runs)).figure.axes
-    assert "data −30 %" in {text.get_text() for text in axes.texts}
-
-
-def test_communication_that_noise_puts_below_zero_is_drawn_as_none() -> None:
-    runs = [
-        replace(of_phases(2), measured={**of_phases(2).measured, "exposed_communication_s": -0.02})
-    ]
-    (axes,) = drawn("phases", Measurements(runs=runs)).figure.axes
-    lefts = [bar.get_x() + bar.get_width() for each in axes.containers for bar in each]
-    assert min(lefts) >= 0
-    assert max(lefts) == pytest.approx(125)
-
-
 def test_a_straggler_stands_out_in_every_window() -> None:
     plain = of_phases(4)
     busy_s = (0.1, 0.1, 0.12, 0.1)
@@ -223,17 +161,6 @@ def test_a_straggler_stands_out_in_every_window() -> None:
     assert shown.shape == (4, 5)
     assert [*shown.mean(axis=1)] == pytest.approx([0, 0, 0.2, 0])
     assert "rank 2 on node1 was busy longest, +20.0 %" in picture.description
-
-
-def test_the_windows_are_those_of_the_run_whose_table_a_page_has_below_them() -> None:
-    fast = phases(data_s=0.01, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    slow = phases(data_s=0.02, forward_s=0.03, backward_s=0.05, optimizer_s=0.01)
-    uneven = phased_run([fast, slow], communication_s=0.0, index=2)
-    slowest = phased_run([slow, slow], communication_s=0.05, index=3)
-    runs = [replace(run, windows=run.windows * 5) for run in (uneven, slowest)]
-    runs = [replace(run, unsynced_windows=run.windows) for run in runs]
-    axes, _ = drawn("windows", Measurements(runs=runs)).figure.axes
-    assert axes.get_title("left").endswith("run 3")
 
 
 @pytest.fixture(scope="module")
@@ -309,13 +236,6 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
     assert len(name) < 60
     (legend,) = picture.figure.legends
     assert legend.get_window_extent().x1 <= picture.figure.bbox.x1
-
-
-def test_the_same_input_gives_the_same_picture() -> None:
-    measurements = Measurements(runs=measured())
-    for kind in KINDS:
-        once, again = (content_of(drawn("speedup", measurements), kind) for _ in range(2))
-        assert once == again
 
 
 def test_what_cannot_be_drawn_is_said_in_one_line(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from format_page import PAGE, page_with_tables, tables, tables_on_page
+from format_page import PAGE, page_with_tables
 
 from gpuscale.records import Baseline, Results
 from gpuscale.store import read_any
@@ -25,7 +25,3 @@ def test_the_examples_are_read(tmp_path: Path, block: str, kind: type) -> None:
 
 def test_the_tables_are_made_from_the_records_of_today() -> None:
     assert page_with_tables(TEXT) == TEXT, "run: python tests/format_page.py"
-
-
-def test_no_record_of_a_file_is_without_its_table() -> None:
-    assert tables_on_page(TEXT) == set(tables())

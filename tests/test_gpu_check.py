@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from builders import run, with_values
 from changing import replace
 from nvml.library import compile_driver
 
-from ci.gpu_check import CASES, REPOSITORY, Checks, _case_file, telemetry_beside
+from ci.gpu_check import REPOSITORY, Checks, telemetry_beside
 from ci.gpu_report import About, Finding, Report, earlier_report, make_checks
 
 ABOUT = About(device="Some GPU", software="torch 2", system="Linux", uuid="a")
@@ -27,10 +26,6 @@ def found(name: str, passed: bool | None = True) -> Iterator[Finding]:
 def fails() -> Iterator[Finding]:
     yield Finding(name="begun", passed=True, said="well")
     raise ZeroDivisionError("no such number")
-
-
-def test_every_case_that_is_checked_has_a_file() -> None:
-    assert all(_case_file(case).is_file() for case in (*CASES, "resnet50"))
 
 
 def test_a_check_that_fails_itself_costs_no_other_its_finding(tmp_path: Path) -> None:
@@ -56,18 +51,6 @@ def test_the_report_is_on_disk_before_a_check_is_over(tmp_path: Path) -> None:
     assert not kept.checks["ended"].is_over
     assert "| begun | yes |" in (tmp_path / "report.md").read_text()
     assert "| ended | – | not over |" in (tmp_path / "report.md").read_text()
-
-
-def test_a_later_start_adds_to_the_report_of_a_gpu_like_it(tmp_path: Path) -> None:
-    make_checks(Report(about=ABOUT), {"first": lambda: found("old"), "second": fails}, tmp_path)
-    another = msgspec.structs.replace(ABOUT, uuid="b", system="Linux 2")
-    report = earlier_report(tmp_path, another)
-    assert report is not None
-    # What failed before does not count against what is made now.
-    assert make_checks(report, {"second": lambda: found("new")}, tmp_path)
-    text = (tmp_path / "report.md").read_text()
-    assert ("| old |" in text, "| new |" in text, "itself failed" in text) == (True, True, False)
-    assert earlier_report(tmp_path, msgspec.structs.replace(ABOUT, device="Another")) is None
 
 
 @pytest.mark.parametrize(

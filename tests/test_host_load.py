@@ -18,7 +18,6 @@ from gpuscale.judge.diagnose import diagnose
 from gpuscale.judge.diagnose.causes import busy_host
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import Baseline, HostLoad, Results, Run
-from gpuscale.reports.phrases import load_text
 
 QUIET = HostLoad(load_average=0.4, cores=4)
 BUSY = HostLoad(load_average=9.5, cores=4)
@@ -128,8 +127,3 @@ def test_the_run_with_the_most_other_work_is_named_among_those_that_have_some() 
     comparison = compare(baseline(THEN), [replace(after, runs=tuple(runs))])
     facts = facts_of(comparison.notes, "busy_host")
     assert (facts["busy"], facts["made"], facts["load"]) == (3, 6, more)
-
-
-def test_the_words_name_load_cores_and_the_others_on_the_gpus() -> None:
-    assert load_text(BUSY) == "load 9.5 on 4 cores"
-    assert load_text(replace(QUIET, gpu_processes=1)).endswith("1 process of others on the GPUs")

@@ -11,7 +11,7 @@ from measuring import REPOSITORY, run_pytest, write_case
 
 from gpuscale.base.errors import UsageError
 from gpuscale.store import read_results
-from gpuscale.workload.injections import Injection, parse_injection, parse_injections
+from gpuscale.workload.injections import Injection, parse_injection
 
 WARNING = "INJECTED data=5ms, slow-rank=1:1.2: not a real result"
 
@@ -76,14 +76,6 @@ def test_any_other_text_is_a_usage_error_and_nothing_else(text: str) -> None:
         parse_injection(text)
     except UsageError:
         return
-
-
-def test_one_rank_has_each_kind_of_fault_only_once() -> None:
-    two_ranks = parse_injections(("slow-rank=0:1.2", "slow-rank=1:1.3", "data=5ms"))
-    assert [injection.rank for injection in two_ranks] == [0, 1, None]
-    for texts in (("data=5ms", "data=7ms"), ("data=5ms", "data=5ms"), ("hang=1@5", "hang=1@6")):
-        with pytest.raises(UsageError, match="are of one kind; give only one of them"):
-            parse_injections(texts)
 
 
 def test_a_session_with_faults_says_so_wherever_its_numbers_are_shown(tmp_path: Path) -> None:

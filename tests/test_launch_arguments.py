@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuscale.base.errors import GpuscaleError, UsageError
-from gpuscale.measure.launch.mpirun import OpenMpi, job_hosts
+from gpuscale.measure.launch.mpirun import OpenMpi
 from gpuscale.measure.launch.placement import Placement, ProcessStarter, gloo_variables, place
 from gpuscale.measure.launch.srun import Slurm
 from gpuscale.measure.run_directory import RunDirectory
@@ -110,17 +110,6 @@ def test_ranks_on_all_nodes_get_what_says_how_to_train_and_not_what_is_one_nodes
     arguments = OpenMpi().arguments(["x"], placement)
     exported = {name for word, name in itertools.pairwise(arguments) if word == "-x"}
     assert exported == of_ranks | {"PYTHONPATH"}
-
-
-def test_hosts_of_a_job_come_from_its_scheduler(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    nodes.write_text("a\na\nb\nb\n")
-    parallel = tmp_path / "hosts"
-    parallel.write_text("a.site 4 gpu.q@a UNDEFINED\nb.site 4 gpu.q@b UNDEFINED\n")
-    assert job_hosts({"LSB_MCPU_HOSTS": "a 4 b 4"}) == ("a", "b")
-    assert job_hosts({"PBS_NODEFILE": str(nodes)}) == ("a", "b")
-    assert job_hosts({"PE_HOSTFILE": str(parallel)}) == ("a.site", "b.site")
-    assert job_hosts({}) == ()
 
 
 # Of one rank, as Slurm and Open MPI tell it its place.

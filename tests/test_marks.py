@@ -73,11 +73,6 @@ def test_another_bar_in_between_is_left_out_and_so_is_its_time() -> None:
     assert durations(series) == pytest.approx([0.5] * (17 + 19))
 
 
-def test_nothing_after_the_warm_up_makes_no_windows() -> None:
-    assert windows_of(told(1, 2, 3).stretches, TIMING) is None
-    assert windows_of([], TIMING) is None
-
-
 def stretch(*moments: float) -> list[list[Point]]:
     return [[Point(step, at_s) for step, at_s in enumerate(moments)]]
 
@@ -90,11 +85,6 @@ def test_lines_in_bursts_are_told_from_quick_steps() -> None:
     assert not comes_in_bursts(stretch(*[line * 1e-2 for line in range(500)]), -1.0)
     # Two lines of each step, such as of two ranks.
     assert not comes_in_bursts(stretch(*[line // 2 * 0.01 for line in range(500)]), -1.0)
-
-
-def test_one_burst_of_skipped_steps_is_no_buffering() -> None:
-    skipped = [line * 1e-5 for line in range(50)]
-    assert not comes_in_bursts(stretch(*skipped, *[1 + line * 0.1 for line in range(40)]), -1.0)
 
 
 def test_lines_that_are_read_late_all_at_once_leave_each_window_its_share_of_the_time() -> None:

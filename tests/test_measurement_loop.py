@@ -99,11 +99,6 @@ def test_a_cold_first_step_does_not_eat_the_warm_up(clock: MadeClock) -> None:
     assert result.warmup_s == pytest.approx(30 + 1.0)
 
 
-def test_warm_up_lasts_for_its_steps_where_its_seconds_pass_sooner(clock: MadeClock) -> None:
-    timing = TimingPlan(warmup_steps=50, warmup_s=0.1, windows=10, window_s=0.5, run_seconds=20)
-    assert measure(clock, Alone(), timing, ignore, pausing=False).warmup_steps == 1 + 50
-
-
 def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: MadeClock) -> None:
     result = measure(clock, Alone(), PLAN, ignore, pausing=False)
     assert result.steps_per_window == 5
@@ -139,14 +134,6 @@ def test_phases_of_quick_steps_are_marked_in_some_of_them_and_of_loaders_batches
     # After these as many batches are waited for as there are loaders, and belong to no window.
     in_windows = 13 * measured.steps_per_window
     assert len(clock.steps) == measured.warmup_steps + in_windows + 3 * loaders
-
-
-def test_without_word_of_loaders_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = MadeClock(first_step_s=30.0, step_s=0.001, unsynced_step_s=0.001)
-    monkeypatch.setattr(loop, "time", clock)
-    measure(clock, Alone(), PLAN, ignore, pausing=False)
-    assert set(clock.marked_every) == {1, 4}
-    assert window_plan(0.3, PLAN, pausing=False) == window_plan(0.3, PLAN, pausing=False, loaders=0)
 
 
 def test_a_ranks_pace_is_that_of_its_steps_without_waiting_for_others(clock: MadeClock) -> None:
@@ -198,13 +185,6 @@ def test_every_stage_is_reported_with_what_is_done_of_it(clock: MadeClock) -> No
     ]
 
 
-def test_every_window_opens_at_a_barrier(clock: MadeClock) -> None:
-    peers = Alone()
-    measure(clock, peers, PLAN, ignore, pausing=False)
-    # The first step, two stretches of warm-up, ten windows.
-    assert peers.barriers == 1 + 2 + 10
-
-
 def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> None:
     class SlowPeer(Alone):
         def largest(self, value: float) -> float:
@@ -250,11 +230,6 @@ def test_slow_cases_get_fewer_windows_but_never_too_few(
 
 def test_a_short_budget_shortens_windows_before_it_is_overrun() -> None:
     assert window_plan(0.005, replace(PLAN, run_seconds=2.0), pausing=True) == (30, 10)
-
-
-def test_windows_are_not_shorter_than_asked_for_where_the_budget_allows() -> None:
-    steps, _ = window_plan(0.11, replace(PLAN, window_s=0.15, run_seconds=4.0), pausing=True)
-    assert steps * 0.11 >= 0.15
 
 
 def test_a_window_starts_for_telemetry_when_all_ranks_are_there(clock: MadeClock) -> None:

@@ -10,7 +10,6 @@ import pytest
 from measuring import BENCH_CASES, REPOSITORY, Session, run_pytest, write_case
 from warm_sessions import can_be_warm
 
-from gpuscale.analysis.scaling import scaling_points
 from gpuscale.store import read_results
 
 QUICK = ("--runs", "1", "--device", "cpu", "--run-seconds", "0.1")
@@ -77,19 +76,6 @@ def test_each_run_is_on_disk_with_its_windows_and_ranks(session: Session) -> Non
         assert run.startup_s is not None
 
 
-def test_the_table_shows_each_row_with_its_numbers_and_the_results_path(session: Session) -> None:
-    points = {(p.key.strategy, p.key.gpus): p for p in scaling_points(session.results.runs)}
-    speedup = points["ddp", 2].speedup
-    assert speedup is not None
-    assert speedup.has_interval
-    table = session.output.split(" scaling -")[1]
-    # A table that is wider than a log is shown in parts.
-    rows = "".join(re.findall(r"^mnist_cnn/ddp +2 +\d.*$", table, re.MULTILINE))
-    assert f" {speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]" in rows
-    assert str(session.results_path.name) in table
-    assert "CPU ranks, smoke, fp32, synthetic data; weak scaling; batch" in table
-
-
 def test_pytest_benchmark_gets_exactly_the_windows(session: Session) -> None:
     text = (session.folder / "benchmark.json").read_text()
     assert "UNSERIALIZABLE" not in text
@@ -101,20 +87,6 @@ def test_pytest_benchmark_gets_exactly_the_windows(session: Session) -> None:
     assert benchmark["stats"]["iterations"] == run.steps_per_window
     assert benchmark["stats"]["median"] == pytest.approx(run.step_time_s)
     assert "benchmark 'mnist_cnn/ddp'" in session.output
-
-
-def test_pytest_benchmark_compare_reads_its_json(session: Session) -> None:
-    answer = command(session, "pytest_benchmark", "compare", "benchmark.json")
-    assert answer.returncode == 0, answer.stderr
-    assert "test_case[ddp-2gpus-run2]" in answer.stdout
-
-
-def test_compare_takes_the_newest_results_and_shows_both_shapes(session: Session) -> None:
-    baseline = REPOSITORY / "baselines" / "arc4.json"
-    answer = command(session, "gpuscale", "compare", str(baseline))
-    assert answer.returncode == 4, answer.stderr
-    assert re.search(r"mnist_cnn/ddp +2 .* 0\.86 → \d\.\d\d", answer.stdout)
-    assert "measured on CPU ranks, the baseline on GPUs" in answer.stdout
 
 
 def test_ranks_agree_again_after_windows_without_synchronisation(tmp_path: Path) -> None:
@@ -181,10 +153,6 @@ def readme_case() -> str:
 
 def test_what_tests_import_leaves_their_sessions_warm() -> None:
     assert can_be_warm({})
-
-
-def test_the_readmes_case_takes_at_most_fifteen_lines() -> None:
-    assert len([line for line in readme_case().splitlines() if line.strip()]) <= 15
 
 
 def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:

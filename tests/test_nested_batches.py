@@ -45,15 +45,6 @@ def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:
     assert targets["label"].tolist() == targets["masks"][0][:, 0].tolist()
 
 
-def test_training_in_place_leaves_a_nested_pool_as_it_is() -> None:
-    batches = batches_of(TwoInputs())
-    first = next(batches)
-    kept = first[1]["masks"][0].clone()
-    first[1]["masks"][0].zero_()
-    again = [next(batches) for _ in range(16)][-1]
-    assert torch.equal(again[1]["masks"][0], kept)
-
-
 @pytest.mark.parametrize(
     ("sample", "problem"),
     [

@@ -1,7 +1,6 @@
 """Faults told apart, nodes blamed, and the end of a night, without any process."""
 
 import json
-from datetime import date
 from pathlib import Path
 
 import builders as make
@@ -9,7 +8,7 @@ import pytest
 from changing import replace
 from ci_checkout import JOB, write_program
 
-from gpuscale.base.errors import ExitCode, FileError, MachineError, UsageError
+from gpuscale.base.errors import ExitCode, MachineError, UsageError
 from gpuscale.campaigns.night.attempt import (
     FAULT_FILE,
     Attempt,
@@ -32,7 +31,6 @@ from gpuscale.records.run_evidence import FailureKind
 from gpuscale.store.night_record import (
     FIRST_ATTEMPT,
     NightRecord,
-    new_night,
     next_job,
     nights_folder,
     read_night,
@@ -185,15 +183,6 @@ def test_nodes_that_a_launcher_misses_are_handed_to_the_night_as_values(tmp_path
     assert read_machine_faults(told) == ()
 
 
-def test_a_fault_names_the_run_the_rank_and_the_host() -> None:
-    (fault,) = attempt(failed("killed", "rank 1 on n2 was killed", host="n2", index=3)).faults
-    assert fault == Fault(
-        text="mnist_cnn/ddp on 2 GPUs, run 3: rank 1 on n2 was killed", host="n2", rank=1
-    )
-    assert str(fault) == fault.text
-    assert str(replace(fault, text="it was killed")) == "it was killed (on n2)"
-
-
 WELL = attempt(make.run(2, 0.1), exit_code=0)
 ITEM_FAILED = attempt(make.run(2, 0.1), failed("raised", index=2))
 NODE_FAILED = attempt(make.run(2, 0.1), failed("killed", index=2))
@@ -294,20 +283,6 @@ def test_a_job_that_did_not_end_as_a_night_does_is_told_from_one_that_did(
     found, meaning = job_exit(state)
     assert int(found) == code
     assert meaning.startswith(words)
-
-
-def test_every_night_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    day = date(2026, 11, 21)
-    folder = new_night(tmp_path / "nights", name="here", job=JOB, day=day)
-    assert folder == tmp_path / f"nights/here/2026-11-21_{JOB}"
-    assert folder.is_dir()
-    with pytest.raises(FileError, match="is there already"):
-        new_night(tmp_path / "nights", name="here", job=JOB, day=day)
-    with pytest.raises(FileError, match=r"cannot be made .* set GPUSCALE_NIGHTLY_DIR to a folder"):
-        new_night(Path("/dev/null"), name="here", job=JOB, day=day)
-    for name, job in (("a/b", JOB), ("", JOB), (".", JOB), ("here", "../x"), ("here", "")):
-        with pytest.raises(UsageError, match="is no name of a folder"):
-            new_night(tmp_path, name=name, job=job, day=day)
 
 
 def test_what_is_recorded_of_a_night_is_read_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from command_line import ARC4, TWO_CPU_RANKS, gpuscale
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.cli.compare import Output, outputs_of, spare_inputs
+from gpuscale.cli.compare import outputs_of, spare_inputs
 from gpuscale.reports import FORMATS
 from gpuscale.store import write_report
 
@@ -34,15 +34,6 @@ def test_a_file_that_cannot_be_written_is_named_after_all_else_was(tmp_path: Pat
     (line,) = answer.stderr.splitlines()
     assert line == ("gpuscale: nowhere/a.json: its folder does not exist; create the folder first")
     assert (tmp_path / "report.xml").exists()
-
-
-def test_text_is_printed_unless_another_format_is() -> None:
-    text = Output(format="text", path=None)
-    assert outputs_of(None) == (text,)
-    assert outputs_of(["junit=a.xml"]) == (text, Output(format="junit", path=Path("a.xml")))
-    assert outputs_of(["json"]) == (Output(format="json", path=None),)
-    (printed, written) = outputs_of(["json", "text=a=b.txt"])
-    assert (printed.path, written.path) == (None, Path("a=b.txt"))
 
 
 @pytest.mark.parametrize(

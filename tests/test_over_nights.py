@@ -278,14 +278,6 @@ def test_a_night_that_is_yet_to_come_is_never_the_last(tmp_path: Path) -> None:
     assert (alone.returncode, alone.stderr) == (0, "")
 
 
-def test_a_job_number_that_comes_twice_is_named(tmp_path: Path) -> None:
-    nights = write_nights(tmp_path, 6, lambda night: 1.0)
-    changed(nights[5], lambda its: replace(its, environment=environment(job_id="1")))
-    shown = gpuscale("history", tmp_path)
-    assert (shown.returncode, shown.stderr.count("\n")) == (0, 1)
-    assert "both count as one night" in shown.stderr
-
-
 def test_a_night_cut_short_leaves_what_it_measured(tmp_path: Path) -> None:
     nights = write_nights(tmp_path, 8, lambda night: 1.0)
     # One ended before its last row, one while it wrote it.
@@ -391,25 +383,6 @@ def test_nights_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
         assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
         assert "NVIDIA A100-SXM4-40GB (1 of" in shown.stderr
         assert "the first 4 of 2026-" in shown.stderr
-
-
-def test_successive_nights_that_lie_far_are_told_as_one_span() -> None:
-    nights = [
-        results(
-            replace(run(1, 0.1), started_at_s=BEGAN_AT_S + DAY_S * night),
-            where=environment(job_id=str(night)),
-        )
-        for night in range(9)
-    ]
-    history = history_of(nights)
-    (row,) = history.rows
-    dates = [f"{night.began_at:%Y-%m-%d}" for night in history.nights]
-    # Of the last night it is said too, as it is in the table.
-    far = replace(history, rows=(replace(row, outlying=(1, 3, 4, 5), stands_out=True),))
-    assert [note for note in notes(far) if "far from" in note] == [
-        "far from the other nights of their level (rows): "
-        f"{dates[1]} (1 of 1), {dates[3]} to {dates[5]} (1 of 1), {dates[8]} (1 of 1)"
-    ]
 
 
 def test_nights_advise_no_baseline_that_is_not_used() -> None:

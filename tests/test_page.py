@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import seen_in_chromium
 from changing import replace
-from golden.inputs import CNN, ON_CPU, RESNET, Fault, Night, baseline_of, write_night
+from golden.inputs import CNN, RESNET, Fault, Night, baseline_of, write_night
 from test_over_nights import write_nights
 
 from gpuscale.cli import main
@@ -79,22 +79,6 @@ def test_a_page_names_its_own_tables_and_not_what_commands_print(
     for elsewhere in ("show --phases", "scaling table", ">gpus<"):
         assert elsewhere not in page
     assert "the judged step time, in the rows above" in page
-
-
-def test_a_page_without_gpus_says_what_stands_for_them(report: Report, tmp_path: Path) -> None:
-    where = {"device": "cpu", "gpus": (), "nodes": ()}
-    write_night(tmp_path / "now.jsonl", Night(job="1", configurations=(ON_CPU,), environment=where))
-    page = report(tmp_path / "now.jsonl")
-    assert "CPU ranks stand for GPUs" in page
-    assert ">GPUs<span" not in page[page.index("Machines</h2>") :]
-
-
-def test_a_page_of_a_folder_names_it(report: Report, tmp_path: Path) -> None:
-    for night in NIGHTS[:2]:
-        (tmp_path / "nights" / night.job).mkdir(parents=True)
-        write_night(tmp_path / "nights" / night.job / "results.jsonl", night)
-    page = report(tmp_path / "nights", "--baseline", tmp_path / "nights/4700/results.jsonl")
-    assert f"<dt>now</dt><dd>{tmp_path}/nights: node1" in page
 
 
 def test_a_page_shows_the_rows_that_were_asked_for(
@@ -201,25 +185,6 @@ def test_the_index_lists_the_latest_night_first_and_links_what_each_left(tmp_pat
     assert re.findall(r"2026-11-0\d(?=<)", index) == ["2026-11-03", "2026-11-02", "2026-11-01"]
 
 
-def test_nights_of_one_date_are_told_apart_in_a_table_and_not_in_cards(tmp_path: Path) -> None:
-    for name, began in (
-        ("2026-11-01_1", "02:00"),
-        ("2026-11-02_2", "02:00"),
-        ("2026-11-02_3", "23:07"),
-    ):
-        (tmp_path / name).mkdir()
-        record = f"night: ok\nexit: 0\nstarted: {name[:10]}T{began}:11+01:00\n"
-        (tmp_path / name / "night.txt").write_text(record)
-    write_index(tmp_path)
-    index = (tmp_path / "index.html").read_text()
-    assert re.findall(r"2026-11-0\d[ :\d]*(?=<)", index) == [
-        *("2026-11-02 23:07", "2026-11-02 02:00", "2026-11-01")
-    ]
-    # Of 16 pixels each: a screen of 1,000 has columns.
-    (cards_below,) = re.findall(r"screen and \(max-width: (\d+)rem", index)
-    assert int(cards_below) * 16 < 1000
-
-
 def test_what_pages_are_made_with_is_named_where_it_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,14 +195,6 @@ def test_what_pages_are_made_with_is_named_where_it_is_not_installed(
     assert "pip install jinja2" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "page.html").exists()
-
-
-def test_an_input_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_night(tmp_path / "now.jsonl", THROTTLED)
-    before = (tmp_path / "now.jsonl").read_text()
-    assert main(["report", str(tmp_path / "now.jsonl"), "-o", str(tmp_path / "now.jsonl")]) == 2
-    assert "not overwritten" in capsys.readouterr().err
-    assert (tmp_path / "now.jsonl").read_text() == before
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1600])

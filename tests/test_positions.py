@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from format_page import example
 
-from gpuscale.base.errors import DecodeError, FileError
-from gpuscale.records.as_json import line_of, refuse_repeated_keys
+from gpuscale.base.errors import FileError
+from gpuscale.records.as_json import line_of
 from gpuscale.store import read_any, read_baseline
-from gpuscale.store.codec import decode_baseline
 
 TEXT = """{
   "a": [
@@ -51,17 +50,6 @@ def test_a_place_has_the_line_of_its_key(place: str, line: int) -> None:
     assert line_of(json.dumps(json.loads(TEXT)), place) == 1
 
 
-def test_a_field_that_should_not_be_there_has_a_line_of_its_own() -> None:
-    assert line_of(TEXT, "a[1].b", "d.e") == 6
-    assert line_of(TEXT, "a[1]", "none") == 4
-
-
-def test_a_repeated_key_has_the_line_of_its_second_place() -> None:
-    with pytest.raises(DecodeError, match=r"^line 4: the field 'a' stands twice in one object"):
-        refuse_repeated_keys('{"a": {"a": "a:\\"",\n"b": 1},\n"b": 2,\n"\\u0061": 3}')
-    refuse_repeated_keys(TEXT)
-
-
 def edited(old: str, new: str) -> tuple[str, int]:
     """The example with one hand edit, and the line that it is on."""
     text = example("baseline")
@@ -96,11 +84,3 @@ def test_a_hand_edit_that_breaks_a_baseline_is_named_by_line(
         with pytest.raises(FileError) as caught:
             read(path)
         assert str(caught.value).startswith(f"{path}:{line}: {problem}")
-
-
-def test_a_problem_of_the_whole_document_has_no_line() -> None:
-    document = json.loads(example("baseline"))
-    del document["source"]
-    with pytest.raises(DecodeError, match=r"^published figures need a 'source'") as caught:
-        decode_baseline(json.dumps(document, indent=2))
-    assert caught.value.line is None

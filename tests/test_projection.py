@@ -146,24 +146,6 @@ def test_exposed_communication_and_skew_are_projected_apart_where_they_were_meas
     assert abs(told - truth_s) < abs(untold - truth_s)
 
 
-def test_nodes_are_told_where_several_were_measured() -> None:
-    runs = curve({1: 1.0, 4: 1.1, 8: 1.2})
-    hosts = [f"node{1 + rank // 4}" for rank in range(8)]
-    spread = [
-        replace(
-            each,
-            ranks=tuple(replace(r, host=hosts[r.rank]) for r in each.ranks),
-        )
-        for each in runs
-    ]
-    across = projected(spread, 14, 32)
-    assert [point.nodes for point in across.points] == [4, 8]
-    assert not across.on_one_node
-    alone = projected(runs, 16)
-    assert alone.on_one_node
-    assert alone.points[0].nodes is None
-
-
 def test_a_configuration_that_tells_too_little_is_refused_beside_one_that_does_not() -> None:
     short = [run(n, 0.1, configuration=replace(CNN, case="short")) for n in (1, 2)]
     enough, refused = projections([*curve({1: 1.0, 2: 1.1, 4: 1.2}), *short], [8])

@@ -79,20 +79,6 @@ def test_runs_that_another_job_added_to_a_file_are_an_allocation_of_their_own() 
     }
 
 
-def test_the_hardware_is_that_of_the_results() -> None:
-    cpu = baseline_from_results([night(*[valid()] * 6)], name="n", cluster="c").hardware
-    assert (cpu.device, cpu.gpu_name, cpu.cpu_model) == ("cpu", None, "AMD EPYC 7402")
-    # A job of one GPU on a node of two: the node has two.
-    gpus = tuple(GpuDevice(index=index, name="Tesla V100") for index in range(2))
-    on_gpus = [valid(configuration=replace(valid().configuration, device="cuda"))] * 3
-    nights = [
-        night(*on_gpus, device="cuda", gpus=gpus[:1]),
-        night(*on_gpus, device="cuda", gpus=gpus),
-    ]
-    cuda = baseline_from_results(nights, name="n", cluster="c").hardware
-    assert (cuda.device, cuda.gpu_name, cuda.gpus_per_node) == ("cuda", "Tesla V100", 2)
-
-
 def test_every_entry_that_is_short_is_named() -> None:
     runs = [*[valid()] * 5, *[of_size("full")] * 2, *[valid(gpus=4)] * 6]
     only_failed = replace(FAILED, gpus=8)
@@ -102,11 +88,6 @@ def test_every_entry_that_is_short_is_named() -> None:
     assert "mnist_cnn/ddp on 8 GPUs has 0; give the results of all nights together" in message
     assert "with '--runs 6 --resume FILE', which makes what FILE lacks" in message
     assert "on 4 GPUs" not in message
-
-
-def test_results_without_a_valid_run_make_no_baseline() -> None:
-    assert "no valid run" in refusal(night(FAILED), minimum_runs=0)
-    assert "no valid run" in refusal(minimum_runs=0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from builders import CNN, measured, run
+from builders import CNN, measured
 from changing import replace
 
 from gpuscale.base.errors import UsageError
@@ -20,7 +20,6 @@ from gpuscale.store.codec import decode_baseline, encode_baseline
 
 THEN = {1: [1.0] * 6, 2: [1.1] * 6}
 AT = "2026-12-01T09:00:00+00:00"
-SMOKE = replace(CNN, size="smoke")
 
 
 def night(
@@ -53,11 +52,6 @@ def test_only_what_differs_is_proposed() -> None:
     assert [each.step_time_s for each in found[0].new] == [1.2] * 6
     # The same times of another night are another measurement.
     assert len(proposals(baseline, [night(THEN, "18")])) == 2
-
-
-def test_failed_runs_propose_nothing() -> None:
-    failed = replace(night({}, "18"), runs=(run(2, None),) * 6)
-    assert proposals(recorded(night(THEN, "17")), [failed]) == ()
 
 
 def test_short_entries_are_shown_but_cannot_be_accepted() -> None:
@@ -125,16 +119,6 @@ def test_environments_go_to_history_with_the_last_of_their_runs() -> None:
     assert set(whole.environments) == {"19"}
     assert set(whole.history[1].environments) == {"17", "18"}
     assert whole.history[0] == half.history[0]
-
-
-def test_entries_of_the_same_name_are_told_apart() -> None:
-    before = recorded(night(THEN, "17"), night(THEN, "17", SMOKE))
-    now = night({2: [1.2] * 6}, "18", SMOKE)
-    (proposal,) = proposals(before, [now])
-    assert proposal.label == "mnist_cnn/ddp on 2 GPUs (size smoke)"
-    after = revise(before, now)
-    by_size = {(run.configuration.size, run.gpus): run.step_time_s for run in after.runs}
-    assert by_size == {("full", 1): 1.0, ("full", 2): 1.1, ("smoke", 1): 1.0, ("smoke", 2): 1.2}
 
 
 def test_new_rows_are_named_in_history_and_versions_gathered() -> None:

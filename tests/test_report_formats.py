@@ -150,20 +150,6 @@ def test_the_report_is_green_only_where_the_exit_code_is_0(verdict: Verdict) -> 
     assert int(suite.attrib["failures"]) == (1 if verdict.is_loss else 0)
 
 
-def test_a_comparison_without_rows_is_an_error() -> None:
-    suite = suite_of(comparison(notes=[noted("no memory")]))
-    error = suite.find("testcase/error")
-    assert error is not None
-    assert "no memory" in (error.text or "")
-    assert suite.attrib["errors"] == "1"
-
-
-def test_no_two_test_cases_have_one_name() -> None:
-    suite = suite_of(comparison(*[entry(Verdict.OK)] * 3, entry(Verdict.OK, gpus=8)))
-    names = [(case.attrib["classname"], case.attrib["name"]) for case in suite.iter("testcase")]
-    assert len(set(names)) == len(names) == 4
-
-
 def test_characters_that_xml_cannot_hold_are_replaced() -> None:
     reason = "\x00\x1b[31m ]]> <b>&amp; \ufffe \ud800"
     suite = suite_of(comparison(entry(Verdict.MISSING, reason=told(reason)), name="n\x01"))

@@ -144,15 +144,6 @@ def test_a_wrapped_number_keeps_its_unit_and_its_name(number: str) -> None:
     assert wrapped(text, len(text) - 1) == ["it fell by", f"    {number}"]
 
 
-def test_a_wrapped_line_goes_on_below_its_text_and_not_below_its_label() -> None:
-    assert wrapped("now  three of a row", 14) == ["now  three of", "     a row"]
-    assert wrapped("a long label  of a row", 14) == ["a long label", "    of a row"]
-
-
-def test_a_sentence_stays_readable_on_a_wide_screen() -> None:
-    assert max(map(len, wrapped("word " * 99, 500))) <= 120
-
-
 # The last with an accent that is a sign of its own.
 NAMES = ("mnist_cnn", "\u8a13\u7df4", "entrai\u0302nement")
 

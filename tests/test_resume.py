@@ -22,8 +22,8 @@ from gpuscale.plugin.results_file import (
     refuse_other_configurations,
     refuse_other_environment,
 )
-from gpuscale.records import Environment, GpuDevice, Node, RunRequest
-from gpuscale.store import ResultsWriter, ResumedResults, newest_results, read_results
+from gpuscale.records import Environment, GpuDevice, RunRequest
+from gpuscale.store import ResultsWriter, ResumedResults, read_results
 
 HERE = Path("night.jsonl")
 NOW = datetime(2026, 11, 21, 3, 30, 15, tzinfo=UTC)
@@ -79,24 +79,6 @@ def test_a_line_that_a_kill_cut_short_gives_way_to_the_next_run(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_file_that_is_only_opened_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    path.write_bytes(file_of(path, 1) + b"{")
-    before = path.read_bytes()
-    ResumedResults(path).close()
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["night.jsonl"]
-
-
-def test_a_last_run_without_its_line_break_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "night.jsonl"
-    path.write_bytes(file_of(path, 1).rstrip(b"\n"))
-    with ResumedResults(path) as resumed:
-        assert resumed.copy is None
-        resumed.append(RESULTS.runs[1])
-    assert read_results(path).runs == RESULTS.runs
-
-
 def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "night.jsonl"
     path.write_bytes(file_of(path, 1) + b"{\n")
@@ -107,11 +89,6 @@ def test_a_header_that_was_cut_short_leaves_nothing_to_resume(tmp_path: Path) ->
     path = tmp_path / "night.jsonl"
     path.write_bytes(file_of(path, 0)[:60])
     assert "the header is cut short" in refusal(ResumedResults, path)
-
-
-def test_a_file_that_is_not_there_is_begun_with_results(tmp_path: Path) -> None:
-    message = refusal(ResumedResults, tmp_path / "none.jsonl")
-    assert message.endswith("there is no such file; check the path, or begin it with --results")
 
 
 def test_two_sessions_never_write_to_one_file(tmp_path: Path) -> None:
@@ -130,14 +107,6 @@ def test_a_file_that_changed_meanwhile_is_not_written_to(tmp_path: Path) -> None
         path.write_bytes(whole + b" ")
         assert "has changed since it was read" in refusal(resumed.append, RESULTS.runs[1])
     assert path.read_bytes() == whole + b" "
-
-
-def test_the_copy_is_never_taken_for_the_newest_results(tmp_path: Path) -> None:
-    path = tmp_path / "2026-11-21T033015.123Z-5f0a1c.jsonl"
-    path.write_bytes(file_of(path, 1) + b"{")
-    with ResumedResults(path) as resumed:
-        resumed.append(RESULTS.runs[1])
-    assert newest_results(tmp_path, datetime.now(UTC)) == [path]
 
 
 def compared(change: Callable[[Environment], Environment]) -> None:
@@ -170,23 +139,6 @@ def test_another_environment_is_refused_with_the_difference(
         compared(change)
     assert difference in str(caught.value)
     assert "measure into a new file" in str(caught.value)
-
-
-def test_another_shape_of_the_job_is_another_environment() -> None:
-    gpus = tuple(GpuDevice(index=index, name="A100") for index in range(4))
-
-    def job(*counts: int) -> Environment:
-        nodes = tuple(
-            Node(host=f"n{number}", cpu_model=None, cpu_count=8, gpus=gpus[:count])
-            for number, count in enumerate(counts)
-        )
-        return replace(measured({1: [1.0]}).environment, gpus=gpus, nodes=nodes)
-
-    then = replace(measured({1: [1.0]}), environment=job(4, 4), gpuscale_version=__version__)
-    refuse_other_environment(HERE, then, job(4, 4), ())
-    for now, difference in ((job(4, 2), "GPUs per node: 4 → 2"), (job(4, 4, 4), "nodes: 2 → 3")):
-        with pytest.raises(UsageError, match=difference):
-            refuse_other_environment(HERE, then, now, ())
 
 
 def test_another_node_of_the_same_kind_is_no_other_environment() -> None:
@@ -251,15 +203,6 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
 def test_options_that_train_in_another_way_are_refused(asked: RunRequest, difference: str) -> None:
     with pytest.raises(UsageError, match=difference):
         refuse_other_configurations(HERE, [made(1, 1.0)], [request(), asked])
-
-
-def test_other_cases_strategies_and_divided_batches_may_join() -> None:
-    others = (
-        request(configuration=replace(CNN, strategy="dp", size="smoke")),
-        request(configuration=replace(CNN, case="resnet50", size="smoke")),
-        request(gpus=2, batch_per_gpu=64),
-    )
-    refuse_other_configurations(HERE, [made(1, 1.0)], others)
 
 
 def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:

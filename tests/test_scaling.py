@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from builders import CNN, run
-from changing import replace
+from builders import run
 from scipy import stats
 from statements import known
 
@@ -37,20 +36,6 @@ def test_without_a_run_on_one_gpu_there_is_no_speedup() -> None:
     assert two.efficiency is None
 
 
-def test_a_reference_of_another_configuration_is_no_reference() -> None:
-    other = replace(CNN, precision="bf16")
-    points = scaling_points([run(2, 0.1), run(1, 0.1, configuration=other)])
-    assert points[0].speedup is None
-
-
-def test_a_reference_that_failed_is_no_reference() -> None:
-    one, two = scaling_points([run(1, None), run(2, 0.1)])
-    assert one.speedup is None
-    assert one.step_time_s is None
-    assert (one.valid_runs, one.failed_runs) == (0, 1)
-    assert two.speedup is None
-
-
 # Strong scaling divides the batch; JUWELS had 256 per GPU on 1 GPU, 128 from 16 GPUs up.
 @pytest.mark.parametrize(
     ("times_s", "gpus", "batches"), [((0.4, 0.125), 4, (128, 32)), ((1.0, 0.5), 16, (256, 128))]
@@ -72,19 +57,6 @@ def test_runs_with_another_batch_are_points_of_their_own() -> None:
         (2, 128, 1),
     ]
     assert known(points[2].speedup).value == pytest.approx(2.0)
-
-
-def test_configurations_keep_their_order_and_gpus_ascend() -> None:
-    other = replace(CNN, precision="bf16")
-    points = scaling_points(
-        [run(4, 0.1), run(2, 0.1, configuration=other), run(1, 0.1), run(2, 0.1)]
-    )
-    assert [(p.configuration.precision, p.key.gpus) for p in points] == [
-        ("fp32", 1),
-        ("fp32", 2),
-        ("fp32", 4),
-        ("bf16", 2),
-    ]
 
 
 def test_intervals_are_student_t_on_logarithms() -> None:

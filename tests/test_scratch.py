@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -56,18 +55,6 @@ def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Pa
     assert (held / "request").exists()
     with scratch_folder(".run-", within=tmp_path):
         assert not held.exists()
-
-
-def test_folders_of_others_stay(tmp_path: Path) -> None:
-    host = socket.gethostname()
-    # Of another host, of another kind, and one whose process is just making it.
-    names = [f".run-{host}-2_abcdefgh", f"other-{host}_abcdefgh", f".run-{host}_abcdefgh"]
-    for name in names:
-        (tmp_path / name).mkdir()
-    for name in names[:2]:
-        (tmp_path / name / "owner").touch()
-    with scratch_folder(".run-", within=tmp_path):
-        assert all((tmp_path / name).exists() for name in names)
 
 
 def test_failed_runs_leave_nothing_behind_nor_do_killed_sessions_after_the_next_one(

@@ -60,12 +60,6 @@ def test_setup_installs_by_uv_what_the_constraints_name(checkout: Path) -> None:
     assert pins_of(checkout / ".venv/constraints.txt") == pins_of(REPOSITORY / "constraints.txt")
 
 
-def test_setup_with_the_latest_has_no_constraint(checkout: Path) -> None:
-    (installed,) = set_up(checkout, "LATEST=1")
-    assert " --python .venv-latest/bin/python " in installed
-    assert "constraint" not in installed
-
-
 def test_setup_with_another_torch_constrains_only_what_does_not_move_with_it(
     checkout: Path,
 ) -> None:

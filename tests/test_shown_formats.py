@@ -20,15 +20,12 @@ from comparison_records import comparison, entry, of_each_verdict, peak_memory, 
 from gpuscale.analysis.projection import Projection, projections
 from gpuscale.cli import main
 from gpuscale.records import Baseline, Configuration, Results, Verdict
-from gpuscale.reports import SHOWN_FORMATS
 from gpuscale.reports.comparison import as_csv
 from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.store import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "show.md").read_text(encoding="utf-8")
-PAGE_OF_COMPARISONS = (DOCS / "comparison.md").read_text(encoding="utf-8")
-ENDS = ("_low", "high")
 HOSTILE = 'a_b & 50% #1 $x^2~{y}\\z <a|b> "q" --- é Ω 中 …'
 NIGHT = measured({1: [0.1, 0.101], 2: [0.11, 0.111, None], 4: [None], 8: [0.12, 0.121]})
 
@@ -229,16 +226,3 @@ def test_the_page_has_every_column_and_every_field() -> None:
     assert documented("CSV") == [name for name in plain if name not in others]
     found = document(what)
     assert {*documented("JSON")} == found.keys()
-
-
-def test_the_page_lists_the_formats_that_there_are() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("\n## ")[0], re.MULTILINE)
-    assert dict(listed) == SHOWN_FORMATS
-
-
-def test_the_page_of_comparisons_has_every_column_of_their_csv() -> None:
-    page = PAGE_OF_COMPARISONS.split("\n## CSV\n")[1].split("\n## ")[0]
-    (header, *_) = csv.reader(io.StringIO(as_csv.render(view(of_each_verdict()))))
-    sides = ("baseline_", "current_", "verdict_of_")
-    plain = [name for name in header if not name.startswith(sides) and name[-4:] not in ENDS]
-    assert {*plain} <= {*re.findall(r"`(\w+)`", page)}

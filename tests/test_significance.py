@@ -112,24 +112,6 @@ def test_rows_that_err_together_at_times_count_as_many_as_their_variance_says() 
     assert (rate.low, rate.high) == pytest.approx((low, high), rel=1e-6)
 
 
-def test_rows_that_err_apart_count_each() -> None:
-    apart = rate_of([(1, 8)] * 10)
-    alone = rate_of([(1, 1)] * 10 + [(0, 1)] * 70)
-    assert apart.rate == alone.rate
-
-
-def test_without_an_event_a_comparison_counts_as_one_trial() -> None:
-    rate = rate_of([(0, 8)] * 20)
-    assert rate.rate.low == 0.0
-    assert rate.rate.high == pytest.approx(1 - 0.025 ** (1 / 20))
-
-
-def test_comparisons_without_rows_of_the_kind_do_not_count() -> None:
-    assert rate_of([(1, 2), (0, 0), (0, 0)]).of == 2
-    with pytest.raises(ValueError, match="no trials"):
-        rate_of([(0, 0)])
-
-
 def test_the_interval_covers_the_truth_where_rows_err_together() -> None:
     rng = np.random.default_rng(3)
     truth, trials, covered = 0.05, 400, 0

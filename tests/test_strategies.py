@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 import torch
 from changing import replace
-from measuring import REPOSITORY
 from test_overhead import request_for_cpu
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale import TrainingCase
 from gpuscale.base.errors import CaseError, InvalidTrainingError
-from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.strategies import mp, one_process
 from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
@@ -158,20 +156,6 @@ def test_states_of_different_sizes_end_both_ranks_instead_of_hanging_them() -> N
     assert all("SGD keeps states of different sizes" in said for *_, said in found)
 
 
-def test_the_docs_say_what_every_strategy_demands() -> None:
-    page = (REPOSITORY / "docs" / "strategies.md").read_text()
-    for name, demands in STRATEGIES.items():
-        refused = {
-            "CPU ranks": demands.not_on_cpu,
-            "`--compile`": demands.not_compiled,
-            "torch before {}.{}".format(*demands.oldest_torch): demands.not_older,
-            "`--accumulate`": demands.not_accumulated,
-            "`--precision fp16`": demands.not_fp16,
-        }
-        cannot = "; ".join(f"{what}: {why}" for what, why in refused.items() if why) or "–"
-        assert f"| `{name}` | {demands.words} | {demands.single} | {cannot} |\n" in page
-
-
 def output_dtype_on_a_new_thread(model: torch.nn.Module) -> torch.dtype:
     """As DataParallel calls its replicas."""
     found: list[torch.dtype] = []
@@ -193,13 +177,6 @@ def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
     assert isinstance(wrapped, torch.nn.DataParallel)
     assert output_dtype_on_a_new_thread(wrapped.module) == dtype
     assert parameter_digest(wrapped) == parameter_digest(model)
-
-
-def test_dp_leaves_a_model_alone_that_needs_no_autocast() -> None:
-    model = torch.nn.Linear(4, 2)
-    wrapped = DataParallelStrategy(request_for("dp")).wrap(model, TrainingCase())
-    assert isinstance(wrapped, torch.nn.DataParallel)
-    assert wrapped.module is model
 
 
 def test_torch_gives_one_answer_on_tf32_however_it_is_asked() -> None:

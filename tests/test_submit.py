@@ -62,17 +62,6 @@ def test_the_scripts_in_ci_are_what_submit_prints(script: str, tmp_path: Path) -
     assert (REPOSITORY / "ci" / script).read_text() == printed.stdout
 
 
-def test_every_script_is_valid_bash() -> None:
-    for name in CI_SCRIPTS.values():
-        for gpus in ((1, 2), (1, 8)) if name != "arc4" else ((1, 2),):
-            script = job_script(request(name, gpus))
-            checked = subprocess.run(
-                ["bash", "-n"], input=script, text=True, capture_output=True, check=False
-            )
-            assert checked.returncode == 0, checked.stderr
-            assert max(len(line) for line in script.splitlines()) <= 100
-
-
 @pytest.mark.parametrize(
     ("name", "gpus", "expected"),
     [
@@ -133,17 +122,6 @@ def test_slurm_is_told_nodes_tasks_and_cores_of_a_job_across_nodes() -> None:
     assert "--no-kill" not in within
     # Slurm may signal a minute early, which would end such a job before it has begun.
     assert "--signal" not in job_script(request("juwels-booster", (1, 4), time="00:02:00"))
-
-
-def test_sge_is_asked_for_gpus_as_the_site_names_them() -> None:
-    lines = directives(job_script(request("arc4", (1, 2), partition="gpu.q", account="project")))
-    assert {"-l coproc_v100=2", "-q gpu.q", "-P project", "-l h_rt=01:00:00"} <= set(lines)
-
-
-def test_lsf_is_asked_for_exclusive_gpus_on_each_node() -> None:
-    lines = directives(job_script(request("waic", (1, 8), time="01:30:20")))
-    assert {'-gpu "num=4:j_exclusive=yes"', "-n 8", '-R "span[ptile=4]"', "-W 91"} <= set(lines)
-    assert "--launcher mpirun" in job_script(request("waic", (1, 8)))
 
 
 def test_pbs_is_asked_for_a_chunk_on_each_node() -> None:
@@ -442,19 +420,6 @@ def test_a_job_of_grid_engine_is_handed_over_and_followed_to_its_exit_code(site:
     assert again.startswith("qsub -terse -v GPUSCALE_DATA_ROOT,GPUSCALE_VENV .gpuscale/jobs/")
     assert "a log\n" in answer.stdout
     assert "job 4711 ended as done: regressed" in answer.stdout
-
-
-def test_a_job_of_lsf_is_handed_over_by_standard_input(site: Path) -> None:
-    environment = with_programs(
-        site,
-        bsub='cat >submitted; echo "Job <4711> is submitted to queue <waic-short>."',
-        # With LSB_BJOBS_CONSISTENT_EXIT_CODE=Y bjobs ends so for a job that has ended.
-        bjobs='echo "EXIT:6"; exit 255',
-    )
-    answer = gpuscale_in(site, "submit", "waic", "--yes", "--wait", environment=environment)
-    assert answer.returncode == 6, answer.stderr
-    assert "#BSUB -q waic-short" in (site / "submitted").read_text()
-    assert "job 4711 ended as EXIT: infrastructure failed" in answer.stdout
 
 
 def test_a_job_of_pbs_is_handed_over_and_followed_to_its_exit_code(site: Path) -> None:

@@ -1,11 +1,11 @@
 """The scaling table shows what was measured, and no column for what nobody has."""
 
 import pytest
-from builders import baseline, gpu_summary, measured, results, run, shown_text, window, with_values
+from builders import baseline, gpu_summary, measured, results, run, shown_text, with_values
 from changing import replace
 
 from gpuscale.analysis.scaling import scaling_points
-from gpuscale.records import Failure, Run
+from gpuscale.records import Run
 from gpuscale.reports.show.scaling_table import scaling_table, table_notes
 
 
@@ -50,32 +50,7 @@ def test_samples_per_joule_have_an_interval_over_runs() -> None:
     assert " ±" in scaling_table([point])
 
 
-def test_without_any_counter_there_is_no_such_column() -> None:
-    points = scaling_points([run_with_energy(1, None), run_with_energy(2)])
-    assert [point.samples_per_j for point in points] == [None, None]
-    assert "samples/J" not in scaling_table(points)
-
-
-HEADLINES = ("speedup", "efficiency")
 TWO = measured({1: (0.1, 0.101, 0.099), 2: (0.11, 0.112, 0.108)})
-
-
-def test_a_counter_that_no_run_has_takes_no_column() -> None:
-    with_memory = replace(run(1, 0.1), gpu_summaries=(gpu_summary(0.9),))
-    (unknown,), (known,) = scaling_points([run(1, 0.1)]), scaling_points([with_memory])
-    assert "GPU util" not in scaling_table([unknown])
-    assert column(scaling_table([known]), "GPU util") == ["90.0 %"]
-
-
-def test_a_narrow_terminal_gets_what_matters_first_and_the_rest_below() -> None:
-    text = shown_text(TWO, columns=80)
-    assert max(map(len, text.splitlines())) <= 80
-    tables = [part for part in text.split("\n\n") if "----" in part]
-    assert tables[0].splitlines()[0].split() == ["case", "GPUs", "step", "time", *HEADLINES]
-    for name in ("runs", "samples/s"):
-        assert name in tables[1]
-    # Every table has every row.
-    assert all(table.count("mnist_cnn/ddp") == 2 for table in tables)
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 100, 120, 140, 200])
@@ -90,13 +65,6 @@ def test_no_column_is_lost_however_narrow_the_terminal(columns: int) -> None:
     assert (narrow == whole) == (columns >= max(map(len, whole.splitlines())))
 
 
-def test_runs_without_a_number_are_counted_by_what_they_lack() -> None:
-    unsteady = replace(run(1, None, index=2), failure=Failure(kind="unsteady", message="drifts"))
-    runs = [run(1, 0.1), unsteady, run(1, None, index=3)]
-    assert column(scaling_table(scaling_points(runs), runs), "runs") == ["1 (1 unsteady, 1 failed)"]
-    assert column(scaling_table(scaling_points(runs[:2]), runs[:2]), "runs") == ["1 (1 unsteady)"]
-
-
 def test_a_wide_interval_is_explained_where_there_is_one() -> None:
     wide = scaling_points(results(run(1, 0.1), run(1, 0.15, index=2)).runs)
     (note,) = [line for line in table_notes(wide) if "×[" in line]
@@ -105,16 +73,6 @@ def test_a_wide_interval_is_explained_where_there_is_one() -> None:
     for time_s, is_wide in ((0.15, True), (0.1001, False)):
         text = shown_text(baseline({1: (0.1, time_s)}))
         assert ("a wide interval, as factors of the value" in text) == is_wide
-
-
-def test_slow_windows_that_the_median_bears_are_noted() -> None:
-    slow = [0.5, 0.5, 0.7, 0.5, 0.5, 0.7, 0.5, 0.5, 0.7, 0.5]
-    plain = run(2, 0.5)
-    windows = tuple(window(time_s, 2) for time_s in slow)
-    made = results(run(1, 0.5), *(replace(plain, windows=windows, index=i) for i in (1, 2)))
-    text = " ".join(shown_text(made).split())
-    assert "mnist_cnn/ddp on 2 GPUs, run 1: two levels, steps 40% longer in 3 of 10 windows" in text
-    assert "and 1 run more" in text
 
 
 def test_a_command_that_reports_another_step_time_is_noted() -> None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import BATCH, environment, gpu_summary, request, run, window, with_values
+from builders import environment, request, run, window
 from msgspec.structs import replace
 
 from gpuscale.base.counters import Reading
 from gpuscale.measure.run_directory import NodeSamples, stderr_path
 from gpuscale.measure.telemetry.sampler import Header, SampledDevice, Tick, line_of
-from gpuscale.measure.telemetry.summary import TelemetryReport, sample_run, summarize
+from gpuscale.measure.telemetry.summary import sample_run, summarize
 from gpuscale.records import GpuDevice, GpuSummary, GpuWindow, Node
 
 A, B = "aaaa", "bbbb"
@@ -157,11 +157,6 @@ def test_without_any_sample_the_reason_stands_in_for_the_summaries(
     assert report.driver_version == ("575.57.08" if "575" in text else None)
 
 
-def test_a_run_without_gpus_needs_no_samples(samples: Path) -> None:
-    samples.write_text(header())
-    assert summarize(samples, uuids=[], intervals=[(0, 9)]).absent == "the run used no GPU"
-
-
 def test_each_window_has_its_own_values_and_an_empty_one_has_none(samples: Path) -> None:
     samples.write_text(
         header()
@@ -289,13 +284,6 @@ def test_a_number_that_no_device_can_have_is_absent_and_the_others_are_kept(samp
     (reason,) = gpu.absent
     assert reason.startswith("power: ")
     assert "4294967.295" in reason
-
-
-def test_a_run_measures_its_energy_once_telemetry_is_added() -> None:
-    made, failed = run(1, 0.1), run(1, None)
-    telemetry = TelemetryReport(gpu_summaries=(with_values(gpu_summary(0.9), energy_j=64.0),))
-    assert telemetry.added_to(made).measured["energy_per_sample_j"] == 64.0 / BATCH
-    assert telemetry.added_to(failed).measured == {}
 
 
 def test_runs_on_several_nodes_are_summed_up_from_what_each_of_them_left(tmp_path: Path) -> None:

@@ -92,8 +92,3 @@ def test_a_command_that_may_only_start_is_waited_for_until_it_is_late() -> None:
         reader.validate_lines(0, is_late=False)
         with pytest.raises(CommandError, match=said):
             reader.validate_lines(0, is_late=True)
-
-
-def test_other_lines_beside_those_that_tell_steps_are_nobodys_business() -> None:
-    told = [(number * 1.0, f'GPUSCALE {{"step": {number}}}') for number in range(40)]
-    reader_of(None, sorted([*LINES, *told])).validate_lines(0, is_late=True)

@@ -12,7 +12,7 @@ from gpuscale.cli.baseline import last_valid_day
 from gpuscale.judge.compare import compare
 from gpuscale.judge.compare.hardware import foreign_note
 from gpuscale.judge.compare.notes import expiry_note, with_validity
-from gpuscale.records import Environment, GpuDevice, Hardware, Statement
+from gpuscale.records import Environment, GpuDevice, Statement
 
 THEN = baseline({1: [1.0] * 6})
 MEASURED_AT = "2026-11-21T23:30:00-05:00"
@@ -91,12 +91,6 @@ def test_a_job_may_see_fewer_gpus_than_the_node_has_but_not_more() -> None:
     assert note is not None
     more = Statement.of("host_has_more_gpus", before=4, now=8)
     assert note.facts["differences"] == [more]
-
-
-def test_cpu_ranks_need_no_note_since_other_cpus_are_not_compared() -> None:
-    hardware = Hardware(device="cpu", cpu_model="POWER9")
-    here = replace(of_cpu("Xeon"), device="cpu", gpus=())
-    assert foreign_note(replace(THEN, hardware=hardware, runs=()), [here]) is None
 
 
 def test_a_comparison_says_that_its_baseline_has_expired_and_keeps_its_verdicts() -> None:

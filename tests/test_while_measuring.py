@@ -144,21 +144,6 @@ def test_when_all_runs_are_made_an_open_row_is_undecided() -> None:
     assert step.comparison.exit_code == 3
 
 
-def test_a_plan_of_one_look_judges_as_a_comparison_does() -> None:
-    plan = SequentialPlan(fewest_runs=3, most_runs=3)
-    step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1, n2=0.12)], plan)
-    assert _row(step, 2).status is RowStatus.CONFIRMED
-
-
-def test_runs_of_several_files_are_counted_on() -> None:
-    before = _then(n1=0.1)
-    times = [0.12 * f for f in NOW]
-    files = [measured({1: times[:2]}), measured({1: times[2:4]})]
-    step = next_step(before, files, PLAN)
-    assert (_row(step, 1).suspected_after, _row(step, 1).analysed_after) == (3, 4)
-    assert _row(step, 1).status is RowStatus.CONFIRMED
-
-
 def test_rows_that_no_run_can_judge_are_settled_and_those_that_failed_go_on() -> None:
     before = _then(n1=0.1, n2=0.11, n4=0.12)
     other = replace(CNN, precision="bf16")
@@ -234,23 +219,10 @@ def test_entries_in_configurations_that_a_session_does_not_measure_are_left_out(
     assert step.comparison.exit_code == 0
 
 
-def test_an_entry_that_only_another_configuration_has_is_still_incomparable() -> None:
-    bf16 = replace(CNN, precision="bf16")
-    before = baseline({1: [0.1 * f for f in THEN]}, configuration=bf16)
-    step = next_step(before, [_now(3, n1=0.1)], PLAN, configurations=[CNN])
-    assert _row(step, 1).entry.verdict is Verdict.INCOMPARABLE
-
-
 def test_what_a_session_did_not_come_to_is_not_called_asked_for() -> None:
     step = next_step(_then(n1=0.1), [_now(2, n1=0.1)], PLAN, cases=["mnist_cnn/ddp", "x/dp"])
     assert not any(note.code == "no_row_left" for note in step.comparison.notes)
     assert _row(step, 1).entry.further_runs is None
-
-
-def test_a_row_of_the_baseline_without_a_run_needs_runs() -> None:
-    step = next_step(_then(n1=0.1, n2=0.11), [_now(3, n1=0.1)], PLAN)
-    assert _row(step, 2).status is RowStatus.NEEDS_RUNS
-    assert _row(step, 2).entry.verdict is Verdict.MISSING
 
 
 def test_a_published_figure_is_missed_only_where_fresh_runs_miss_it_too() -> None:

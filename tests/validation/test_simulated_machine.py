@@ -66,13 +66,6 @@ def test_outlying_windows_and_runs_are_as_many_and_as_slow_as_stated() -> None:
     assert slow.max() == pytest.approx(math.log1p(OUTLYING_RUN))
 
 
-def test_drift_slows_the_last_run_of_a_night_and_leaves_its_mean() -> None:
-    drifting = _log_times(replace(STILL, drift=0.03), 100)
-    moved = drifting - _log_times(STILL, 100)
-    assert moved[-1, 0, 0, 0] - moved[0, 0, 0, 0] == pytest.approx(math.log1p(0.03) * 0.99)
-    assert moved.mean() == pytest.approx(0, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("kind", "struck"), [(LossKind.EVERY_N, set(GPUS)), (LossKind.LARGEST_N, {8})]
 )
