@@ -103,8 +103,13 @@ def test_bench_measures_the_cases_that_it_is_asked_for(
     program = '#!/bin/sh\necho "$*" >measured\n'
     set_up(checkout)
     write_program(checkout / ".venv/bin/pytest", program)
+    # MAKEFLAGS would hand the LATEST=1 of `make test LATEST=1` on to this make.
     subprocess.run(
-        ["make", "bench", "STRATEGY=ddp", *variables], cwd=checkout, check=True, capture_output=True
+        ["make", "bench", "STRATEGY=ddp", *variables],
+        cwd=checkout,
+        env={"PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
     )
     assert (checkout / "measured").read_text() == f"{measured} --gpus 1,2 --strategy ddp\n"
     assert all((REPOSITORY / path).exists() for path in measured.split())
