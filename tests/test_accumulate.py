@@ -140,7 +140,7 @@ def accumulated(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return run_pytest(folder, *arguments, "--accumulate", "2")
 
 
-def test_ranks_agree_with_every_option_of_ddp_over_accumulated_batches(
+def test_accumulated_batches_agree_under_every_ddp_option(
     accumulated: Session,
 ) -> None:
     assert accumulated.exit_code == 0, accumulated.output

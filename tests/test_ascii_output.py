@@ -58,9 +58,7 @@ SHOW = ("show", "night.jsonl")
         (("run", "--gpus"), "C locale"),
     ],
 )
-def test_what_has_no_ascii_is_spelt_out(
-    folder: Path, arguments: tuple[str, ...], stream: str
-) -> None:
+def test_missing_ascii_is_spelt_out(folder: Path, arguments: tuple[str, ...], stream: str) -> None:
     rich = given(folder, *arguments, stream="utf-8")
     plain = given(folder, *arguments, stream=stream)
     text = plain.stdout.decode("ascii") + plain.stderr.decode("ascii")

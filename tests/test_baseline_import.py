@@ -217,9 +217,7 @@ def test_a_header_of_any_length_is_refused_at_once() -> None:
         (("398 img/s", "93,780 images/min"), (398, 1563)),
     ],
 )
-def test_numbers_are_read_as_people_write_them(
-    cells: tuple[str, str], expected: tuple[float, float]
-) -> None:
+def test_numbers_may_be_in_any_style(cells: tuple[str, str], expected: tuple[float, float]) -> None:
     one, four = read(f"n;img/s\n1;{cells[0]}\n4;{cells[1]}\n")
     assert (one.samples_per_s, four.samples_per_s) == pytest.approx(expected)
 
@@ -251,9 +249,7 @@ def test_a_speedup_shows_how_the_table_writes_decimals_and_whole_numbers_have_no
         ("Iterations per sec", "2", 2048),
     ],
 )
-def test_a_throughput_is_read_whatever_it_counts(
-    header: str, cell: str, samples_per_s: float
-) -> None:
+def test_any_kind_of_throughput_is_read(header: str, cell: str, samples_per_s: float) -> None:
     (figure,) = read(f"Num GPUs;{header};Batch size (per GPU)\n4;{cell};256\n")
     assert figure.samples_per_s == pytest.approx(samples_per_s)
     assert figure.batch_per_gpu == 256
@@ -301,9 +297,7 @@ def test_the_first_epochs_of_each_night_are_left_out() -> None:
     assert figure.nights == {"2026-09-01": 45, "2026-09-02": 47}
 
 
-def test_all_problems_are_told_in_one_go_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_problems_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, output = tmp_path / "wiki.csv", tmp_path / "wiki.json"
     table.write_text("n,img/s,colour\nx,390,red\n2,abc,red\n4,9,red,1\n8,OOM,red\n1,390,red\n")
     asked = ["baseline", "import", str(table), "-o", str(output), "--cluster", "ours"]
@@ -336,9 +330,7 @@ OF_A_CENTRE = """| Benchmark | Framework | Cluster | GPUs | Date | Img/sec |
 OPTION = r"--column ('[^']*'|[^' ]+)"
 
 
-def test_the_option_that_the_message_prints_takes_a_column_that_is_not_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_column_option_from_the_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "results.md"
     table.write_text(OF_A_CENTRE.replace("Framework", "Soft ware = $it"))
     asked = ["baseline", "import", str(table), "--cluster", "South", "--source", "the centre"]

@@ -119,17 +119,13 @@ def test_optimisers_are_those_of_their_sources() -> None:
         (Resnet50v2Cifar, 4, 256),
     ],
 )
-def test_batches_per_gpu_are_those_of_the_sources(
-    case: type[TrainingCase], gpus: int, batch: int
-) -> None:
+def test_batch_sizes_are_those_of_sources(case: type[TrainingCase], gpus: int, batch: int) -> None:
     assert case().batch_per_gpu(case().named_size("full"), gpus) == batch
 
 
 @pytest.mark.parametrize("case_type", CASES)
 @pytest.mark.parametrize("size_name", ["smoke", pytest.param("full", marks=pytest.mark.thorough)])
-def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
-    case_type: type[TrainingCase], size_name: str
-) -> None:
+def test_synthetic_samples_are_reproducible(case_type: type[TrainingCase], size_name: str) -> None:
     case = case_type()
     size = case.named_size(size_name)
     sample, label = SyntheticDataset(case, size)[70]
@@ -141,9 +137,7 @@ def test_synthetic_samples_pass_the_transforms_and_are_always_the_same(
 
 
 @pytest.mark.parametrize(("raw", "resized"), [((8, 8, 3), False), ((12, 20, 3), True)])
-def test_a_case_with_pictures_alone_gets_floats_in_its_shape(
-    raw: tuple[int, ...], resized: bool
-) -> None:
+def test_a_case_with_images_alone_gets_floats(raw: tuple[int, ...], resized: bool) -> None:
     class Pictures(TrainingCase):
         sample_shape, batch, raw_image_shape = (3, 8, 8), 2, raw
 

@@ -89,9 +89,7 @@ BOOKED: dict[str, tuple[Run, Run, dict[str, float | None]]] = {
 
 
 @pytest.mark.parametrize(("one", "several", "parts"), BOOKED.values(), ids=BOOKED)
-def test_the_loss_is_booked_where_it_arose(
-    one: Run, several: Run, parts: dict[str, float | None]
-) -> None:
+def test_each_loss_is_booked(one: Run, several: Run, parts: dict[str, float | None]) -> None:
     budget = only_budget(one, several)
     for name in ("communication", "data", "skew", "rest"):
         part = budget.rest if name == "rest" else budget.parts.get(name)
@@ -150,9 +148,7 @@ def test_communication_that_was_exposed_in_one_run_of_three_is_not_in_the_rest()
         ("synthetic", [0.02, 0.02], False),
     ],
 )
-def test_a_loader_that_sets_the_pace_is_named_with_the_remedy(
-    data: DataKind, waits_s: list[float], is_named: bool
-) -> None:
+def test_slow_loaders_get_a_remedy(data: DataKind, waits_s: list[float], is_named: bool) -> None:
     its = [replace(COMPUTING, data_s=wait_s) for wait_s in waits_s]
     waiting = phased_run(its, configuration=replace(CNN, data=data))
     lines = "\n".join(budget_lines([waiting]))

@@ -72,9 +72,7 @@ def test_script_is_valid_bash(script: str) -> None:
         *((script, (0, 1)) for script in SCRIPTS),
     ],
 )
-def test_night_ends_with_the_documented_exit_code(
-    checkout: Path, script: str, codes: tuple[int, int]
-) -> None:
+def test_a_night_has_its_exit_code(checkout: Path, script: str, codes: tuple[int, int]) -> None:
     night = run_script(checkout, script, PYTEST_EXIT=str(codes[0]), verdict=codes[1])
     assert night.exit_code == EXIT_CODES[codes], night.output
     record = (night.directory / "night.txt").read_text()
@@ -144,9 +142,7 @@ def test_job_measures_and_judges_its_clusters_case(
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_job_loads_the_modules_and_judges_the_numbers_of_gpus_that_the_site_names(
-    checkout: Path, script: str
-) -> None:
+def test_a_job_loads_the_modules_and_judges_the_gpus_of_a_site(checkout: Path, script: str) -> None:
     night = run_script(
         checkout, script, GPUSCALE_MODULES="gcc python/3.12", GPUSCALE_JUDGED_GPUS="1,4"
     )
@@ -154,7 +150,7 @@ def test_job_loads_the_modules_and_judges_the_numbers_of_gpus_that_the_site_name
     assert {gpus for _, gpus in night.judged()} == {1, 4}
 
 
-def test_a_job_without_a_baseline_of_its_profile_judges_all_that_it_measures(
+def test_a_job_without_a_baseline_judges_all_that_it_measures(
     checkout: Path,
 ) -> None:
     night = run_script(checkout, "waic.lsf")
@@ -180,9 +176,7 @@ def test_a_job_without_a_baseline_of_its_profile_judges_all_that_it_measures(
         ),
     ],
 )
-def test_what_goes_wrong_before_measuring_ends_with_2(
-    checkout: Path, script: str, settings: dict[str, str]
-) -> None:
+def test_early_failures_end_with_2(checkout: Path, script: str, settings: dict[str, str]) -> None:
     night = run_script(checkout, script, verdict=0, **settings)
     assert night.exit_code == 2, night.output
     assert night.calls("pytest") == []
@@ -265,9 +259,7 @@ def real_environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **folders}
 
 
-def test_real_night_on_a_machine_without_gpus_is_not_comparable_with_arc4(
-    real_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_real_cpu_night_does_not_match(real_environment: dict[str, str], tmp_path: Path) -> None:
     measure = "measure bench_cases/test_mnist_cnn.py --strategy ddp --gpus 1 --device cpu --runs 1"
     compare = "compare baselines/arc4.json --case mnist_cnn/ddp --gpus 1"
     command = f"ci/nightly.sh here {JOB} {measure} --run-seconds 1 {compare}"
@@ -281,7 +273,7 @@ def test_real_night_on_a_machine_without_gpus_is_not_comparable_with_arc4(
 
 
 @pytest.mark.thorough
-def test_real_pytest_knows_the_options_of_the_job_and_misses_only_gpus(
+def test_real_pytest_knows_the_options_of_the_job(
     real_environment: dict[str, str],
 ) -> None:
     script = "juwels-booster.sbatch"

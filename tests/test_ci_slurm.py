@@ -38,9 +38,7 @@ def test_slurm_accepts_the_job_for_a_node_of_its_cluster(slurm: Cluster, script:
 @pytest.mark.parametrize(
     "options", [["--gres=gpu:1", "--cpus-per-task=40"], ["--gres=gpu:2", "--cpus-per-task=80"]]
 )
-def test_slurm_accepts_fewer_gpus_with_the_cores_that_cte_power_ties_to_them(
-    slurm: Cluster, options: list[str]
-) -> None:
+def test_slurm_accepts_fewer_gpus_with_their_cores(slurm: Cluster, options: list[str]) -> None:
     job = str(REPOSITORY / "ci" / "cte-power.sbatch")
     accepted = slurm.run("sbatch", "--test-only", *options, job)
     assert accepted.returncode == 0, accepted.stdout

@@ -85,9 +85,7 @@ def test_workflow_heeds_the_settings_of_the_site(checkout: Path, workflow: str) 
 
 
 @pytest.mark.parametrize("compared", [True, False])
-def test_github_shows_the_verdict_on_the_page_and_as_annotations(
-    tmp_path: Path, compared: bool
-) -> None:
+def test_github_shows_the_verdict_and_annotations(tmp_path: Path, compared: bool) -> None:
     night = tmp_path / f".gpuscale/nightly/github/2026-11-21_{JOB}"
     night.mkdir(parents=True)
     (night / "night.txt").write_text("night: regressed\n")
@@ -112,9 +110,7 @@ def test_github_shows_the_verdict_on_the_page_and_as_annotations(
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
-def test_a_night_that_takes_too_long_is_compared_before_the_service_ends_it(
-    checkout: Path, workflow: str
-) -> None:
+def test_a_night_is_compared_before_the_service_ends_it(checkout: Path, workflow: str) -> None:
     text = (REPOSITORY / "ci" / workflow).read_text()
     limit = re.search(r"^ +timeout(?:-minutes)?: (\d+)", text, re.MULTILINE)
     commands = commands_of(workflow, "# Before the job")

@@ -37,9 +37,7 @@ from gpuscale.cli import main
         (["compare", ARC4, RESULTS, "--gpus", "0"], "--gpus: '0' is not a list of numbers above 0"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
-    tmp_path: Path, arguments: list[object], message: str
-) -> None:
+def test_refusals_are_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:
     (tmp_path / "cut.json").write_bytes(ARC4.read_bytes()[:300])
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00{")
     (tmp_path / "copy.jsonl").write_bytes(RESULTS.read_bytes())

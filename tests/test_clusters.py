@@ -60,7 +60,7 @@ def test_the_shipped_profiles_are_those_of_the_documentation(environment: dict[s
         assert profile.description in page
 
 
-def test_shipped_profiles_measure_cases_and_judge_by_baselines_that_are_there(
+def test_shipped_profiles_name_cases_and_baselines_that_exist(
     environment: dict[str, str],
 ) -> None:
     root = Path(__file__).parent.parent
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_users_own_profile_is_found_by_name_and_goes_before_a_shipped_one(
+def test_a_users_own_profile_goes_before_a_shipped_one(
     environment: dict[str, str],
 ) -> None:
     own_profile(environment, "here", SMALLEST)
@@ -196,7 +196,7 @@ def test_a_machine_is_recognised_by_host_file_or_variable(tmp_path: Path) -> Non
         assert not known.fits({"CLUSTER": "cluster"}, "login01")
 
 
-def test_a_machine_that_no_profile_or_more_than_one_recognises_must_be_named(
+def test_a_machine_recognised_by_no_or_two_profiles_is_refused(
     environment: dict[str, str],
 ) -> None:
     with pytest.raises(UsageError, match=r"no profile recognises this machine \(nowhere\)"):
@@ -209,7 +209,7 @@ def test_a_machine_that_no_profile_or_more_than_one_recognises_must_be_named(
         recognised_profile(environment, "login7")
 
 
-def test_a_broken_profile_of_the_user_is_named_when_the_machine_is_looked_for(
+def test_a_broken_profile_is_named_during_recognition(
     environment: dict[str, str],
 ) -> None:
     own_profile(environment, "broken", "scheduler = 1")

@@ -116,17 +116,13 @@ os.rename("escaped.part", "escaped")
 """
 
 
-def test_nothing_is_left_that_a_command_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_of_a_command_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     measured(tmp_path, ESCAPED + FOREVER)
     assert not is_living(int(Path("escaped").read_text()))
 
 
-def test_a_command_ends_with_whoever_watches_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_ends_with_its_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     process = watch(tmp_path, request_for(tmp_path, ESCAPED + "time.sleep(99)\n"))
     assert within_limit(Path("escaped").exists)
@@ -135,9 +131,7 @@ def test_a_command_ends_with_whoever_watches_it(
     assert not is_living(int(Path("escaped").read_text()))
 
 
-def test_placeholders_and_devices_reach_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placeholders_and_devices_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = "open('told', 'w').write(' '.join(sys.argv[1:]) + os.environ['PYTHONUNBUFFERED'])\n"
     command = f"{sys.executable} {tmp_path}/train.py {{gpus}} {{batch}} {{global_batch}} {{{{}}}}"
@@ -145,9 +139,7 @@ def test_placeholders_and_devices_reach_the_command(
     assert Path("told").read_text() == "2 8 16 {}1"
 
 
-def test_each_rank_of_torchrun_has_a_pipe_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_ranks_have_own_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As torchrun does: it starts what PYTHON_EXEC names, which finds the Python of its parent.
     monkeypatch.setenv("PYTHON_EXEC", "")
     script = """
@@ -186,9 +178,7 @@ def test_ranks_in_one_pipe_tell_each_step_once(tmp_path: Path) -> None:
     assert run.step_time_s == pytest.approx(0.01, rel=0.4)
 
 
-def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_come_from_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     # Which goes before it on AMD's GPUs.
@@ -199,9 +189,7 @@ def test_the_devices_of_a_run_are_chosen_among_those_that_the_session_sees(
     assert Path("told").read_text() == "7,4 5,2"
 
 
-def test_a_rank_of_several_nodes_says_its_place_and_that_it_lost_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_reports_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("MASTER_PORT", "1")
     (tmp_path / "run").mkdir()
@@ -256,9 +244,7 @@ def test_the_failing_rank_of_torchrun_is_named_with_its_own_last_lines(
     assert "exitcode" not in failure.detail
 
 
-def test_a_shell_that_reads_the_output_of_ranks_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_reads_the_ranks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = "print('as rank', os.environ['RANK'], file=sys.stderr)\n" + FOREVER
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
@@ -273,9 +259,7 @@ def test_a_shell_that_reads_the_output_of_ranks_gets_it(
     assert "as rank 1" in told
 
 
-def test_a_shell_that_ends_well_hides_no_rank_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_hides_no_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = ON_RANK_1.format(end="raise RuntimeError('label 7')")
     inner = f"{TORCHRUN} --nproc-per-node {{gpus}} {tmp_path}/train.py"
@@ -333,8 +317,6 @@ def test_a_starter_that_starts_a_single_process_is_seen_on_cpu_ranks(tmp_path: P
     assert measured(tmp_path / "one", FOREVER, command=command).failure is None
 
 
-def test_variables_that_were_there_before_are_no_ranks_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_variables_are_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert measured(tmp_path, FOREVER).failure is None

@@ -308,9 +308,7 @@ def test_speedups_over_several_nights_are_taken_night_by_night() -> None:
         ({1: -0.015, 2: 0.015, 4: 0.015, 8: 0.015}, "inconclusive", 19),
     ],
 )
-def test_other_numbers_of_gpus_tell_which_end_of_a_lost_speedup_moved(
-    lost: Mapping[int, float], said: str, times: int
-) -> None:
+def test_other_gpu_counts_show_which_end(lost: Mapping[int, float], said: str, times: int) -> None:
     rng = random.Random(6)
     rows = []
     for _ in range(20):
@@ -363,9 +361,7 @@ def test_a_quiet_row_is_not_blind_for_a_loss_beside_noisy_ones() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("before", "now"), [(2, 2), (3, 3), (3, 2)])
 @pytest.mark.parametrize("quiet", [0.003, 0.05])
-def test_few_runs_beside_noisy_rows_alarm_falsely_in_one_of_two_hundred_rows_at_most(
-    before: int, now: int, quiet: float
-) -> None:
+def test_few_runs_beside_noisy_rows_rarely_alarm(before: int, now: int, quiet: float) -> None:
     rows = {n: quiet if n <= 8 else 0.05 for n in (1, 2, 4, 8, 16, 32, 64, 128)}
     found = _rows_called_slower(rows, before, now, loss=0.0, trials=100)
     # Of 800 rows; 4 would be 0.5%.
@@ -395,9 +391,7 @@ def test_results_of_the_baselines_own_allocation_are_pointed_out() -> None:
     ("runs", "others"),
     [({1: 5}, [0]), ({1: 5, 2: 6}, [0]), ({1: 5, 2: 5}, [1]), ({1: 6, 2: 6}, [])],
 )
-def test_rows_of_the_baseline_with_fewer_than_six_runs_are_counted(
-    runs: Mapping[int, int], others: list[int]
-) -> None:
+def test_rows_with_few_runs_are_counted(runs: Mapping[int, int], others: list[int]) -> None:
     before = baseline({gpus: [0.1] * count for gpus, count in runs.items()})
     notes = compare(before, [_now(n1=0.1, n2=0.1)]).notes
     assert [note.facts["others"] for note in notes if note.code == "few_runs"] == others
@@ -445,9 +439,7 @@ def test_each_gpu_is_only_called_slower_where_the_scaling_is_shown_to_be_ok() ->
 
 
 @pytest.mark.parametrize(("began_s", "is_told"), [(1e9, True), (3e9, False), (None, False)])
-def test_a_baseline_that_was_measured_after_the_results_is_pointed_out(
-    began_s: float | None, is_told: bool
-) -> None:
+def test_a_baseline_newer_than_the_results_is_named(began_s: float | None, is_told: bool) -> None:
     def begun(runs: Sequence[Run], moment_s: float | None) -> tuple[Run, ...]:
         return tuple(replace(run, started_at_s=moment_s) for run in runs)
 

@@ -80,9 +80,7 @@ def test_the_same_metrics_again_are_ok_and_stand_in_the_row_with_both_values() -
     ],
     ids=lambda value: value.name if isinstance(value, MetricSpec) else None,
 )
-def test_a_worse_metric_regresses_a_row_whose_step_time_stayed(
-    worse: Made, metric: MetricSpec, size: float
-) -> None:
+def test_a_worse_metric_regresses_a_row(worse: Made, metric: MetricSpec, size: float) -> None:
     comparison = _compared(worse)
     (row,) = comparison.entries
     assert row.verdict is Verdict.REGRESSED
@@ -117,9 +115,7 @@ def test_better_metrics_pass_and_do_not_make_a_row_improved() -> None:
 
 
 @pytest.mark.parametrize("metric", [COMMUNICATION, ENERGY], ids=lambda metric: metric.name)
-def test_of_a_metric_of_which_more_is_better_a_fall_is_the_loss(
-    metric: MetricSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fall_may_be_the_loss(metric: MetricSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     metric = replace(metric, more_is_better=True)
     monkeypatch.setitem(METRICS_BY_NAME, metric.name, metric)
     judged = (replace(USUAL, communication_s=c, energy_per_sample_j=e) for c, e in _LESS_SAME_MORE)

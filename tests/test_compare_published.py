@@ -149,9 +149,7 @@ def test_a_published_throughput_is_judged_on_one_gpu_too() -> None:
         ("fp16", Verdict.CONSISTENT, "E(n)"),
     ],
 )
-def test_a_machine_that_is_as_slow_on_all_gpus_misses_the_published_throughputs(
-    precision: str | None, verdict: Verdict, quantity: str
-) -> None:
+def test_a_slow_machine_misses_it(precision: str | None, verdict: Verdict, quantity: str) -> None:
     throughputs = {1: 2000.0, 2: 3600.0, 4: 7000.0, 8: 13500.0}
     before = published(
         *(
@@ -263,9 +261,7 @@ def test_the_plainest_of_several_configurations_is_held_against_a_publication() 
     ],
 )
 @pytest.mark.parametrize("data", ["synthetic", "loader", "real"])
-def test_a_publication_of_another_precision_or_on_other_data_is_named(
-    precision: str | None, code: str | None, data: DataKind
-) -> None:
+def test_other_precision_is_named(precision: str | None, code: str | None, data: DataKind) -> None:
     figures = [replace(each, precision=precision, data="real") for each in ARC4.published]
     now = [replace(each, configuration=replace(CNN, data=data)) for each in _now(1.7).runs]
     comparison = compare(replace(ARC4, published=tuple(figures)), [results(*now)])

@@ -52,9 +52,7 @@ def test_a_loss_that_may_be_the_bound_of_ok_is_not_ok() -> None:
     ("p", "verdict", "finding"),
     [(0.049, Verdict.OK, Finding.REFERENCE_FASTER), (0.051, Verdict.INCONCLUSIVE, None)],
 )
-def test_a_lost_speedup_is_put_down_to_a_reference_that_is_faster_at_5_percent(
-    p: float, verdict: Verdict, finding: Finding | None
-) -> None:
+def test_a_faster_reference_explains(p: float, verdict: Verdict, finding: Finding | None) -> None:
     deviation = 0.3 / NormalDist().inv_cdf(1 - p)
     faster = difference(0.3, [Term(variance=deviation**2, df=math.inf)])
     row = Quantities(

@@ -24,9 +24,7 @@ QUIET = [0.1 * f for f in (0.997, 1.003, 1.000, 1.004, 0.998, 0.999)]
 @pytest.mark.parametrize(
     ("needed", "made", "credible"), [(1, 3, 1), (9, 3, 9), (10, 3, None), (5, 1, None)]
 )
-def test_a_number_of_runs_is_only_told_where_those_there_can_foresee_it(
-    needed: int, made: int, credible: int | None
-) -> None:
+def test_only_a_credible_number_is_advised(needed: int, made: int, credible: int | None) -> None:
     found = RequiredRuns(needed=needed, made=made)
     assert found.credible == credible
     assert found.advice == (

@@ -56,9 +56,7 @@ def test_what_happened_to_the_others_is_told_by_kind() -> None:
         ([0.11], Verdict.OK),
     ],
 )
-def test_a_pass_needs_two_numbers_and_as_many_as_failures(
-    four: list[float | None], verdict: Verdict
-) -> None:
+def test_a_pass_needs_two_numbers(four: list[float | None], verdict: Verdict) -> None:
     comparison = compare(baseline(THEN), [measured({1: ONE, 4: four})])
     assert _row(comparison, 4).verdict is verdict
 

@@ -112,9 +112,7 @@ def test_every_strategy_trains_on_the_devices_it_was_given(session: Run) -> None
 @pytest.mark.parametrize(
     ("precision", "data"), [("bf16", "loader"), ("fp16", "synthetic"), ("tf32", "synthetic")]
 )
-def test_precisions_and_a_loader_with_pinned_batches_train(
-    session: Run, precision: str, data: str
-) -> None:
+def test_precisions_and_pinned_batches_train(session: Run, precision: str, data: str) -> None:
     options = ("--gpus", "2", "--precision", precision, "--data", data)
     made = session(DATA_AND_REPLICAS, *options)
     assert made.exit_code == 0, made.output
@@ -144,9 +142,7 @@ def test_a_batch_that_does_not_fit_is_out_of_memory_and_the_next_case_runs(sessi
     assert runs[8].is_valid
 
 
-def test_the_largest_batch_is_found_by_what_the_device_holds(
-    devices: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_the_largest_batch_fits_the_device(devices: Mapping[str, str], tmp_path: Path) -> None:
     file = write_case(tmp_path, "Case = Tiny")
     command = gpuscale("batch", f"{file}::Case", "--format", "json")
     memory_bytes = 4 * 1024
@@ -179,9 +175,7 @@ def test_a_rocm_torch_is_taken_for_one(devices: Mapping[str, str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("chosen", ["1", f"GPU-{UUIDS[1]}"])
-def test_a_chosen_device_is_the_one_that_is_described(
-    devices: Mapping[str, str], tmp_path: Path, chosen: str
-) -> None:
+def test_a_chosen_device_is_used(devices: Mapping[str, str], tmp_path: Path, chosen: str) -> None:
     described = (
         "import json, sys; from gpuscale.measure.launch.local import LocalLauncher\n"
         "gpus = LocalLauncher(device='auto').environment.gpus\n"
@@ -206,9 +200,7 @@ with report(samples=256, synchronize=torch.cuda.synchronize) as step_done:
 """
 
 
-def test_a_command_is_measured_on_the_devices_that_it_is_given(
-    devices: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_a_command_runs_on_its_devices(devices: Mapping[str, str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     # Long enough for the sampler, which looks ten times a second.
     own = ("--gpus", "1", "--runs", "1", "--run-seconds", "1", "--batch", "256")

@@ -73,9 +73,7 @@ def test_a_fault_of_a_fifth_of_the_step_is_the_first_cause(name: str) -> None:
 @pytest.mark.parametrize("gpus", [2, 4])
 @pytest.mark.parametrize(("deviation", "runs"), [(0.02, 3), (0.05, 8)])
 @pytest.mark.parametrize("name", FAULTS)
-def test_noise_seldom_hides_the_first_cause(
-    name: str, deviation: float, runs: int, gpus: int
-) -> None:
+def test_noise_rarely_hides_the_cause(name: str, deviation: float, runs: int, gpus: int) -> None:
     rng = np.random.default_rng(5)
     found = tally(rng, FAULTS[name], gpus, deviation=deviation, runs=runs, trials=12)
     assert found.losses >= 7
@@ -131,9 +129,7 @@ def test_a_gpu_that_a_cause_names_is_said_where_an_admin_finds_it() -> None:
         ),
     ],
 )
-def test_what_most_ranks_share_names_them_and_how_long_it_takes(
-    fault: Fault, gpus: int, shared_by: RanksOf | None
-) -> None:
+def test_a_shared_cause_names_its_ranks(fault: Fault, gpus: int, shared_by: RanksOf | None) -> None:
     cause = causes(fault, gpus=gpus)[0]
     assert cause.shared_by == shared_by
     assert cause.ranks == ()

@@ -112,9 +112,7 @@ def test_data_are_late_by_waiting_or_by_copying(after: Step, code: str, kind: Ca
         (step(computing_s=9.0), replace(CNN, device="cpu"), "processes_on_hosts"),
     ],
 )
-def test_what_to_look_at_follows_from_what_is_slow_and_where(
-    after: Step, configuration: Configuration, remedy: str
-) -> None:
+def test_causes_have_remedies(after: Step, configuration: Configuration, remedy: str) -> None:
     known = row(after, configuration=configuration)
     (cause,) = lost_parts(known, ())
     assert cause.remedy is not None
@@ -148,9 +146,7 @@ def test_dp_has_its_transfers_inside_computing_on_more_than_one_gpu() -> None:
 @pytest.mark.parametrize(
     ("finding", "code"), [(PEAK_MEMORY, "other_metrics"), (None, "within_noise")]
 )
-def test_without_lost_time_the_metrics_that_were_lost_are_looked_at_else_the_noise(
-    finding: MetricSpec | None, code: str
-) -> None:
+def test_without_lost_time_metrics_or_noise_explain(finding: MetricSpec | None, code: str) -> None:
     lost = [peak_memory(Verdict.REGRESSED)]
     said = entry(Verdict.REGRESSED, gpus=2, finding=finding, metrics=lost)
     (cause,) = not_established(row(step(), said=said), ())

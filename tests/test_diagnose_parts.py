@@ -49,9 +49,7 @@ def named(*steps: Step, usual_skew_s: float = 0.0) -> tuple[tuple[int, ...], int
         ((1.0, 2.0), (1,)),
     ],
 )
-def test_a_straggler_is_behind_the_median_rank_by_half_of_the_skew(
-    paces_s: tuple[float, ...], ranks: tuple[int, ...]
-) -> None:
+def test_a_straggler_lags_behind(paces_s: tuple[float, ...], ranks: tuple[int, ...]) -> None:
     assert named(paced(*paces_s)) == (ranks, 1)
 
 
@@ -115,9 +113,7 @@ def test_a_host_is_a_straggler_where_all_of_its_ranks_are(
 
 
 @pytest.mark.parametrize(("late_s", "kind"), [(1.0, CauseKind.SLOW_RANK), (1.125, CauseKind.DATA)])
-def test_a_straggler_waits_for_data_where_more_than_half_of_its_loss_is_there(
-    late_s: float, kind: CauseKind
-) -> None:
+def test_a_straggler_waits_for_data_if_most_loss_is_there(late_s: float, kind: CauseKind) -> None:
     def steps(*data_and_computing_s: tuple[float, float]) -> list[Step]:
         ranks = (
             rank(number, data_s + computing_s)._replace(phases=phases(data_s=data_s))
@@ -143,9 +139,7 @@ def test_a_straggler_waits_for_data_where_more_than_half_of_its_loss_is_there(
         ((7.0, 7.0, 7.0, 9.0), (0, 1, 2, 3)),
     ],
 )
-def test_a_rank_takes_part_from_half_of_what_the_median_rank_lost_on(
-    after_s: tuple[float, ...], ranks: tuple[int, ...]
-) -> None:
+def test_ranks_with_half_the_loss_share(after_s: tuple[float, ...], ranks: tuple[int, ...]) -> None:
     known = row_of([paced(7.0, 7.0, 7.0, 7.0)], [paced(*after_s)], gpus=4)
     assert known.shared_by(lambda each: each.pace_s) == RanksOf(ranks, 4)
 
@@ -173,9 +167,7 @@ def taken(communication_s: float, computing_s: float) -> Step:
         (taken(0.5, 9.0), -0.5, -1.0),
     ],
 )
-def test_computing_that_takes_over_hidden_communication_is_not_slower(
-    after: Step, communication_s: float, computing_s: float
-) -> None:
+def test_computing_hides_transfers(after: Step, communication_s: float, computing_s: float) -> None:
     found = changes_of([taken(1.0, 10.0)], [after], 0.01)
     lost_s = [found[part].lost_s for part in (Part.COMMUNICATION, Part.COMPUTING)]
     assert lost_s == pytest.approx([communication_s, computing_s])
@@ -215,9 +207,7 @@ def test_a_run_is_taken_apart_where_the_pace_and_the_phases_of_each_rank_are_kno
     ("lost_s", "share", "stands_out"),
     [(1.1, 0.1, True), (1.0, 0.5, False), (1.1, 0.09, False), (1.1, 1.0, True)],
 )
-def test_a_part_is_named_beyond_its_noise_and_from_a_tenth_of_the_loss_on(
-    lost_s: float, share: float, stands_out: bool
-) -> None:
+def test_a_part_stands_out_beyond_its_noise(lost_s: float, share: float, stands_out: bool) -> None:
     change = Change(
         part=Part.DATA, before_s=4.0, after_s=5.0, lost_s=lost_s, noise_s=1.0, share=share
     )
@@ -289,9 +279,7 @@ def test_a_device_is_not_slow_alone_where_a_rank_has_several() -> None:
 @pytest.mark.parametrize(
     ("clock_mhz", "kind"), [(900, CauseKind.CLOCKS), (920, CauseKind.SLOW_RANK)]
 )
-def test_the_clocks_of_a_slow_device_are_the_cause_where_they_make_half_of_it(
-    clock_mhz: float, kind: CauseKind
-) -> None:
+def test_clocks_are_the_cause_if_they_explain_half(clock_mhz: float, kind: CauseKind) -> None:
     slow = STEADY | {"A": (1.2, 1.2)}
     (cause,) = slow_device(on_one_gpu(STEADY, slow, clock_mhz=clock_mhz), ())
     assert cause.kind is kind

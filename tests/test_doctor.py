@@ -76,7 +76,7 @@ def test_a_gpu_that_has_just_gone_idle_is_not_busy() -> None:
     assert not ExaminedGpu(number=0).is_busy
 
 
-def test_a_gpu_of_another_job_is_no_problem_and_leaves_the_numbers_as_they_are(
+def test_a_gpu_of_another_job_is_no_problem(
     with_driver: pytest.MonkeyPatch,
 ) -> None:
     assert problems_of(0, 98, 1, monkeypatch=with_driver) == []

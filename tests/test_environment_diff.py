@@ -92,7 +92,5 @@ def test_every_field_of_an_environment_is_compared_or_left_out_on_purpose() -> N
         ),
     ],
 )
-def test_a_change_is_said_with_the_first_few_of_its_values(
-    change: EnvironmentChange, text: str
-) -> None:
+def test_a_change_shows_its_first_values(change: EnvironmentChange, text: str) -> None:
     assert change_text(change) == text

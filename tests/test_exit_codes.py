@@ -28,8 +28,6 @@ from gpuscale.records import Verdict
         ([], 4),
     ],
 )
-def test_the_worst_row_decides_the_exit_code_of_a_comparison(
-    verdicts: Sequence[str], code: int
-) -> None:
+def test_the_worst_row_decides_the_exit_code(verdicts: Sequence[str], code: int) -> None:
     rows = [entry(Verdict(verdict), gpus=2**i) for i, verdict in enumerate(verdicts)]
     assert int(comparison(*rows).exit_code) == code

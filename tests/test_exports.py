@@ -68,9 +68,7 @@ def test_faults_on_purpose_are_named_wherever_their_results_go(folder: Path) -> 
 # Otava
 
 
-def test_every_night_of_every_row_is_in_a_table_without_gaps(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_every_night(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nights = [
         Night(job=str(day), day=day, configurations=(CNN, RESNET) if day != 2 else (CNN,))
         for day in range(5)

@@ -147,7 +147,7 @@ def test_what_fails_shows_where_and_the_next_item_runs(failing: Session) -> None
     assert processes_of(failing.folder) == []
 
 
-def test_a_bug_of_a_case_is_shown_once_from_its_own_line_on_and_ends_the_session(
+def test_a_bug_of_a_case_is_shown_once_and_ends_the_session(
     tmp_path: Path,
 ) -> None:
     path = write_case(tmp_path, FAILING["unbuildable"])
@@ -194,7 +194,7 @@ Case = Flaky
     assert second.is_valid, session.output
 
 
-def test_a_rank_that_hangs_ends_at_the_timeout_with_the_place_where_each_rank_was(
+def test_a_hanging_rank_ends_at_the_timeout_with_its_place(
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, HANGS)

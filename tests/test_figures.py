@@ -86,9 +86,7 @@ def test_the_three_plots_stand_beside_each_other_for_each_case_and_many_are_coun
     assert "2 more cases" in notes_below(picture)
 
 
-def test_plot_says_which_cases_it_has_no_room_for_and_how_to_choose(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_names_cases_without_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run(1, 0.1, configuration=replace(CNN, case=f"case_{i}")) for i in range(6)]
     path, picture = tmp_path / "six.jsonl", tmp_path / "six.svg"
     path.write_text(results_text(results(*runs)))
@@ -238,9 +236,7 @@ def test_names_of_any_length_leave_room_for_the_axes() -> None:
     assert legend.get_window_extent().x1 <= picture.figure.bbox.x1
 
 
-def test_what_cannot_be_drawn_is_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_plot_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "now.jsonl"
     file.write_text(results_text(results(*measured())))
     faulty = tmp_path / "faulty.jsonl"

@@ -76,9 +76,7 @@ def test_a_lost_rank_is_told_from_other_errors(version: str) -> None:
          "pytorch/pytorch/issues/108645"),
     ],
 )  # fmt: skip
-def test_what_cuda_and_nccl_were_reported_to_say_is_recognised(
-    table: str, text: str, report: str
-) -> None:
+def test_reported_cuda_and_nccl_texts_are_recognised(table: str, text: str, report: str) -> None:
     assert getattr(foreign_texts, table).search(text), f"https://github.com/{report}"
 
 

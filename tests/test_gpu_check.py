@@ -93,9 +93,7 @@ def test_nvidia_smi_that_says_otherwise_is_told(
         ({"power_mean_w": None}, "no power_mean_w: "),
     ],
 )
-def test_counters_that_do_not_fit_the_run_are_told(
-    wrong: dict[str, float | None], problem: str | None
-) -> None:
+def test_implausible_counters_fail(wrong: dict[str, float | None], problem: str | None) -> None:
     measured = run(1, 1.0, peak_memory_bytes=2**30, utilization=0.98)
     (summary,), (rank,) = measured.gpu_summaries, measured.ranks
     right = {"energy_j": 300.0, "power_mean_w": 310.0, "memory_used_peak_bytes": 2.0**31}
@@ -112,7 +110,7 @@ def test_counters_that_do_not_fit_the_run_are_told(
     assert not telemetry_beside(replace(measured, gpu_summaries=())).passed
 
 
-def test_checks_are_made_where_gpuscale_is_not_installed_and_unknown_ones_are_refused(
+def test_checks_run_without_gpuscale_installed(
     tmp_path: Path,
 ) -> None:
     command = [sys.executable, str(REPOSITORY / "ci" / "gpu_check.py"), "--device", "cpu"]

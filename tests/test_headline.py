@@ -83,9 +83,7 @@ def test_a_cause_that_is_established_goes_before_those_that_more_rows_lack() -> 
     assert "+14 ms" in dict(view(comparison(*rows)).headline)["cause"]
 
 
-def test_a_part_that_is_lost_to_ideal_scaling_is_told_from_the_least_to_the_most_of_its_rows() -> (
-    None
-):
+def test_a_part_lost_to_ideal_scaling_spans_its_rows() -> None:
     rows = [
         replace(
             entry(Verdict.INCONSISTENT, gpus=gpus),

@@ -36,9 +36,7 @@ SLOWER = {1: [0.120, 0.1203, 0.1198], 2: [0.132, 0.1323, 0.1318]}
         (replace(QUIET, gpu_processes=1), True),
     ],
 )
-def test_a_host_is_busy_by_more_than_our_own_runs_leave_behind(
-    load: HostLoad, is_busy: bool
-) -> None:
+def test_a_host_is_busy_beyond_our_own_runs(load: HostLoad, is_busy: bool) -> None:
     assert load.is_busy is is_busy
 
 
@@ -54,9 +52,7 @@ def test_the_load_is_that_of_this_host_and_its_shares_are_shares() -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("-DOLD_DRIVER",)])
-def test_processes_of_others_on_the_gpus_of_a_run_are_counted_by_drivers_new_and_old(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_processes_of_others_on_gpus_are_counted(tmp_path: Path, flags: tuple[str, ...]) -> None:
     script = (
         "from gpuscale.measure.telemetry.host_load import HostLoadMeter\n"
         f"print(HostLoadMeter(['{GPU_A}']).read().gpu_processes)"

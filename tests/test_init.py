@@ -54,9 +54,7 @@ def test_under_slurm_the_profile_has_the_partition_with_the_most_gpu_nodes(tmp_p
         ("lsf", "bsub bjobs"),
     ],
 )
-def test_each_scheduler_is_known_by_its_commands_and_what_is_guessed_is_marked(
-    tmp_path: Path, scheduler: str, commands: str
-) -> None:
+def test_each_scheduler_is_detected(tmp_path: Path, scheduler: str, commands: str) -> None:
     profile = made(tmp_path, **dict.fromkeys(commands.split(), ""))
     assert profile.scheduler == scheduler
     text = (tmp_path / "made" / "mysite.toml").read_text()

@@ -24,9 +24,7 @@ RENDEZVOUS = {"GPUSCALE_RENDEZVOUS_HOST": "{host}i"}
     slots=st.integers(1, 16),
     first=st.integers(0, 100),
 )
-def test_a_run_gets_the_smallest_number_of_nodes_evenly_filled(
-    ranks: int, hosts: int, slots: int, first: int
-) -> None:
+def test_a_run_fills_the_fewest_nodes(ranks: int, hosts: int, slots: int, first: int) -> None:
     names = [f"n{number}" for number in range(hosts)]
     placement = place(ranks, names, slots=slots, first=first)
     counts = [placement.ranks_on(position) for position in range(len(placement.hosts))]
@@ -94,7 +92,7 @@ def test_mpirun_lays_ranks_on_hosts_in_blocks(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_ranks_on_all_nodes_get_what_says_how_to_train_and_not_what_is_one_nodes_own(
+def test_ranks_on_all_nodes_get_their_training_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # PYTHONPATH the launcher sets by itself; no variable that is not set is asked for.
@@ -153,7 +151,7 @@ def test_a_rank_finds_its_group_by_its_schedulers_own_variables(
         starter.rank_variables({name: given_[name] for name in others}, directory)
 
 
-def test_gloo_is_told_the_interface_where_the_hosts_name_leads_to_loopback(
+def test_gloo_gets_an_interface_beside_loopback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hosts = ("me.site", "127.0.0.1")

@@ -73,9 +73,7 @@ HAIRS = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.001, -0.002, 0.0
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_phases_of_all_windows_are_those_of_the_rank_that_the_others_wait_for(
-    tmp_path: Path, slow: int
-) -> None:
+def test_phases_of_all_windows_are_those_of_the_slowest_rank(tmp_path: Path, slow: int) -> None:
     paces_s, forwards_s = [0.12, 0.12], [0.04, 0.04]
     paces_s[slow], forwards_s[slow] = 0.19, 0.09
     times_s = [[0.2 for _ in HAIRS], [0.2 + hair for hair in HAIRS]]

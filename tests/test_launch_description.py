@@ -67,9 +67,7 @@ def test_compiled_dp_is_skipped_for_any_number_of_gpus(gpus: int, device: str) -
         ("dp", 5, "dp drives its 5 GPUs from one process; a node has 4"),
     ],
 )
-def test_a_run_that_the_job_is_too_small_for_is_skipped_with_the_reason(
-    strategy: str, gpus: int, reason: str | None
-) -> None:
+def test_a_run_too_large_for_a_job_is_skipped(strategy: str, gpus: int, reason: str | None) -> None:
     job = joined({"n1": node("n1"), "n2": node("n2")}, "auto")
     plan = ItemPlan(case=TrainingCase, strategy=strategy, gpus=gpus, run=1)
     assert skip_reason(plan, job, parse_options(GIVEN)) == reason

@@ -89,7 +89,7 @@ def test_the_cause_of_a_commands_end_is_none_of_those_who_lost_a_peer(
     assert cause in failure.message
 
 
-def test_of_ranks_that_were_not_done_the_one_that_told_steps_speaks_and_none_is_blamed(
+def test_of_unfinished_ranks_the_one_that_told_steps_speaks(
     tmp_path: Path,
 ) -> None:
     directory = RunDirectory(path=tmp_path)
@@ -110,9 +110,7 @@ def test_of_ranks_that_were_not_done_the_one_that_told_steps_speaks_and_none_is_
     ("code", "kind", "end"),
     [(FAULTED, "killed", "was killed by SIGSEGV"), (3, "launch", "ended with exit code 3")],
 )
-def test_what_watched_a_command_and_could_not_tell_its_end_is_named(
-    tmp_path: Path, code: int, kind: str, end: str
-) -> None:
+def test_a_watcher_without_an_end_is_named(tmp_path: Path, code: int, kind: str, end: str) -> None:
     asked = request_for(tmp_path, "")
     failure = failure_of(asked, RunDirectory(path=tmp_path), {0: code})
     assert failure is not None
@@ -133,9 +131,7 @@ def test_what_watched_a_command_and_could_not_tell_its_end_is_named(
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "raised"),
     ],
 )
-def test_a_rank_tells_what_the_system_does_from_what_its_own_code_does(
-    tmp_path: Path, error: Exception, kind: str
-) -> None:
+def test_system_errors_differ_from_case_errors(tmp_path: Path, error: Exception, kind: str) -> None:
     directory = RunDirectory(path=tmp_path)
     RankFiles(directory, 1).leave_failure(error, lost_peer=False)
     assert directory.failure(1).read().failure.kind == kind
@@ -196,9 +192,7 @@ def test_what_ended_a_rank_is_told_with_a_traceback_only_where_it_was_not_expect
         ("ValueError: no such batch", "raised"),
     ],
 )
-def test_memory_that_is_out_is_told_from_other_errors(
-    tmp_path: Path, message: str, kind: str
-) -> None:
+def test_out_of_memory_differs_from_other_errors(tmp_path: Path, message: str, kind: str) -> None:
     failure = Failure(kind="raised", message=message, rank=0, detail="its traceback")
     directory = RunDirectory(path=tmp_path)
     directory.failure(0).write(RankFailure(failure=failure, lost_peer=False))

@@ -93,9 +93,7 @@ with report(samples=32, rank=int(os.environ["RANK"]) - 3) as step_done:
 
 
 @pytest.mark.scheduler
-def test_mpirun_starts_a_command_for_each_rank_on_two_hosts(
-    hosts: list[Host], tmp_path: Path
-) -> None:
+def test_mpirun_starts_a_command_per_rank_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(COMMAND)
     command = (sys.executable, "-m", "gpuscale", "run", *ACROSS, "--", sys.executable, "train.py")
     session = run_on(hosts, tmp_path, *command)

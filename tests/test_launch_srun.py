@@ -116,9 +116,7 @@ def hosts_of(run: Run) -> list[tuple[str, int | None]]:
     return [(rank.host, rank.local_rank) for rank in run.ranks]
 
 
-def test_a_job_on_two_nodes_measures_one_two_and_four_ranks_to_a_verdict(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_job_on_two_nodes_gets_a_verdict(cluster: Cluster, tmp_path: Path) -> None:
     case = str(BENCH_CASES / "test_mnist_cnn.py")
     options = ("--gpus", "1,2,4,8", "--strategy", "ddp", "--run-seconds", "0.5")
     session = measure(cluster, tmp_path, case, *options)
@@ -166,9 +164,7 @@ def run_command(
     return cluster.run(*ALLOCATE, *command, folder=folder)
 
 
-def test_a_command_is_measured_across_nodes_with_a_task_a_rank(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_command_is_measured_with_a_task_per_rank(cluster: Cluster, tmp_path: Path) -> None:
     session = run_command(cluster, tmp_path, COMMAND, "--gpus", "4")
     assert session.returncode == 0, session.stdout
     (run,) = read_results(tmp_path / "r.jsonl").runs
@@ -178,9 +174,7 @@ def test_a_command_is_measured_across_nodes_with_a_task_a_rank(
     assert processes_in(tmp_path) == []
 
 
-def test_who_hung_and_who_died_is_told_apart_from_those_who_waited_for_them(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_who_hung_or_died_is_told_from_who_waited(cluster: Cluster, tmp_path: Path) -> None:
     asked = ("--gpus", "3,4", "--timeout", "15", "--run-seconds", "14")
     session = run_command(cluster, tmp_path, FAULTY_COMMAND, *asked)
     assert session.returncode == 1, session.stdout
@@ -217,9 +211,7 @@ def test_a_job_whose_gpus_are_not_by_node_is_refused(cluster: Cluster, gpus: str
     assert "ask for them by node, with --gpus-per-node=4" in said
 
 
-def test_a_rank_killed_on_another_node_is_named_and_the_next_item_runs(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_rank_killed_on_another_node_is_named(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, ON_RANK_2.format(fault="os.kill(os.getpid(), signal.SIGKILL)"))
     write_case(tmp_path, "class Healthy(Tiny):\n    pass\nCase = Healthy", name="test_well.py")
     session = measure(cluster, tmp_path, "--gpus", "4", "--run-seconds", "0.1")
@@ -253,9 +245,7 @@ def start_measuring(cluster: Cluster, folder: Path, *arguments: str) -> "subproc
     return process
 
 
-def test_a_node_that_does_not_see_the_results_folder_is_named_with_the_remedy(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_node_without_the_results_folder_is_named(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     (tmp_path / "hidden").mkdir()
     cluster.nodes[1].mount_over(tmp_path / "hidden")
@@ -267,9 +257,7 @@ def test_a_node_that_does_not_see_the_results_folder_is_named_with_the_remedy(
     assert "n2: there is no folder" in session.stdout
 
 
-def test_a_slow_link_between_nodes_shows_as_exposed_communication(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_slow_link_shows_as_exposed_communication(cluster: Cluster, tmp_path: Path) -> None:
     write_case(tmp_path, WIDE)
     for node in cluster.nodes:
         # As Debian has it, a host's own name leads to itself alone: gloo needs to be told.
@@ -312,7 +300,7 @@ def test_ranks_on_a_node_that_dies_are_named(cluster: Cluster, tmp_path: Path) -
     assert processes_in(tmp_path) == []
 
 
-def test_a_run_outlives_the_daemon_of_its_node_and_the_next_says_what_is_missing(
+def test_a_run_outlives_the_daemon_of_its_node(
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, "Case = Tiny")

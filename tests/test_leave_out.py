@@ -37,9 +37,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_every_output_that_reads_nights_leaves_it_out_and_names_it(
-    nights: list[Path], tmp_path: Path
-) -> None:
+def test_every_output_leaves_it_out_and_names_it(nights: list[Path], tmp_path: Path) -> None:
     folder, last = nights[0].parent.parent, nights[-1]
     leave_out(nights[4].parent)
     history = gpuscale("history", folder).stdout
@@ -92,9 +90,7 @@ def test_its_runs_are_left_out_of_copies_and_bundles_too(nights: list[Path]) -> 
     assert "stood out" not in history
 
 
-def test_alone_it_is_shown_and_judged_but_never_what_others_are_compared_with(
-    nights: list[Path], tmp_path: Path
-) -> None:
+def test_alone_it_is_judged_but_never_a_reference(nights: list[Path], tmp_path: Path) -> None:
     bad, good = nights[4], nights[5]
     baseline = tmp_path / "b.json"
     gpuscale("baseline", "record", *nights[:3], "--cluster", "x", "-o", baseline)
@@ -115,9 +111,7 @@ def test_alone_it_is_shown_and_judged_but_never_what_others_are_compared_with(
     assert baseline.read_bytes() == kept
 
 
-def test_what_cannot_be_left_out_is_said_in_one_line_and_nothing_changes(
-    nights: list[Path], tmp_path: Path
-) -> None:
+def test_what_cannot_be_left_out_changes_nothing(nights: list[Path], tmp_path: Path) -> None:
     before = [path.read_bytes() for path in nights]
     (tmp_path / "empty").mkdir()
     because = ("--because", "rain")

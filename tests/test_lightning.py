@@ -107,7 +107,7 @@ def test_it_trains_what_ddp_trains_bit_for_bit_in_every_precision() -> None:
 
 
 @needs_lightning
-def test_it_is_measured_beside_ddp_wherever_a_scheduler_is_and_fails_with_its_own_error(
+def test_it_is_measured_beside_ddp_and_fails_with_its_own_error(
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, 'class Case(Tiny):\n    strategies = ("ddp", "lightning")\n')
@@ -134,7 +134,7 @@ def test_it_is_measured_beside_ddp_wherever_a_scheduler_is_and_fails_with_its_ow
     assert "case/lightning: step time over that of ddp: " in session.output
 
 
-def test_without_its_extra_it_is_skipped_with_what_installs_it(
+def test_without_its_extra_it_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightning", None)

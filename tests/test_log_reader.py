@@ -105,9 +105,7 @@ def test_a_counter_of_samples_is_counted_in_steps() -> None:
         ("gpuscale", 'GPUSCALE {{"step": {step}}}', None),
     ],
 )
-def test_what_the_lines_report_of_a_step_stands_beside_what_was_measured(
-    log_format: str, line: str, reported_s: float | None
-) -> None:
+def test_reported_figures_are_kept(log_format: str, line: str, reported_s: float | None) -> None:
     lines = [(n * 0.25, line.format(step=n, samples=n * 128)) for n in range(60)]
     reader = reader_of(log_format, lines, gpus=2)
     told = known(reader.windows)
@@ -117,9 +115,7 @@ def test_what_the_lines_report_of_a_step_stands_beside_what_was_measured(
 
 
 @pytest.mark.parametrize(("per_s", "batch"), [(256.0, "32"), (2048.0, "256"), (1024.0, None)])
-def test_a_batch_that_the_reported_samples_contradict_makes_no_number(
-    per_s: float, batch: str | None
-) -> None:
+def test_contradicting_samples_make_no_number(per_s: float, batch: str | None) -> None:
     line = "Train: 0 [{step}/999 (  4%)]  Loss: 6.9 (6.9)  Time: 1s,  {per_s}/s  LR: 1"
     lines = [(n * 0.25, line.format(step=n, per_s=per_s)) for n in range(60)]
     reader = reader_of("timm", lines, gpus=2)

@@ -108,7 +108,7 @@ def test_windows_hold_the_time_of_their_steps_though_steps_return_early(clock: M
     assert result.pace_s(ranks=1) == pytest.approx(0.1)
 
 
-def test_windows_without_synchronisation_come_in_turn_and_the_ranks_are_realigned(
+def test_windows_without_synchronisation_take_turns_and_realign(
     clock: MadeClock,
 ) -> None:
     result = measure(clock, Alone(), PLAN, ignore, pausing=True)
@@ -146,9 +146,7 @@ def test_the_pace_of_a_single_rank_is_that_of_training_as_it_is(clock: MadeClock
     assert measure(clock, Alone(), PLAN, ignore, pausing=True).pace_s(ranks=1) == pytest.approx(0.1)
 
 
-def test_the_pace_before_a_run_is_the_median_of_five_windows_without_waiting_for_others(
-    clock: MadeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pace_before_a_run(clock: MadeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     windows_s = [0.10, 0.90, 0.08, 0.09, 0.07]
     times_s = iter([30.0, *(time_s for time_s in windows_s for _ in range(3))])
 
@@ -195,9 +193,7 @@ def test_ranks_agree_on_the_window_by_the_slowest_of_them(clock: MadeClock) -> N
 
 @pytest.mark.parametrize("run_seconds", [2.0, 20.0, 60.0])
 @pytest.mark.parametrize("pausing", [False, True])
-def test_fast_and_slow_cases_get_ten_to_thirty_windows_within_the_budget(
-    run_seconds: float, pausing: bool
-) -> None:
+def test_cases_get_ten_to_thirty_windows_in_budget(run_seconds: float, pausing: bool) -> None:
     timing = replace(PLAN, windows=30, run_seconds=run_seconds)
     for step_time_s in (0.0001, 0.004, 0.03, 0.1, 0.17, 0.4, 0.7, 1.1, 1.5):
         steps, windows = window_plan(step_time_s, timing, pausing=pausing)

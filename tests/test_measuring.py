@@ -163,7 +163,7 @@ def test_the_readmes_case_is_measured_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_checkouts_plugin_measures_a_case_in_a_package_with_importlib_mode(
+def test_a_checkouts_plugin_measures_with_importlib_mode(
     tmp_path: Path,
 ) -> None:
     package = tmp_path / "our_cases"

@@ -55,9 +55,7 @@ def test_a_batch_keeps_the_nesting_and_the_types_of_its_samples() -> None:
     ],
     ids=["nothing", "three parts", "no target", "a number"],
 )
-def test_samples_that_make_no_batch_are_told_with_case_and_method(
-    sample: object, problem: str
-) -> None:
+def test_samples_that_make_no_batch_are_named(sample: object, problem: str) -> None:
     class Rubbish(TrainingCase):
         def sample(self, index: int, size: Size) -> object:
             return sample
@@ -113,9 +111,7 @@ class Case(Tiny):
 
 
 @pytest.mark.parametrize("data", ["synthetic", "loader"])
-def test_a_case_with_dicts_trains_by_dp_and_ddp_from_pool_and_loader(
-    tmp_path: Path, data: str
-) -> None:
+def test_a_case_with_dicts_trains_by_dp_and_ddp(tmp_path: Path, data: str) -> None:
     write_case(tmp_path, DICTS)
     workers = () if data == "synthetic" else ("--data-workers", "1")
     session = run_pytest(tmp_path, *QUICK, "--data", data, *workers)

@@ -98,7 +98,7 @@ def test_what_the_infrastructure_does_is_its_fault(tried: Attempt) -> None:
         attempt(failed("killed"), make.run(2, 0.1), exit_code=1),
     ],
 )
-def test_what_the_training_or_the_user_does_is_no_fault_of_the_infrastructure(
+def test_what_the_training_or_user_does_is_no_infrastructure_fault(
     tried: Attempt,
 ) -> None:
     assert tried.faults == ()
@@ -277,9 +277,7 @@ def test_a_night_says_how_it_ended(
         (JobState(stage="ended", exit_code=0, ending=Ending.TIME_UP), 5, "its time was up"),
     ],
 )
-def test_a_job_that_did_not_end_as_a_night_does_is_told_from_one_that_did(
-    state: JobState, code: int, words: str
-) -> None:
+def test_a_job_that_did_not_end_as_a_night_does(state: JobState, code: int, words: str) -> None:
     found, meaning = job_exit(state)
     assert int(found) == code
     assert meaning.startswith(words)
@@ -325,9 +323,7 @@ def test_the_nodes_to_keep_away_from_are_those_that_faults_name() -> None:
     assert suspects([Fault(text="", host="n1")], nodes, lost=("n3", "n9")) == ("n3",)
 
 
-def test_a_job_is_submitted_again_with_what_its_script_does_not_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_submitted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {
         "SLURM_JOB_ID": JOB,
         "SLURM_JOB_PARTITION": "booster",

@@ -128,7 +128,7 @@ def test_a_failure_of_the_only_node_is_tried_once_more_in_place_and_kept(checkou
     assert kept == (checkout / "measured.1").read_text()
 
 
-def test_a_night_leaves_its_page_and_an_index_and_is_as_good_without_what_makes_them(
+def test_a_night_leaves_a_page_and_an_index_if_jinja2_is_there(
     checkout: Path,
 ) -> None:
     night = night_in(checkout, MEASURED=str(checkout / "verdict-0.jsonl"))
@@ -146,7 +146,7 @@ def test_a_night_leaves_its_page_and_an_index_and_is_as_good_without_what_makes_
     assert f'href="{night.directory.name}/report.html"' in index
 
 
-def test_infrastructure_that_fails_twice_is_no_regression_and_not_tried_a_third_time(
+def test_infrastructure_that_fails_twice_is_no_regression(
     checkout: Path,
 ) -> None:
     for name in ("measured.2", "measured.2.exit"):
@@ -159,7 +159,7 @@ def test_infrastructure_that_fails_twice_is_no_regression_and_not_tried_a_third_
     assert "compare exit: 0\n" in record_of(night)
 
 
-def test_a_job_on_several_nodes_tries_again_without_the_bad_one_where_slurm_takes_no_other(
+def test_a_job_on_several_nodes_tries_again_without_the_bad_one(
     checkout: Path,
 ) -> None:
     write_program(checkout / "stand-ins/scontrol", "#!/bin/bash\nprintf 'n1\\nn2\\nn3\\n'\n")
@@ -199,9 +199,7 @@ def in_a_slurm_job(checkout: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("second", "code"), [("well", 0), ("measures nothing", 1), ("fails", 1)])
-def test_a_regression_that_the_first_job_saw_stands_unless_the_second_judges_for_itself(
-    checkout: Path, second: str, code: int
-) -> None:
+def test_a_regression_of_the_first_job_stands(checkout: Path, second: str, code: int) -> None:
     results_of(checkout, "measured.1", 0.2, BROKEN)
     slurm = in_a_slurm_job(checkout)
     first = night_in(checkout, **slurm)
@@ -218,7 +216,7 @@ def test_a_regression_that_the_first_job_saw_stands_unless_the_second_judges_for
     assert ("by what the first attempt measured: see attempt-1" in record_of(last)) == bool(code)
 
 
-def test_a_regression_before_a_node_failed_stands_where_the_next_attempt_in_place_fails(
+def test_a_regression_before_a_node_failed_stands(
     checkout: Path,
 ) -> None:
     results_of(checkout, "measured.1", 0.2, BROKEN)
@@ -232,9 +230,7 @@ def test_a_regression_before_a_node_failed_stands_where_the_next_attempt_in_plac
 
 
 @pytest.mark.parametrize(("ending", "recorded"), [("", "told"), ("; exit 3", "ended with 3")])
-def test_a_night_tells_a_sites_own_command_its_verdict_and_keeps_its_exit_code(
-    checkout: Path, ending: str, recorded: str
-) -> None:
+def test_a_sites_command_gets_the_verdict(checkout: Path, ending: str, recorded: str) -> None:
     results_of(checkout, "measured.1", 0.2)
     (checkout / "measured.1.exit").write_text("0")
     command = f'cat >"$CALLS/said"; ls "$GPUSCALE_NIGHT_FOLDER" >"$CALLS/kept"{ending}'

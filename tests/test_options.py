@@ -62,9 +62,7 @@ ON_CPU = ("--gpus", "1", "--device", "cpu")
         ({"inject": ["data=5"]}, "for example data=5ms"),
     ],
 )
-def test_a_value_that_means_nothing_is_refused_with_the_remedy(
-    given: dict[str, object], message: str
-) -> None:
+def test_a_meaningless_value_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_options(GIVEN | given)
     assert message in str(caught.value)
@@ -129,9 +127,7 @@ def test_more_seconds_never_give_fewer_or_shorter_windows(one: float, other: flo
         ([*ON_CPU, "--baseline", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_pytest_ends_with_its_usage_code_before_anything_starts(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_usage_errors_come_first(tmp_path: Path, arguments: list[str], message: str) -> None:
     write_case(tmp_path, "Case = Tiny")
     session = run_pytest(tmp_path, *arguments, environment=["CUDA_VISIBLE_DEVICES="])
     assert session.exit_code == 4
@@ -219,14 +215,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Session:
         f"test_forgetful.py:{TINY_CASE.count(chr(10)) + 2}: Forgetful.model() must be implemented",
     ],
 )
-def test_what_cannot_become_an_item_is_an_error_of_collection(
-    broken: Session, message: str
-) -> None:
+def test_what_cannot_become_an_item_is_an_error(broken: Session, message: str) -> None:
     assert broken.exit_code == 2, broken.output
     assert message in broken.output
 
 
-def test_a_case_without_the_strategy_is_skipped_and_one_without_the_size_fails(
+def test_a_case_without_the_strategy_is_skipped(
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, "Case = Tiny")

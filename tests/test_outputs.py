@@ -95,9 +95,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
         ("x" * 300, "the path is too long"),
     ],
 )
-def test_a_path_that_cannot_hold_a_report_is_one_line_with_a_remedy(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_a_path_that_holds_no_report_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")

@@ -113,7 +113,7 @@ def nights_on_1_gpu(step_times_s: Sequence[float]) -> list[Results]:
     ]
 
 
-def test_a_lasting_loss_stays_one_on_each_night_and_its_first_night_is_named(
+def test_a_lasting_loss_stays_one_on_each_night(
     tmp_path: Path,
 ) -> None:
     # Nights differ by 2%, and the sixth and all after it have 12% less throughput.
@@ -359,9 +359,7 @@ def test_runs_that_began_at_once_or_nobody_knows_when_are_not_taken_for_one(tmp_
     assert [len(its.runs) for its in read_all_results([nights[0], nights[0]])] == [2, 0]
 
 
-def test_a_file_that_lies_in_a_folder_beside_it_is_read_once_and_no_run_of_it_is_a_repeated_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overlapping_paths_count_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nights = write_nights(tmp_path, 3, lambda night: 1.0)
     for paths in ([nights[2], tmp_path], [tmp_path, nights[2]], [tmp_path, tmp_path]):
         assert sorted(len(its.runs) for its in read_nights(paths)) == [2, 2, 2]

@@ -50,9 +50,7 @@ def regressed(tmp_path: Path) -> list[object]:
     return [tmp_path / "now.jsonl", "--baseline", tmp_path / "well.json"]
 
 
-def test_the_page_of_a_regression_says_what_where_and_what_next(
-    report: Report, regressed: list[object]
-) -> None:
+def test_a_page_says_what_where_and_what_next(report: Report, regressed: list[object]) -> None:
     page = report(*regressed)
     first = page[: page.index('<section id="part-2"')]
     for fact in ("REGRESSED", "node1", "mnist_cnn/ddp", "hw_thermal_slowdown", "580.1", "next"):
@@ -63,18 +61,14 @@ def test_the_page_of_a_regression_says_what_where_and_what_next(
         assert fact in rest
 
 
-def test_a_page_without_a_baseline_shows_the_results_and_judges_nothing(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_page_without_a_baseline_judges_nothing(report: Report, tmp_path: Path) -> None:
     write_night(tmp_path / "now.jsonl", THROTTLED)
     page = report(tmp_path / "now.jsonl")
     assert "samples/s" in page
     assert "REGRESSED" not in page
 
 
-def test_a_page_names_its_own_tables_and_not_what_commands_print(
-    report: Report, regressed: list[object]
-) -> None:
+def test_a_page_names_its_own_tables(report: Report, regressed: list[object]) -> None:
     page = report(*regressed)
     for elsewhere in ("show --phases", "scaling table", ">gpus<"):
         assert elsewhere not in page
@@ -94,9 +88,7 @@ def test_a_page_shows_the_rows_that_were_asked_for(
     assert "there are mnist_cnn/ddp on 1 GPU" in capsys.readouterr().err
 
 
-def test_a_folder_of_nights_gives_the_newest_and_the_history(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_folder_of_nights_gives_newest_and_history(report: Report, tmp_path: Path) -> None:
     nights = tmp_path / "nights"
     nights.mkdir()
     write_nights(nights, 30, lambda night: 1.04 if night >= 20 else 1.0)
@@ -129,9 +121,7 @@ def test_a_page_of_nights_alone_says_first_what_they_found(
     assert "MEASURED" in report(paths[2], nights)
 
 
-def test_a_page_names_the_losses_since_its_baseline_that_nobody_mended(
-    report: Report, tmp_path: Path
-) -> None:
+def test_a_page_names_losses_that_nobody_mended(report: Report, tmp_path: Path) -> None:
     nights = tmp_path / "nights"
     nights.mkdir()
     steps = {10: 1.04, 16: 1.12, 20: 1.04, 26: 1.09}

@@ -107,9 +107,7 @@ def test_a_window_without_steps_has_no_phases(time: MadeTime, device: str) -> No
         *((0.04, 70, 1), (0.039, 70, 2)),
     ],
 )
-def test_marks_cost_at_most_half_a_percent_of_a_step(
-    step_time_s: float, events: int, steps: int
-) -> None:
+def test_marks_cost_at_most_half_a_percent(step_time_s: float, events: int, steps: int) -> None:
     assert steps_per_mark(step_time_s, events) == steps
 
 

@@ -272,9 +272,7 @@ class Half(Whole):
         (Blocks(), 5, "blocks/pipeline on 5 GPUs: the model has 4 blocks with parameters"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(
-    case: TrainingCase, gpus: int, told: str
-) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, told: str) -> None:
     with pytest.raises(CaseError, match=told):
         validate_blocks(case, "pipeline", gpus)
 
@@ -287,9 +285,7 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(
         ("ddp", {"schedule": "1f1b"}, "--schedule: nothing that was chosen has micro-batches"),
     ],
 )
-def test_micro_batches_that_cannot_be_are_refused(
-    strategy: str, given: dict[str, str], told: str
-) -> None:
+def test_bad_micro_batches_are_refused(strategy: str, given: dict[str, str], told: str) -> None:
     plan = ItemPlan(case=Blocks, strategy=strategy, gpus=2, run=1)
     asked = run_request(plan, cpu_environment(), options := parse_options(given))
     with pytest.raises(UsageError, match=told):

@@ -74,9 +74,7 @@ def edited(old: str, new: str) -> tuple[str, int]:
         ('"recorded_at"', '"recorded at"', "unknown field 'recorded at'; did you mean 'recorded_"),
     ],
 )
-def test_a_hand_edit_that_breaks_a_baseline_is_named_by_line(
-    tmp_path: Path, old: str, new: str, problem: str
-) -> None:
+def test_a_bad_hand_edit_has_a_line(tmp_path: Path, old: str, new: str, problem: str) -> None:
     text, line = edited(old, new)
     path = tmp_path / "mine.json"
     path.write_text(text, encoding="utf-8")

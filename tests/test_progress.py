@@ -119,9 +119,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     DRAWN,
     ids=["room", "no room for a bar", "no room", "full line", "second line"],
 )
-def test_a_narrow_terminal_sees_how_far_a_run_is_and_keeps_no_trace_of_it(
-    session: tuple[Path, str], length: int
-) -> None:
+def test_a_narrow_terminal_sees_progress(session: tuple[Path, str], length: int) -> None:
     output = session[1]
     name = f"test_tiny.py::test_{'x' * length}[ddp-1gpu-run1]"
     begin = output.index(name)
@@ -136,7 +134,7 @@ def test_a_narrow_terminal_sees_how_far_a_run_is_and_keeps_no_trace_of_it(
     assert re.search(rf"{re.escape(name)}{words}\[\d+%\]", shown)
 
 
-def test_a_session_says_how_long_it_still_takes_while_it_runs_and_after_each_item(
+def test_a_session_says_how_long_it_still_takes(
     session: tuple[Path, str],
 ) -> None:
     output = session[1]

@@ -104,9 +104,7 @@ def test_every_entry_that_is_short_is_named() -> None:
         ),
     ],
 )
-def test_results_of_different_hardware_make_no_baseline(
-    one: dict[str, Any], other: dict[str, Any], named: str
-) -> None:
+def test_other_hardware_is_refused(one: dict[str, Any], other: dict[str, Any], named: str) -> None:
     message = refusal(night(*[valid()] * 6, **one), night(*[valid()] * 6, **other))
     assert f"different hardware ({named}); make one baseline for each" in message
 

@@ -53,7 +53,7 @@ def test_no_name_breaks_the_table_or_becomes_markup() -> None:
 
 
 @pytest.mark.parametrize("verdicts", [[Verdict.OK], [Verdict.REGRESSED], list(Verdict)])
-def test_500_rows_fit_into_a_comment_and_what_is_left_out_is_counted(
+def test_500_rows_fit_into_a_comment(
     verdicts: list[Verdict],
 ) -> None:
     rows = [

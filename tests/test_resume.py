@@ -62,9 +62,7 @@ def test_resuming_appends_to_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("partial", [b"{", b'{"run": {"configuration": {"ca', b"\0\0\0", b"\xff"])
-def test_a_line_that_a_kill_cut_short_gives_way_to_the_next_run(
-    tmp_path: Path, partial: bytes
-) -> None:
+def test_a_line_cut_short_gives_way_to_the_next_run(tmp_path: Path, partial: bytes) -> None:
     path = tmp_path / "night.jsonl"
     whole = file_of(path, 1)
     path.write_bytes(whole + partial)
@@ -154,9 +152,7 @@ def test_another_node_of_the_same_kind_is_no_other_environment() -> None:
     )
 
 
-def test_another_driver_is_refused_where_both_are_known(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(results_file, "_LOADED_DRIVER", tmp_path / "version")
     where = replace(environment(), driver_version="550.54")
     then = replace(measured({1: [1.0]}), gpuscale_version=__version__, environment=where)

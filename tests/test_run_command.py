@@ -247,9 +247,7 @@ def test_a_command_with_unclear_quotes_or_batches_is_no_case() -> None:
         ("python train.py", "torchrun", False, False),
     ],
 )
-def test_a_command_that_would_do_the_same_on_all_numbers_of_gpus_is_refused(
-    typed: str, launch: str, on_gpu: bool, is_refused: bool
-) -> None:
+def test_a_constant_command_fails(typed: str, launch: str, on_gpu: bool, is_refused: bool) -> None:
     case = type("Train", (CommandCase,), {"command": typed, "launch": launch})
     validate_scaling(case, (2, 2), on_gpu=on_gpu)
     if not is_refused:
@@ -259,7 +257,7 @@ def test_a_command_that_would_do_the_same_on_all_numbers_of_gpus_is_refused(
         validate_scaling(case, (1, 2), on_gpu=on_gpu)
 
 
-def test_a_command_case_without_its_number_of_gpus_is_refused_before_it_starts(
+def test_a_command_case_without_its_number_of_gpus_is_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "test_train.py").write_text(CASE)

@@ -57,9 +57,7 @@ def test_a_killed_process_leaves_a_folder_that_the_next_one_removes(tmp_path: Pa
         assert not held.exists()
 
 
-def test_failed_runs_leave_nothing_behind_nor_do_killed_sessions_after_the_next_one(
-    tmp_path: Path, short_folder: Path
-) -> None:
+def test_failed_runs_leave_nothing_behind(tmp_path: Path, short_folder: Path) -> None:
     lasting, failing, temporary = tmp_path / "lasting", tmp_path / "failing", short_folder
     lasting.mkdir()
     failing.mkdir()

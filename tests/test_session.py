@@ -120,9 +120,7 @@ def write_results(path: Path, real: Results, steps_s: Mapping[str, Sequence[floa
     return read_results(path)
 
 
-def test_a_session_leaves_out_what_is_settled_and_names_what_is_not(
-    tmp_path: Path, real: Results
-) -> None:
+def test_a_session_leaves_out_what_is_settled(tmp_path: Path, real: Results) -> None:
     write_case(tmp_path, "Case = Tiny")
     write_case(tmp_path, "class Case(Tiny):\n    pass", name="test_noisy.py")
     write_results(tmp_path / "n.jsonl", real, {"tiny": STEADY, "case": NOISY})
@@ -160,9 +158,7 @@ def test_what_is_clearly_fine_stops_after_the_fewest_runs(tmp_path: Path, real: 
 
 
 @pytest.mark.thorough
-def test_a_file_that_cannot_be_imported_keeps_a_good_verdict_from_ending_with_0(
-    tmp_path: Path, real: Results
-) -> None:
+def test_a_failed_import_keeps_a_good_verdict_from_0(tmp_path: Path, real: Results) -> None:
     (tmp_path / "test_broken.py").write_text("import nothing_of_that_name\n")
     session = judged(tmp_path, real, factor=20, more=["--continue-on-collection-errors"])
     assert "1 improved (exit code 1)" in session.output
@@ -191,9 +187,7 @@ def test_a_session_that_measures_nothing_comparable_says_so(tmp_path: Path, real
     assert "no entry in the baseline" in session.output
 
 
-def test_an_interrupted_session_tells_the_exit_code_that_it_ends_with(
-    tmp_path: Path, real: Results
-) -> None:
+def test_an_interrupted_session_tells_its_exit_code(tmp_path: Path, real: Results) -> None:
     path = write_case(tmp_path, "Case = Tiny")
     path.write_text(f"{path.read_text()}    raise KeyboardInterrupt\n")
     then = write_results(tmp_path / "then.jsonl", real, {"tiny": STEADY})

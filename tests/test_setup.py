@@ -60,7 +60,7 @@ def test_setup_installs_by_uv_what_the_constraints_name(checkout: Path) -> None:
     assert pins_of(checkout / ".venv/constraints.txt") == pins_of(REPOSITORY / "constraints.txt")
 
 
-def test_setup_with_another_torch_constrains_only_what_does_not_move_with_it(
+def test_setup_with_another_torch_frees_what_moves_with_it(
     checkout: Path,
 ) -> None:
     (installed,) = set_up(checkout, "TORCH=2.6.0")
@@ -97,9 +97,7 @@ def test_constraints_are_names_and_versions_and_satisfy_each_requirement() -> No
         (["CASES=all"], "bench_cases"),
     ],
 )
-def test_bench_measures_the_cases_that_it_is_asked_for(
-    checkout: Path, variables: list[str], measured: str
-) -> None:
+def test_bench_measures_chosen_cases(checkout: Path, variables: list[str], measured: str) -> None:
     program = '#!/bin/sh\necho "$*" >measured\n'
     set_up(checkout)
     write_program(checkout / ".venv/bin/pytest", program)

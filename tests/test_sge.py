@@ -82,9 +82,7 @@ def test_grid_engine_accepts_the_job_where_a_node_has_that_many_gpus(cluster: Cl
     assert "it offers only hc:coproc_v100=4" in refused.stdout
 
 
-def test_the_job_script_measures_and_ends_with_the_exit_code_of_a_regression(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_job_script_ends_with_its_exit_code(cluster: Cluster, tmp_path: Path) -> None:
     site = arc4_site(tmp_path, case=CASE, samples_per_s=TOO_MUCH)
     command = ("qsub", "-sync", "y", "-terse", "-v", "GPUSCALE_RUNS=1", "ci/arc4.sge")
     submitted = cluster.run(*command, folder=site)

@@ -86,9 +86,7 @@ def test_json_says_what_csv_says_with_machine_and_software() -> None:
     assert projection["left_out"][0].keys() == {"gpus", "fitted", "error"}
 
 
-def test_published_figures_stand_beside_measured_ones_and_only_a_throughput_is_a_step_time() -> (
-    None
-):
+def test_published_figures_stand_beside_measured_ones() -> None:
     own = baseline({1: [0.1], 2: [0.11]})
     told = published(
         figure(1, time_s=145.0), figure(2, time_s=84.5), figure(8, samples_per_s=900.0, nodes=2)
@@ -184,9 +182,7 @@ def test_latex_compiles_and_fits_on_a_page_of_a_paper(case: str, tmp_path: Path)
 # The command
 
 
-def test_the_command_refuses_what_does_not_go_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conflicting_options_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "night.jsonl"
     with ResultsWriter(path, NIGHT) as writer:
         for each in (*NIGHT.runs, run(1, 0.2, configuration=replace(CNN, case="short"))):

@@ -70,9 +70,7 @@ def test_fewer_degrees_of_freedom_detect_less() -> None:
     # Jennison and Turnbull, Group Sequential Methods (2000), table 2.1.
     [(2, 0.05, 2.178), (5, 0.05, 2.413), (2, 0.01, 2.772), (5, 0.01, 2.986)],
 )
-def test_the_bounds_are_those_of_pocock(
-    analyses: int, two_sided: float, published_bound: float
-) -> None:
+def test_bounds_are_pococks(analyses: int, two_sided: float, published_bound: float) -> None:
     bound = NormalDist().inv_cdf(1 - nominal_error(two_sided / 2, 1, analyses))
     assert bound == pytest.approx(published_bound, abs=2e-3)
 

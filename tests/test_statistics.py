@@ -47,9 +47,7 @@ def test_welch_difference_agrees_with_scipy() -> None:
 
 
 @pytest.mark.parametrize(("runs", "is_raised"), [(2, False), (3, True), (4, True)])
-def test_a_prior_is_raised_to_the_spread_of_as_many_runs_on_the_other_side(
-    runs: int, is_raised: bool
-) -> None:
+def test_a_prior_is_raised_to_the_other_sides_spread(runs: int, is_raised: bool) -> None:
     prior, own = Term(variance=1e-6, df=3.0), log_sample([0.0, 0.0, 0.0])
     raised = not_below(prior, own, log_sample([0.0, 0.1, 0.2, 0.3][:runs]))
     assert raised is not None
@@ -104,9 +102,7 @@ def test_levels_are_added_in_squares_each_with_its_own_quantile() -> None:
 
 @pytest.mark.parametrize("dfs", [(2, math.inf), (0.37, 7), (1, 1), (30, math.inf)])
 @pytest.mark.parametrize("ratio", [0.01, 1.0, 30.0])
-def test_the_p_of_levels_is_where_their_half_width_is_the_value(
-    dfs: tuple[float, float], ratio: float
-) -> None:
+def test_the_p_of_levels_inverts_their_half_width(dfs: tuple[float, float], ratio: float) -> None:
     parts = (Term(variance=1.0, df=dfs[0]), Term(variance=ratio, df=dfs[1]))
     for distance in (8.0, 20.0, 300.0):
         both = Difference(value=-distance, parts=parts)

@@ -41,7 +41,7 @@ def test_a_loop_is_told_with_its_epochs_samples_and_loss(
     assert last.epoch == first.epoch + 1
 
 
-def test_quick_steps_print_few_lines_and_wait_for_the_device_as_rarely(
+def test_quick_steps_print_few_lines(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     waits = []
@@ -61,7 +61,7 @@ def test_a_loss_that_is_no_number_is_told(capfd: pytest.CaptureFixture[str]) -> 
     assert 'loss": "nan"' in capfd.readouterr().out
 
 
-def test_the_loss_of_a_step_may_be_a_tensor_that_has_its_gradient(
+def test_the_loss_of_a_step_may_be_a_tensor(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with warnings.catch_warnings(), report() as step_done:

@@ -91,7 +91,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     assert "exists already" in refusal(writer, link)
 
 
-def test_a_run_that_breaks_the_format_is_refused_and_the_file_stays_readable(
+def test_a_run_that_breaks_the_format_is_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "results.jsonl"
@@ -163,9 +163,7 @@ def test_what_may_not_be_written_or_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [read_results, read_baseline, read_any])
-def test_what_is_not_a_readable_file_is_refused(
-    tmp_path: Path, read: Callable[[Path], object]
-) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
     pipe, loop, large = tmp_path / "pipe", tmp_path / "loop", tmp_path / "large"
     os.mkfifo(pipe)
     loop.symlink_to(loop)
@@ -235,9 +233,7 @@ def test_a_baseline_has_the_permissions_of_new_files_or_of_the_one_it_replaces(
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_a_baseline_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "baseline.json"
     write_baseline(path, baseline())
     before = path.read_text()
@@ -286,9 +282,7 @@ def test_a_folder_without_results_says_how_to_measure(tmp_path: Path) -> None:
     assert "is a file, not a folder" in refusal(newest_results, tmp_path / "file", NOW)
 
 
-def test_results_above_the_folder_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_in_a_parent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / RESULTS_FOLDER
     folder.mkdir(parents=True)
     default_results_path(folder, datetime.now(UTC)).touch()

@@ -168,9 +168,7 @@ def output_dtype_on_a_new_thread(model: torch.nn.Module) -> torch.dtype:
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_a_replica_of_dp_computes_in_the_format_that_was_asked_for(
-    precision: Precision, dtype: torch.dtype
-) -> None:
+def test_a_replica_of_dp_computes_in_its_format(precision: Precision, dtype: torch.dtype) -> None:
     model = torch.nn.Linear(4, 2)
     strategy = DataParallelStrategy(request_for("dp", precision=precision))
     wrapped = strategy.wrap(model, TrainingCase())
@@ -238,7 +236,7 @@ def test_what_a_case_allows_while_it_builds_its_model_is_not_measured_as_fp32() 
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_tf32_is_refused_where_the_environment_keeps_it_from_the_libraries(
+def test_tf32_is_refused_if_the_environment_forbids_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")

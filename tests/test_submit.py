@@ -266,9 +266,7 @@ def test_a_baseline_that_only_the_job_names_is_judged_for_the_cases_of_the_profi
         ("pbs", "4711.pbs01\n", "4711.pbs01"),
     ],
 )
-def test_the_number_of_the_job_is_read_from_what_the_scheduler_says(
-    scheduler: str, said: str, number: str
-) -> None:
+def test_a_scheduler_says_the_number_of_a_job(scheduler: str, said: str, number: str) -> None:
     asked = SCHEDULERS[scheduler]
     assert asked.number_in(f"a greeting of the site\n{said}") == number
     with pytest.raises(SchedulerError, match="no job number"):
@@ -347,9 +345,7 @@ def test_how_a_job_ended_is_read_from_what_its_scheduler_says_and_only_well_give
     ("first", "last", "expected"),
     [(1, 2, 1), (1, 5, 1), (1, 6, 1), (1, 0, 0), (1, 3, 3), (1, 4, 4), (1, 1, 1), (6, 2, 2)],
 )
-def test_a_regression_that_only_the_first_job_saw_outlives_a_second_that_fails(
-    first: int, last: int, expected: int
-) -> None:
+def test_a_regression_outlives_a_failed_second_job(first: int, last: int, expected: int) -> None:
     assert exit_of_both(first, last) == expected
 
 

@@ -160,9 +160,7 @@ def test_a_job_whose_node_fails_is_made_again_on_another_node(cluster: Cluster, 
     assert (night / "attempt-1/pytest.log").is_file()
 
 
-def test_a_job_that_is_warned_of_its_time_limit_compares_what_it_has_measured(
-    cluster: Cluster, site: Path
-) -> None:
+def test_a_job_near_its_time_limit_compares_what_it_has(cluster: Cluster, site: Path) -> None:
     write_case(site / "bench_cases", "class Case(Tiny):\n    pass\n")
 
     def has_measured() -> bool:

@@ -30,9 +30,7 @@ def column(table: str, name: str) -> list[str]:
     [((30.0, 34.0), ["4.00", "4.00"]), ((30.0, None), ["4.00", "–"])],
     ids=["the energy of all GPUs counts", "a GPU without a counter leaves its row open"],
 )
-def test_samples_per_joule_are_those_of_all_gpus(
-    energies_j: tuple[float | None, ...], shown: list[str]
-) -> None:
+def test_joules_are_of_all_gpus(energies_j: tuple[float | None, ...], shown: list[str]) -> None:
     points = scaling_points([run_with_energy(1, 32.0), run_with_energy(2, *energies_j)])
     assert points[0].samples_per_j is not None
     assert points[0].samples_per_j.value == pytest.approx(128 / 32)

@@ -58,9 +58,7 @@ def test_what_a_device_does_not_offer_is_left_out_and_never_0() -> None:
         ),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_with_its_place(
-    change: dict[str, Any], place: str
-) -> None:
+def test_an_impossible_value_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
     text = json.dumps({**json.loads(to_json(FULL)), **change})
     with pytest.raises(DecodeError) as caught:
         from_json(GpuSummary, text)

@@ -71,7 +71,7 @@ def test_only_samples_inside_the_windows_count(samples: Path) -> None:
     )
 
 
-def test_samples_of_the_driver_count_by_their_own_times_and_only_where_there_are_any(
+def test_samples_of_the_driver_count_by_their_own_times(
     samples: Path,
 ) -> None:
     utilization, power = "NVML_GPU_UTILIZATION_SAMPLES", "NVML_TOTAL_POWER_SAMPLES"

@@ -92,9 +92,7 @@ def test_what_is_left_is_said_roughly(seconds: float | None, text: str) -> None:
         "a loader met a bug",
     ],
 )
-def test_further_runs_are_left_out_where_the_code_of_the_case_is_to_blame(
-    runs: Sequence[Run], broken: tuple[int, ...]
-) -> None:
+def test_a_faulty_case_gets_no_further_runs(runs: Sequence[Run], broken: tuple[int, ...]) -> None:
     assert tuple(gpus for gpus in (1, 2, 4) if broken_by(row(gpus), runs)) == broken
 
 

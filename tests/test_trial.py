@@ -62,7 +62,7 @@ class Doubting(nn.Linear):
         return super().forward(inputs)
 
 
-def test_cases_that_do_not_fit_end_the_session_before_a_good_one_is_measured(
+def test_cases_that_do_not_fit_end_the_session_first(
     tmp_path: Path,
 ) -> None:
     write_case(tmp_path, "Case = Tiny", name="test_1_good.py")
@@ -144,9 +144,7 @@ def test_shipped_cases_fit(kind: type[TrainingCase], size: str) -> None:
         (nn.Sequential(nn.Flatten(0), nn.Linear(4, 10)), (4,), "the model: "),
     ],
 )
-def test_what_shapes_do_is_told_in_the_words_of_the_cpu(
-    model: nn.Module, shape: tuple[int, ...], part: str
-) -> None:
+def test_shapes_fail_in_the_cpus_words(model: nn.Module, shape: tuple[int, ...], part: str) -> None:
     case = made(model, shape)
     problem = trial.misfit(case, 6)
     assert problem is not None
@@ -167,7 +165,7 @@ def test_a_loss_that_is_no_number_is_told(loss: Callable[[Any], Any], found: str
     assert problem.endswith(f"does not fit the loss: it returned {found}, not one number")
 
 
-def test_of_a_large_model_the_words_of_the_meta_device_are_enough(
+def test_a_large_model_is_tried_on_the_meta_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trial, "_FEW_PARAMETERS", 1)
@@ -188,9 +186,7 @@ def test_of_a_large_model_the_words_of_the_meta_device_are_enough(
         (nn.Embedding(4, 10), (4,), 10),
     ],
 )
-def test_nothing_is_said_of_what_fits_or_fails_for_another_reason(
-    model: nn.Module, shape: tuple[int, ...], classes: int
-) -> None:
+def test_other_failures_are_silent(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     assert trial.misfit(made(model, shape, classes), 6) is None
 
 

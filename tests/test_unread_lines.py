@@ -26,9 +26,7 @@ from gpuscale.workload.log_formats.unread import UnreadLines
         (lambda n: f"15:00:{n % 60} [{n}] 0.{n * 7 % 5}", r"^\s*[-+.,:\deE]+ \[(?P<step>\d+)"),
     ],
 )
-def test_the_pattern_for_lines_that_count_reads_their_counter(
-    line: Callable[[int], str], pattern: str
-) -> None:
+def test_a_pattern_for_counting_lines(line: Callable[[int], str], pattern: str) -> None:
     unread = UnreadLines()
     for number in range(40):
         unread.take("the command", line(number), number * 0.5)
@@ -63,9 +61,7 @@ def test_the_pattern_for_lines_that_count_reads_their_counter(
         "signs",
     ],
 )
-def test_lines_that_need_not_count_steps_are_none(
-    line: Callable[[int], str], seconds: float
-) -> None:
+def test_lines_that_count_no_steps_are_none(line: Callable[[int], str], seconds: float) -> None:
     unread = UnreadLines()
     for number in range(40):
         unread.take("the command", line(number), number * seconds)

@@ -43,9 +43,7 @@ def nvidia_gpu(major: int, minor: int) -> SimpleNamespace:
         ((13, 0), CUDA_13),
     ],
 )
-def test_a_gpu_that_torch_has_kernels_for_is_measured(
-    capability: tuple[int, int], built_for: list[str]
-) -> None:
+def test_a_gpu_with_kernels_is_measured(capability: tuple[int, int], built_for: list[str]) -> None:
     validate_kernels(0, nvidia_gpu(*capability), built_for)
 
 
@@ -104,9 +102,7 @@ def test_a_gpu_of_amd_is_judged_by_its_target_and_not_by_a_compute_capability(
     assert "CUDA" not in said.replace(torch.__version__, "")
 
 
-def test_a_record_of_amd_gpus_names_rocm_and_its_libraries_and_no_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amd_gpus_have_rocm_and_no_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(
         name="AMD Instinct MI250X",
         major=9,
@@ -148,9 +144,7 @@ def test_a_record_of_amd_gpus_names_rocm_and_its_libraries_and_no_cuda(
     assert "1× AMD Instinct MI250X, RCCL" in next(header_lines(found, options, None))
 
 
-def test_telemetry_of_amd_gpus_is_said_to_be_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amd_gpus_have_no_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_AMD_DRIVER", tmp_path)
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
     with pytest.raises(nvml.DriverAbsentError, match="AMD") as caught, nvml.open_nvml():

@@ -37,9 +37,7 @@ def test_a_baseline_holds_through_its_last_day() -> None:
         (None, "26w", "2027-05-22"),
     ],
 )
-def test_an_expiry_is_a_date_or_a_period_after_the_measurement(
-    on: str | None, after: str | None, day: str | None
-) -> None:
+def test_expiry_is_a_date_or_a_period(on: str | None, after: str | None, day: str | None) -> None:
     asked = Namespace(expires=on, expires_after=after)
     assert last_valid_day(asked, measured_at=MEASURED_AT) == day
 
@@ -74,9 +72,7 @@ def of_cpu(cpu_model: str | None) -> Environment:
         ("POWER9", None, False),
     ],
 )
-def test_the_same_gpus_in_another_host_are_told(
-    known: str | None, here: str | None, is_foreign: bool
-) -> None:
+def test_gpus_in_another_host(known: str | None, here: str | None, is_foreign: bool) -> None:
     hardware = replace(THEN.hardware, cpu_model=known)
     note = foreign_note(replace(THEN, hardware=hardware), [of_cpu(here)])
     assert (note is not None) == is_foreign

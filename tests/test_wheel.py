@@ -83,9 +83,7 @@ def gpuscale(
     )
 
 
-def test_the_wheel_judges_two_files_where_nothing_can_be_measured(
-    light: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_judges_without_torch(light: Path, tmp_path: Path) -> None:
     answer = gpuscale(light, "compare", *USES["compare"].split(), cwd=tmp_path)
     assert answer.returncode == 4, answer.stderr
     assert "INCOMPARABLE" in answer.stdout
@@ -95,9 +93,7 @@ def test_the_wheel_judges_two_files_where_nothing_can_be_measured(
     assert (same.stdout, same.stderr) == (answer.stdout, answer.stderr)
 
 
-def test_every_command_of_the_wheel_runs_or_says_in_one_line_what_it_lacks(
-    light: Path, tmp_path: Path
-) -> None:
+def test_every_command_of_the_wheel_runs_or_says_what_it_lacks(light: Path, tmp_path: Path) -> None:
     shutil.copy(RESULTS, tmp_path)
     for name, _ in _COMMANDS:
         answer = gpuscale(light, name, *USES.get(name, "").split(), cwd=tmp_path)
@@ -111,9 +107,7 @@ def test_every_command_of_the_wheel_runs_or_says_in_one_line_what_it_lacks(
         assert "install with: pip install " in line
 
 
-def test_a_job_is_never_given_the_environment_that_cannot_measure(
-    light: Path, tmp_path: Path
-) -> None:
+def test_a_job_never_gets_an_environment_without_torch(light: Path, tmp_path: Path) -> None:
     write_program(tmp_path / "bin/sbatch", '#!/bin/bash\necho "$GPUSCALE_VENV" >venv\necho 7\n')
     assert gpuscale(light, "init", ".", "--scheduler", "slurm", cwd=tmp_path).returncode == 0
     beware = "this environment cannot measure, so the job takes the gpuscale that is on its PATH"
@@ -127,9 +121,7 @@ def test_a_job_is_never_given_the_environment_that_cannot_measure(
         assert (tmp_path / "venv").read_text() == f"{venv_of_job}\n"
 
 
-def test_what_measuring_lacks_is_named_by_the_names_that_pip_knows(
-    light: Path, tmp_path: Path
-) -> None:
+def test_missing_packages_are_named_as_pip_knows_them(light: Path, tmp_path: Path) -> None:
     for words, lacked in (
         ("doctor", "nvidia-ml-py"),
         ("night a b", "torch numpy pytest pytest-benchmark nvidia-ml-py"),
@@ -141,9 +133,7 @@ def test_what_measuring_lacks_is_named_by_the_names_that_pip_knows(
         assert answer.stderr.endswith(f"install with: pip install {lacked}\n")
 
 
-def test_a_folder_is_made_from_the_wheel_with_the_cases_of_the_checkout(
-    light: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_makes_a_folder_with_the_shipped_cases(light: Path, tmp_path: Path) -> None:
     answer = gpuscale(light, "init", "here", "--scheduler", "slurm", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     for folder in ("bench_cases", "baselines"):

@@ -111,9 +111,7 @@ def test_slow_first_runs_that_fresh_ones_do_not_repeat_are_not_called_regressed(
 
 
 @pytest.mark.parametrize(("fresh_s", "is_confirmed"), [(0.1015, False), (0.106, True)])
-def test_a_loss_over_all_runs_is_called_one_where_the_fresh_run_lies_beyond_the_margin_too(
-    fresh_s: float, is_confirmed: bool
-) -> None:
+def test_a_loss_needs_a_fresh_run_beyond_the_margin(fresh_s: float, is_confirmed: bool) -> None:
     exact = Tolerances(allocation_deviation_time=1e-4, allocation_deviation_speedup=1e-4)
     before = replace(_then(n1=0.1), tolerances=exact)
     now = measured({1: [*(0.106 * f for f in NOW[:3]), fresh_s]})

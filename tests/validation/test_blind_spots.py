@@ -109,9 +109,7 @@ def test_a_bad_night_of_one_row_of_twenty_hides_no_loss() -> None:
 
 @pytest.mark.parametrize("measured_tonight", [True, False])
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_quiet_row_beside_a_wild_one_is_judged_as_alone(
-    measured_tonight: bool, first: int
-) -> None:
+def test_a_quiet_row_is_judged_as_alone(measured_tonight: bool, first: int) -> None:
     """Six nights of one run against one; the wild row has four of them."""
     names = [f"night{i}" for i in range(6)]
     quiet = before([[t / 1e3 for t in (41.1, 41.2, 41.3, 41.1, 40.9, 41.1)]], names)
@@ -169,9 +167,7 @@ def test_noisy_runs_find_no_less_than_before() -> None:
 @pytest.mark.parametrize("runs", [(2, 2), (3, 2), (3, 3), (6, 3)])
 @pytest.mark.parametrize("deviations", [(0.05,), (0.02, 0.1), (0.002, 0.002, 0.05)])
 @pytest.mark.thorough
-def test_rows_that_differ_in_noise_are_rarely_called_regressed(
-    runs: tuple[int, int], deviations: Sequence[float]
-) -> None:
+def test_uneven_noise_rarely_alarms(runs: tuple[int, int], deviations: Sequence[float]) -> None:
     comparisons = 900 // len(deviations)
     # 1% is 9 of 900; 19 or more would then come up less than twice in 1,000 times.
     assert found(deviations, runs, comparisons, lost=0.0) < 19 / 900

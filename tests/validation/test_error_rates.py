@@ -55,9 +55,7 @@ def _verdicts(comparison: Comparison) -> dict[int, Verdict]:
 @pytest.mark.parametrize("quiet", [False, True], ids=["allocations-differ", "same-allocation"])
 @pytest.mark.parametrize("deviation", [0.003, 0.01, 0.05])
 @pytest.mark.parametrize("runs", [(6, 3), (3, 3)])
-def test_identical_nights_are_rarely_called_regressed(
-    runs: tuple[int, int], deviation: float, quiet: bool
-) -> None:
+def test_equal_nights_rarely_alarm(runs: tuple[int, int], deviation: float, quiet: bool) -> None:
     rng = np.random.default_rng(11)
     trials = 400
     alarms = 0
@@ -130,9 +128,7 @@ def test_a_slightly_faster_reference_on_a_slow_night_is_rarely_called_a_scaling_
 
 
 @pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.003), ((6, 3), 0.02), ((4, 2), 0.01)])
-def test_the_interval_of_the_change_covers_the_truth(
-    runs: tuple[int, int], deviation: float
-) -> None:
+def test_the_interval_of_a_change_covers_it(runs: tuple[int, int], deviation: float) -> None:
     rng = np.random.default_rng(16)
     trials = 400
     covered = 0
@@ -161,9 +157,7 @@ def test_the_stated_minimum_detectable_loss_is_detected() -> None:
 
 
 @pytest.mark.parametrize(("runs", "deviation"), [((6, 3), 0.05), ((6, 2), 0.05), ((6, 3), 0.1)])
-def test_a_noisy_row_among_quiet_ones_is_rarely_called_regressed(
-    runs: tuple[int, int], deviation: float
-) -> None:
+def test_a_noisy_row_rarely_regresses(runs: tuple[int, int], deviation: float) -> None:
     rng = np.random.default_rng(19)
     alarms = 0
     for _ in range(400):
@@ -193,9 +187,7 @@ def _nights(rng: np.random.Generator, count: int, deviation: float) -> Baseline:
     ("nights", "deviation"),
     [(2, 0.003), (2, 0.05), (3, 0.003), (3, 0.05), (4, 0.05), (6, 0.003), (6, 0.05)],
 )
-def test_identical_nights_are_rarely_alarmed_where_the_baseline_tells_their_spread(
-    nights: int, deviation: float
-) -> None:
+def test_equal_nights_with_a_known_spread_rarely_alarm(nights: int, deviation: float) -> None:
     rng = np.random.default_rng(18)
     trials = 400
     alarms = 0

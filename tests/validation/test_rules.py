@@ -53,9 +53,7 @@ def test_asv_has_an_exact_p_up_to_20_samples() -> None:
         ([0.951, 1.049], False),
     ],
 )
-def test_reframe_fails_where_any_run_lies_outside_on_either_side(
-    runs_s: list[float], fails: bool
-) -> None:
+def test_reframe_fails_if_any_run_lies_outside(runs_s: list[float], fails: bool) -> None:
     baseline = [[1.0], [0.5], [1.5]]
     assert out_of_reference(baseline, [[time_s] for time_s in runs_s], tolerance=0.05) == fails
 

@@ -69,9 +69,7 @@ def test_outlying_windows_and_runs_are_as_many_and_as_slow_as_stated() -> None:
 @pytest.mark.parametrize(
     ("kind", "struck"), [(LossKind.EVERY_N, set(GPUS)), (LossKind.LARGEST_N, {8})]
 )
-def test_a_loss_strikes_one_case_where_it_should_and_by_its_size(
-    kind: LossKind, struck: set[int]
-) -> None:
+def test_a_loss_strikes_one_case_by_its_size(kind: LossKind, struck: set[int]) -> None:
     scenario = Scenario(machine=QUIET, current_runs=2)
     lossy = replace(scenario, loss=Loss(kind=kind, size=0.05))
     _, whole = simulated_nights(np.random.default_rng(5), scenario)
@@ -90,9 +88,7 @@ def test_a_loss_strikes_one_case_where_it_should_and_by_its_size(
         (BaselineNights.SIX_NIGHTS, 6),
     ],
 )
-def test_a_baseline_has_six_runs_of_each_entry_from_its_nights(
-    nights: BaselineNights, allocations: int
-) -> None:
+def test_a_baseline_has_six_runs_of_each_entry(nights: BaselineNights, allocations: int) -> None:
     machine = replace(QUIET, baseline=nights)
     before, tonight = simulated_nights(
         np.random.default_rng(6), Scenario(machine=machine, current_runs=3)
