@@ -1,4 +1,4 @@
-"""docs/comparison.md is true: its table has every field of the JSON, and no other."""
+"""docs/tools.md is true: its table has every field of the JSON, and no other."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from gpuscale.reports.comparison import as_json
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "tools.md").read_text(encoding="utf-8")
 ESTIMATE = {"value", "low", "high"}
 
 
@@ -32,7 +32,7 @@ def paths(value: object, place: str = "") -> Iterator[str]:
 
 
 def documented() -> set[str]:
-    part = PAGE.split("\n## JSON\n")[1].split("\n## ")[0]
+    part = PAGE.split("\n## JSON of a comparison\n")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", part, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
@@ -60,7 +60,6 @@ def test_the_row_of_the_configuration_names_its_fields() -> None:
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
-        ("comparison.md", "compare/pcie.txt"),
         ("reading.md", "compare/environment.txt"),
         ("history.md", "history.txt"),
     ],

@@ -294,5 +294,5 @@ def test_a_number_of_further_runs_that_is_foretold_settles_most_rows() -> None:
             settled.append(
                 any(after(n, before, now).verdict is not Verdict.INCONCLUSIVE for n in looks)
             )
-    # About 5 of 6 rows by twice as many runs (docs/judging.md).
+    # About 5 of 6 rows by twice as many runs (docs/evidence/rates.md).
     assert sum(settled) > 0.55 * len(settled)

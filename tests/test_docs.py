@@ -46,3 +46,9 @@ def test_every_page_that_a_file_names_is_there() -> None:
     asked = ["git", "grep", "-ohE", r"\bdocs/[a-z_/]+\.(md|svg)", "--", ":!CHANGELOG.md"]
     said = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert [name for name in sorted({*said.split()}) if not (REPOSITORY / name).is_file()] == []
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = REPOSITORY / "docs" / "README.md"
+    named = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)}
+    assert {*REPOSITORY.glob("docs/**/*.md")} - named - {index} == set()

@@ -10,7 +10,7 @@ import pytest
 from gpuscale.base.errors import UsageError
 from gpuscale.workload.log_formats import FORMATS, LogFormat, Mark, Recognition, by_regex, plain
 
-PAGE = Path(__file__).parent.parent / "docs" / "log_formats.md"
+PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 
 TAB = "\t"
 KERAS_3_BAR = (

@@ -25,7 +25,7 @@ from gpuscale.reports.show.scaling_rows import Shown
 from gpuscale.store import ResultsWriter
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = (DOCS / "show.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "tools.md").read_text(encoding="utf-8")
 HOSTILE = 'a_b & 50% #1 $x^2~{y}\\z <a|b> "q" --- é Ω 中 …'
 NIGHT = measured({1: [0.1, 0.101], 2: [0.11, 0.111, None], 4: [None], 8: [0.12, 0.121]})
 
@@ -219,6 +219,6 @@ def test_the_page_has_every_column_and_every_field() -> None:
     columns = next(csv.reader(io.StringIO(rendered("csv", what))))
     plain = [name for name in columns if not name.endswith(("_low", "_high"))]
     others = {*Configuration.__struct_fields__} - {"case", "strategy", "device"}
-    assert documented("CSV") == [name for name in plain if name not in others]
+    assert documented("Results as CSV") == [name for name in plain if name not in others]
     found = document(what)
-    assert {*documented("JSON")} == found.keys()
+    assert {*documented("Results as JSON")} == found.keys()

@@ -156,7 +156,7 @@ def sequential_session(
 @pytest.mark.thorough
 @pytest.mark.parametrize("deviation_over_target", [0.4, 0.9])
 def test_intervals_after_stopping_still_cover_the_truth(deviation_over_target: float) -> None:
-    # 95% without stopping; docs/options.md states what is left of it. The worst deviations lie
+    # 95% without stopping; docs/evidence/rates.md states what is left. The worst deviations lie
     # about the target: there stopping is decided by how the deviation happens to look.
     random = np.random.default_rng(5)
     sessions, covered = 1500, {"T(1)": 0, "T(2)": 0, "S(2)": 0}

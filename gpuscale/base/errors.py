@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """The exit codes of `gpuscale` (docs/comparison.md); the last two are a night's alone."""
+    """The exit codes of `gpuscale` (docs/reading.md); the last two are a night's alone."""
 
     OK = 0
     REGRESSED = 1

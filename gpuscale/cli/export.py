@@ -16,7 +16,7 @@ from gpuscale.store import RESULTS_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write results as files of other tools (docs/exports.md)."
+    parser.description = "Write results as files of other tools (docs/tools.md)."
     exports: Any = parser.add_subparsers(
         dest="export", required=True, metavar="NAME", parser_class=type(parser)
     )

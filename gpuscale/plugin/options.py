@@ -189,7 +189,7 @@ class MeasureOptions:
         f"only these strategies: {', '.join(f'`{name}`' for name in STRATEGIES)}",
         type=_strategies,
         otherwise="the case's",
-        see="strategies.md",
+        see="measuring.md#strategies",
     )
     device: str = option(
         "--device D",
@@ -204,7 +204,7 @@ class MeasureOptions:
         f"{' or '.join(f'`{name}`' for name in ACROSS_NODES)}: all nodes of the job",
         type=partial(_choice, known=LAUNCHERS),
         default="local",
-        see="nodes.md",
+        see="clusters.md#across-nodes",
     )
     size: str | None = option(
         "--size NAME",
@@ -243,7 +243,7 @@ class MeasureOptions:
         "once",
         type=_whole_number,
         default=1,
-        see="strategies.md#accumulated-gradients",
+        see="measuring.md#accumulated-gradients",
         in_training=True,
     )
     micro_batches: int | None = option(
@@ -252,7 +252,7 @@ class MeasureOptions:
         "in a step",
         type=_whole_number,
         otherwise=f"{MICRO_BATCHES}",
-        see="strategies.md#pipelines",
+        see="measuring.md#pipelines",
         in_training=True,
     )
     schedule: "Schedule | None" = option(
@@ -353,7 +353,7 @@ class MeasureOptions:
         "own",
         type=_absolute_path,
         otherwise="only measured",
-        see="comparison.md#exit-codes",
+        see="reading.md#exit-codes",
     )
     injections: tuple[str, ...] = option(
         "--inject SPEC",

@@ -155,7 +155,7 @@ def _failure_lines(results: Results, new_runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _stopping_lines(results: Results, rule: StoppingRule) -> Iterator[str]:
-    # Simulated: docs/options.md, "Stopping".
+    # Simulated: docs/evidence/rates.md, "Stopping early".
     yield "runs stopped when intervals were narrow: these cover the truth a little less often"
     for point in rule.unsettled_points(results.runs):
         widths = [

@@ -2,8 +2,8 @@
 
     python tests/crosscheck/causes.py
 
-Prints the table of docs/causes.md: faults of a fifth of the step, on 2 and 4 GPUs, three runs
-against six, with 0.3, 1, 2 and 5% between runs and 1% between nights. Takes two minutes.
+Prints the table of docs/evidence/rates.md: faults of a fifth of the step, on 2 and 4 GPUs, three
+runs against six, with 0.3, 1, 2 and 5% between runs and 1% between nights. Takes two minutes.
 """
 
 import sys

@@ -6,7 +6,7 @@ Not part of the test suite, since it needs the tools themselves:
     PYTHONPATH=. python tests/crosscheck/change_points.py 200
 
 Each detector sees a series as a team does: every night anew, up to that night. Printed is the
-table of docs/history.md.
+table of docs/evidence/rates.md.
 """
 
 import logging

@@ -262,7 +262,7 @@ def not_below(prior: Term | None, own: Sample, other_side: Sample) -> Term | Non
 
     Not where that is of fewer runs: many quiet runs are not doubted for a few noisy ones. The
     median supposes that all rows are equally noisy; where one is not, a lucky draw of few runs
-    would be believed (docs/judging.md has the rates, of `not_above` too).
+    would be believed (docs/evidence/rates.md has the rates, of `not_above` too).
     """
     variance = _median_unbiased(other_side)
     if prior is None or variance is None or other_side.df < own.df:

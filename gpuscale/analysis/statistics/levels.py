@@ -4,7 +4,7 @@ A night counts as its logarithm. Single nights may lie anywhere, so a change is 
 two in succession lie beyond the level and agree, or lie far beyond it, or three do in any way, or
 when three and more differ from all nights before them by a t test, or when the median of a week has
 moved away from the best or worst week since the last change, which a slow drift does in steps too
-small for the others. The limits were set by simulation (docs/history.md has the rates,
+small for the others. The limits were set by simulation (docs/evidence/rates.md has the rates,
 tests/test_levels.py holds them).
 """
 

@@ -6,7 +6,7 @@ Three shapes are laid over the logarithms of the window times: a straight line, 
 succession, and two levels in any order. A shape counts where the change that it draws is at
 least 5% and many times the scatter left around it. How many times was set by simulation, so
 that about two clean series in a thousand at worst are called unsteady, also with correlated or
-heavy-tailed noise (docs/measuring.md has the rates, tests/test_steadiness.py holds them).
+heavy-tailed noise (docs/evidence/rates.md has the rates, tests/test_steadiness.py holds them).
 """
 
 import math

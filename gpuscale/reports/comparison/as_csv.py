@@ -29,7 +29,7 @@ _COLUMNS = tuple(
 
 
 def render(view: View) -> str:
-    """The rows in the order of the baseline (docs/comparison.md); unknown is empty."""
+    """The rows in the order of the baseline (docs/tools.md); unknown is empty."""
     injections = " ".join(view.injections) or None
     rows = (dict.fromkeys(_COLUMNS) | _cells(row) for row in view.rows)
     return csv_text([row | {"injections": injections} for row in rows], _COLUMNS)

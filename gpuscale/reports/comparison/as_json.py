@@ -13,7 +13,7 @@ from gpuscale.reports.reason_words import metric_reason
 
 
 def render(view: View) -> str:
-    """The comparison as a JSON document (docs/comparison.md); unknown is null."""
+    """The comparison as a JSON document (docs/tools.md); unknown is null."""
     comparison = view.comparison
     return document_text(
         "gpuscale-comparison",

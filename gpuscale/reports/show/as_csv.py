@@ -11,7 +11,7 @@ _OTHERS = tuple(name for name in Configuration.__struct_fields__ if name not in 
 
 
 def render(shown: Shown) -> str:
-    """The rows as CSV (docs/show.md); unknown is empty."""
+    """The rows as CSV (docs/tools.md); unknown is empty."""
     rows = [_flat(row, shown) for row in scaling_rows(shown)]
     numbers = flat(
         {field.name: None for field in fields(ScalingRow) if field.name != "configuration"},

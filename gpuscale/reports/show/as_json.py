@@ -11,7 +11,7 @@ from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
 
 
 def render(shown: Shown) -> str:
-    """The rows as a JSON document (docs/show.md); unknown is null."""
+    """The rows as a JSON document (docs/tools.md); unknown is null."""
     return document_text(
         "gpuscale-scaling",
         **_origin(shown),
