@@ -13,7 +13,7 @@ from gpuscale.base.errors import UsageError
 from gpuscale.judge.compare import compare
 from gpuscale.judge.recording import baseline_from_results
 from gpuscale.plugin.options import parse_options
-from gpuscale.plugin.results_file import refuse_other_configurations
+from gpuscale.plugin.results_file import validate_configurations
 from gpuscale.plugin.stopping import BaselineJudge
 from gpuscale.records import Failure, Run, RunRequest, Verdict
 from gpuscale.store import read_results, write_baseline
@@ -93,10 +93,10 @@ def test_while_measuring_only_the_batch_that_is_not_decided_gets_more_runs(tmp_p
 def test_none_of_the_batches_of_a_file_is_another_measurement(batch: int | None) -> None:
     asked = "that of the case" if batch is None else str(batch)
     with pytest.raises(UsageError, match=f"mnist_cnn/ddp .*batch: 32, 64 → {asked}"):
-        refuse_other_configurations(Path("night.jsonl"), curve(BEFORE), [at(batch)])
+        validate_configurations(Path("night.jsonl"), curve(BEFORE), [at(batch)])
     # Failures of a batch that was too large are no rows.
     failed = [replace(run, failure=Failure(kind="raised", message="")) for run in curve(BEFORE)]
-    refuse_other_configurations(Path("night.jsonl"), failed, [at(batch)])
+    validate_configurations(Path("night.jsonl"), failed, [at(batch)])
 
 
 def test_the_batch_of_the_size_asked_for_by_its_number_is_no_other_one() -> None:

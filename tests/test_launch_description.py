@@ -12,8 +12,9 @@ from gpuscale.base.errors import MachineError, UsageError
 from gpuscale.measure.launch.collect import job_environment, joined
 from gpuscale.measure.launch.placement import place
 from gpuscale.measure.run_directory import RunDirectory
-from gpuscale.plugin.items import ItemPlan, run_request, skip_reason
+from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import run_request, skip_reason
 from gpuscale.records import Environment, GpuDevice
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import devices_of_run

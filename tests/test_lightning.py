@@ -21,8 +21,9 @@ from gpuscale.measure.worker.loop import timed_window
 from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
 from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
 from gpuscale.measure.worker.training import Training, parameter_digest
-from gpuscale.plugin.items import ItemPlan, skip_reason
+from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import skip_reason
 from gpuscale.records.configuration import Precision
 
 needs_lightning = pytest.mark.skipif(

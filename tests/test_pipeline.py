@@ -24,8 +24,9 @@ from gpuscale.measure.worker.blocks import cut, stages_of
 from gpuscale.measure.worker.data import Batches, training_batches
 from gpuscale.measure.worker.strategies.pipeline import PipelineStrategy
 from gpuscale.measure.worker.training import Training
-from gpuscale.plugin.items import ItemPlan, refuse_uncut, run_request, skip_reason
+from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import run_request, skip_reason, validate_partitioning
 from gpuscale.records import Configuration, Phases, Run, RunRequest, with_measured
 from gpuscale.reports.show.step_time import budget_lines, phase_lines
 from gpuscale.store import read_results
@@ -280,7 +281,7 @@ def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, to
 @pytest.mark.parametrize(
     ("strategy", "given", "told"),
     [
-        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU are no 3 micro-batches"),
+        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split into 3 equal micro-batches"),
         ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
         ("ddp", {"schedule": "1f1b"}, "--schedule: nothing that was chosen has micro-batches"),
     ],
@@ -289,7 +290,7 @@ def test_bad_micro_batches_are_refused(strategy: str, given: dict[str, str], tol
     plan = ItemPlan(case=Blocks, strategy=strategy, gpus=2, run=1)
     asked = run_request(plan, cpu_environment(), options := parse_options(given))
     with pytest.raises(UsageError, match=told):
-        refuse_uncut([plan], [asked], options)
+        validate_partitioning([plan], [asked], options)
 
 
 def test_1f1b_over_gloo_is_skipped_where_torch_would_hang_in_it() -> None:

@@ -19,8 +19,8 @@ from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.results_file import (
     Recorder,
     is_recorded,
-    refuse_other_configurations,
-    refuse_other_environment,
+    validate_configurations,
+    validate_environment,
 )
 from gpuscale.records import Environment, GpuDevice, RunRequest
 from gpuscale.store import ResultsWriter, ResumedResults, read_results
@@ -109,7 +109,7 @@ def test_a_file_that_changed_meanwhile_is_not_written_to(tmp_path: Path) -> None
 
 def compared(change: Callable[[Environment], Environment]) -> None:
     then = replace(measured({1: [1.0]}), gpuscale_version=__version__)
-    refuse_other_environment(HERE, then, change(then.environment), ())
+    validate_environment(HERE, then, change(then.environment), ())
 
 
 @pytest.mark.parametrize(
@@ -156,26 +156,26 @@ def test_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(results_file, "_LOADED_DRIVER", tmp_path / "version")
     where = replace(environment(), driver_version="550.54")
     then = replace(measured({1: [1.0]}), gpuscale_version=__version__, environment=where)
-    refuse_other_environment(HERE, then, where, ())
+    validate_environment(HERE, then, where, ())
     with pytest.raises(UsageError, match=r"driver_version: 550\.54 → 560\.35"):
-        refuse_other_environment(HERE, then, replace(where, driver_version="560.35"), ())
-    refuse_other_environment(HERE, then, environment(), ())
-    refuse_other_environment(HERE, replace(then, environment=environment()), where, ())
+        validate_environment(HERE, then, replace(where, driver_version="560.35"), ())
+    validate_environment(HERE, then, environment(), ())
+    validate_environment(HERE, replace(then, environment=environment()), where, ())
     (tmp_path / "version").write_text("560.35\n")
     with pytest.raises(UsageError, match=r"driver_version: 550\.54 → 560\.35"):
-        refuse_other_environment(HERE, then, environment(), ())
+        validate_environment(HERE, then, environment(), ())
 
 
 def test_faults_on_purpose_never_join_real_results() -> None:
     then = replace(measured({1: [1.0]}), gpuscale_version=__version__)
     with pytest.raises(UsageError, match="injections: none → data=5ms"):
-        refuse_other_environment(HERE, then, then.environment, ("data=5ms",))
+        validate_environment(HERE, then, then.environment, ("data=5ms",))
 
 
 def test_another_gpuscale_may_measure_in_another_way() -> None:
     then = replace(measured({1: [1.0]}), gpuscale_version="0.0.9")
     with pytest.raises(UsageError, match=r"gpuscale: 0\.0\.9 → "):
-        refuse_other_environment(HERE, then, then.environment, ())
+        validate_environment(HERE, then, then.environment, ())
 
 
 def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
@@ -198,7 +198,7 @@ def test_valid_runs_are_not_made_again_and_failed_ones_are() -> None:
 )
 def test_options_that_train_in_another_way_are_refused(asked: RunRequest, difference: str) -> None:
     with pytest.raises(UsageError, match=difference):
-        refuse_other_configurations(HERE, [made(1, 1.0)], [request(), asked])
+        validate_configurations(HERE, [made(1, 1.0)], [request(), asked])
 
 
 def test_a_session_has_a_file_from_its_first_run_on(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from measuring import run_pytest
 from gpuscale.base.errors import CaseError
 from gpuscale.cli import main
 from gpuscale.cli.run import name_of_command
-from gpuscale.plugin.items import ItemPlan, skip_reason
+from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import skip_reason
 from gpuscale.records import Environment
 from gpuscale.store import read_results
 from gpuscale.workload.command_case import (

@@ -6,8 +6,7 @@ import pytest
 from builders import run
 from changing import replace
 
-from gpuscale.plugin.broken_cases import broken_by
-from gpuscale.plugin.time_left import left_text, seconds_left
+from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left
 from gpuscale.records import EntryKey, Failure, Run
 
 

@@ -16,8 +16,9 @@ from gpuscale.cli.inputs import case_class
 from gpuscale.measure.largest_batch import FEW_STEPS, Try, tries
 from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
-from gpuscale.plugin.items import ItemPlan, refuse_missing_tf32, run_request, skip_reason
+from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
+from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
 from gpuscale.records import Run, RunRequest
 from gpuscale.records.as_json import document_text
 from gpuscale.records.configuration import Precision
@@ -109,7 +110,7 @@ def _request(
         raise UsageError(f"--memory-limit is for CPU ranks: {remedy}")
     given = vars(arguments)
     options = parse_options({name: given[name] for name in ("gpus", *_OF_PYTEST)})
-    refuse_missing_tf32(options, environment)
+    validate_precision(options, environment)
     if options.strategies and not set(options.strategies) <= set(case.strategies):
         known = ", ".join(case.strategies)
         raise UsageError(f"--strategy {arguments.strategy}: {case.name()} has {known}")

@@ -1,38 +1,55 @@
-"""What pytest-benchmark is given of a run: its windows as rounds, and columns that fit a screen."""
+"""pytest-benchmark's view of a run: its windows as rounds, and columns that fit a screen."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from pytest_benchmark.utils import NAME_FORMATTERS
 
-from gpuscale.records import Window
+from gpuscale.records import Run
 
 _COLUMNS = ("median", "iqr", "rounds")
 _NAME = "gpuscale item"
 
 
-class WindowClock:
-    """pytest-benchmark's timer: it stands still but for the seconds that the ranks measured."""
+class _WindowClock:
+    """pytest-benchmark's timer, which advances only by the seconds that the ranks measured."""
 
-    _now_s = 0.0
+    now_s = 0.0
 
     def __call__(self) -> float:
-        """The time on this clock, in seconds."""
-        return self._now_s
-
-    def show(self, benchmark: Any, windows: Sequence[Window], steps: int) -> None:
-        """Enter windows into pytest-benchmark: a round is a window, an iteration is a step."""
-        step_times_s = iter([w.time_s / steps for w in windows for _ in range(steps)])
-
-        def advance() -> None:
-            # pedantic makes one more call for the target's result, which no window stands for.
-            self._now_s += next(step_times_s, 0.0)
-
-        benchmark.pedantic(advance, rounds=len(windows), iterations=steps)
+        return self.now_s
 
 
-CLOCK = pytest.StashKey[WindowClock]()
+_CLOCK = pytest.StashKey[_WindowClock]()
+
+
+def add_clock(item: pytest.Item, group: str) -> None:
+    """Have pytest-benchmark time an item by the ranks' clock, in the table of this title."""
+    item.stash[_CLOCK] = clock = _WindowClock()
+    item.add_marker(pytest.mark.benchmark(timer=clock, group=group))
+
+
+def enter_run(item: pytest.Item, benchmark: Any, label: str, run: Run) -> None:
+    """Enter a valid run into pytest-benchmark: a round is a window, an iteration is a step."""
+    steps, clock = run.steps_per_window, item.stash[_CLOCK]
+    assert steps is not None
+    facts = {
+        "device": run.configuration.device,
+        "gpus": run.gpus,
+        "run": run.index,
+        "batch_per_gpu": run.batch_per_gpu,
+    }
+    benchmark.extra_info.update(facts)
+    benchmark.params = {**(benchmark.params or {}), "scaling": label}
+    benchmark.skipped = False
+    step_times_s = iter([w.time_s / steps for w in run.windows for _ in range(steps)])
+
+    def advance() -> None:
+        # pedantic makes one more call for the target's result, which no window stands for.
+        clock.now_s += next(step_times_s, 0.0)
+
+    benchmark.pedantic(advance, rounds=len(run.windows), iterations=steps)
 
 
 def keep_tables_narrow(config: pytest.Config) -> None:
@@ -45,7 +62,7 @@ def keep_tables_narrow(config: pytest.Config) -> None:
 
 
 def _name(benchmark: Mapping[str, Any]) -> str:
-    """`ddp-2gpus-run1` of an item of ours, since the table's title names the case."""
+    """`ddp-2gpus-run1` for an item of gpuscale, since the table's title names the case."""
     named: Callable[[Mapping[str, Any]], str] = NAME_FORMATTERS["normal"]
     is_ours = "scaling" in (benchmark["params"] or {})
     return named({**benchmark, "name": benchmark["param"]} if is_ours else benchmark)

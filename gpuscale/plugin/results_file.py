@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class Recorder:
-    """Keeps the runs of a session, in a file that is made with the first or is resumed."""
+    """The runs of a session and their file, which is created with the first run or resumed."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Recorder:
         return replace(self._before, runs=(*self._before.runs, *self.new_runs))
 
     def append(self, run: Run, sampling: RunSampling | None) -> Run:
-        """Write a run with its telemetry to the disk; where that fails, those before it are."""
+        """Write a run with its telemetry to disk; if that fails, earlier runs stay there."""
         telemetry = _NOT_SAMPLED if sampling is None else sampling.summarize(run)
         run = replace(telemetry.added_to(run), allocation=self.environment.job_id)
         if telemetry.driver_version is not None:
@@ -73,27 +73,27 @@ class Recorder:
 
 
 def is_recorded(request: RunRequest, runs: Iterable[Run]) -> bool:
-    """True where a valid run of that number is among the runs; a failed one is made again."""
+    """True if the runs have a valid one of that number; a failed one is made again."""
     return any(
         run.is_valid and run.index == request.index and PointKey.of(run) == PointKey.of(request)
         for run in runs
     )
 
 
-def with_told_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
-    """The request with the batch that lines of its command told in an earlier run."""
+def with_printed_batch(request: RunRequest, runs: Iterable[Run]) -> RunRequest:
+    """The request with the batch that its command printed in an earlier run, if it did."""
     if request.command is None or not request.command.tells_batch:
         return request
     asked = (request.configuration, request.gpus)
-    alike = (each for each in runs if (each.configuration, each.gpus) == asked and each.is_valid)
-    told = next((each.batch_per_gpu for each in alike), request.batch_per_gpu)
-    return replace(request, batch_per_gpu=told)
+    alike = (run for run in runs if (run.configuration, run.gpus) == asked and run.is_valid)
+    printed = next((run.batch_per_gpu for run in alike), request.batch_per_gpu)
+    return replace(request, batch_per_gpu=printed)
 
 
-def refuse_other_environment(
+def validate_environment(
     path: Path, recorded: Results, environment: Environment, injections: tuple[str, ...]
 ) -> None:
-    """Refuses an environment in which runs would mean others than the file's, and says why."""
+    """Raise a UsageError if runs in this environment cannot be pooled with those of the file."""
     then, driver = recorded.environment, environment.driver_version or _loaded_driver()
     if driver is None or then.driver_version is None:
         then = replace(then, driver_version=driver)
@@ -113,15 +113,15 @@ def refuse_other_environment(
         )
 
 
-def refuse_other_configurations(
+def validate_configurations(
     path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]
 ) -> None:
-    """Refuses what is asked for where it is not trained as the same case in the file was."""
+    """Raise a UsageError if a case is to be trained in another way than in the file."""
     for request, run in product(requests, runs):
         then, now = run.configuration, request.configuration
         if then.label != now.label:
             continue
-        # A curve over batches may be gone on with, as long as one of them is in the file.
+        # A curve over batches may be continued if the file has one of them.
         found = _changes(*differences(replace(then, batch=now.batch), now))
         if run.gpus == request.gpus and then.batch == now.batch and run.batch_per_gpu:
             found += _changes(
@@ -133,27 +133,27 @@ def refuse_other_configurations(
                 f"--resume: {path} has {run.key.label} measured in another way "
                 f"({'; '.join(found)}); give the options of that time, or {_REMEDY}"
             )
-    _refuse_other_batches(path, [run for run in runs if run.is_valid], requests)
+    _validate_batches(path, [run for run in runs if run.is_valid], requests)
 
 
-def _refuse_other_batches(path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]) -> None:
-    for label in dict.fromkeys(each.configuration.label for each in requests):
-        then_at, now_at = (
-            dict.fromkeys(
-                each.configuration.batch for each in its if each.configuration.label == label
-            )
-            for its in (runs, requests)
-        )
-        if then_at and then_at.keys().isdisjoint(now_at):
+def _validate_batches(path: Path, runs: Sequence[Run], requests: Sequence[RunRequest]) -> None:
+    then, now = _batches_by_label(runs), _batches_by_label(requests)
+    for label in now:
+        if label in then and then[label].keys().isdisjoint(now[label]):
+            before, after = ", ".join(then[label].values()), ", ".join(now[label].values())
             raise UsageError(
                 f"--resume: {path} has {label} measured with none of the batches asked for "
-                f"(batch: {_batches(then_at)} → {_batches(now_at)}); add one of those to "
-                f"--batch, or {_REMEDY}"
+                f"(batch: {before} → {after}); add one of those to --batch, or {_REMEDY}"
             )
 
 
-def _batches(batches: Iterable[int | None]) -> str:
-    return ", ".join("that of the case" if each is None else str(each) for each in batches)
+def _batches_by_label(items: Iterable[Run | RunRequest]) -> dict[str, dict[int | None, str]]:
+    batches: dict[str, dict[int | None, str]] = {}
+    for item in items:
+        batch = item.configuration.batch
+        text = "that of the case" if batch is None else str(batch)
+        batches.setdefault(item.configuration.label, {})[batch] = text
+    return batches
 
 
 def _changes(*values: tuple[str, object, object]) -> list[str]:
@@ -161,7 +161,7 @@ def _changes(*values: tuple[str, object, object]) -> list[str]:
 
 
 def _loaded_driver() -> str | None:
-    # NVML tells it only once a run is being sampled, which is too late to refuse.
+    # NVML reports it only while a run is being sampled, which is too late to refuse.
     try:
         return _LOADED_DRIVER.read_text(encoding="utf-8").strip() or None
     except OSError:

@@ -16,30 +16,34 @@ from msgspec.structs import replace
 from gpuscale.base.errors import CANNOT_WRITE, FileError, GpuscaleError, UsageError
 from gpuscale.base.printable import spell_out
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns.night.attempt import LEFT_OUT, LeftOut, tell_night
+from gpuscale.campaigns.night.attempt import LEFT_OUT, tell_night
 from gpuscale.measure.launch import Launcher, RunTerminated, launcher_by_name
 from gpuscale.measure.schedulers.scheduler import answer_of
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.measure.telemetry.summary import gpus_of_run, sample_run
 from gpuscale.plugin import results_file, stopping, terminal
-from gpuscale.plugin.benchmark_table import CLOCK, keep_tables_narrow
-from gpuscale.plugin.broken_cases import broken_by
+from gpuscale.plugin.benchmark_table import enter_run, keep_tables_narrow
 from gpuscale.plugin.command_item import CommandItem
+from gpuscale.plugin.further_runs import broken_by, left_text, seconds_left
 from gpuscale.plugin.items import (
     ItemPlan,
-    not_told_to_commands,
+    NoRun,
     parametrize,
     plan_of,
+    plans_of,
     prepare_and_order,
-    refuse_missing_tf32,
-    refuse_uncut,
-    refuse_unmeasurable,
-    refuse_unmeasuring,
-    run_request,
-    skip_reason,
+    uses_scaling,
+    validate_use_of_scaling,
 )
 from gpuscale.plugin.options import MeasureOptions, parse_options
-from gpuscale.plugin.time_left import left_text, seconds_left
+from gpuscale.plugin.requests import (
+    notes_on_commands,
+    run_request,
+    skip_reason,
+    validate_partitioning,
+    validate_plans,
+    validate_precision,
+)
 from gpuscale.records import Run, RunRequest
 from gpuscale.store import RESULTS_FOLDER, ResumedResults, refuse_unwritable
 
@@ -75,16 +79,16 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
     folder = config.invocation_params.dir / RESULTS_FOLDER if file is None else file.parent
     refuse_unwritable(folder)
     launcher = launcher_by_name(options.launcher, device=options.device, folder=folder)
-    # With `-dirty` behind it for uncommitted changes in the cases' folder.
+    # Ends with `-dirty` if the cases' folder has uncommitted changes.
     revision = answer_of(
         ["git", "-C", str(config.rootpath), "describe", "--always", "--dirty", "--abbrev=12"]
     )
     with _importing_for_cases(config):
         environment = replace(launcher.environment, cases_revision=revision or None)
-    refuse_missing_tf32(options, environment)
+    validate_precision(options, environment)
     resumed = None if options.resume is None else ResumedResults(options.resume)
     if resumed is not None:
-        results_file.refuse_other_environment(
+        results_file.validate_environment(
             resumed.path, resumed.results, environment, options.injections
         )
     recorder = results_file.Recorder(environment, options, folder=folder, resumed=resumed)
@@ -95,7 +99,7 @@ def _session(config: pytest.Config, options: MeasureOptions) -> "_MeasuringSessi
 
 @contextmanager
 def _importing_for_cases(config: pytest.Config) -> Iterator[None]:
-    """Import what most cases import, in a thread, while the fork server does so, too."""
+    """Import in a thread what most cases import, while the fork server imports it too."""
     plugins = config.pluginmanager.get_plugins()
     if any(isinstance(plugin, CommandItem) for plugin in plugins):
         yield
@@ -103,7 +107,7 @@ def _importing_for_cases(config: pytest.Config) -> Iterator[None]:
 
     def work() -> None:
         for name in _IMPORTED_BY_CASES:
-            # What is broken or absent is reported by the case that needs it.
+            # The case that needs a broken or absent package reports it.
             with suppress(Exception):
                 import_module(name)
 
@@ -147,56 +151,51 @@ class _MeasuringSession:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         prepare_and_order(items)
-        # Of a case without the strategy that was asked for pytest keeps an item without a plan.
-        self._has_items = any("scaling" in getattr(item, "fixturenames", ()) for item in items)
-        plans = [plan for item in items if (plan := plan_of(item)) is not None]
-        asked = [self._request(plan) for plan in plans]
-        requests = [request for request in asked if not isinstance(request, str)]
+        # pytest keeps an item without a plan if the case has none of the strategies asked for.
+        self._has_items = any(map(uses_scaling, items))
+        plans = plans_of(items)
+        asked = [(plan, self._request(plan)) for plan in plans]
+        requests = [request for _, request in asked if not isinstance(request, NoRun)]
         try:
-            refuse_unmeasuring(items)
-            refuse_unmeasurable(plans, self._options, self._recorder.environment)
-            if self._options.batches and len(requests) < len(asked):
-                problems = dict.fromkeys(each for each in asked if isinstance(each, str))
+            validate_use_of_scaling(items)
+            validate_plans(plans, self._options, self._recorder.environment)
+            problems = {request.reason: None for _, request in asked if isinstance(request, NoRun)}
+            if self._options.batches and problems:
                 raise UsageError(f"--batch: {'; '.join(problems)}")
-            refuse_uncut(plans, requests, self._options)
+            validate_partitioning(plans, requests, self._options)
             if (resumed := self._recorder.resumed) is not None:
                 runs = resumed.results.runs
-                results_file.refuse_other_configurations(resumed.path, runs, requests)
+                results_file.validate_configurations(resumed.path, runs, requests)
         except GpuscaleError as error:
             raise pytest.UsageError(str(error)) from None
-        tried = [
+        to_try = [
             request
-            for plan, request in zip(plans, asked, strict=True)
-            if not isinstance(request, str) and self._left_out_anyway(plan) is None
+            for plan, request in asked
+            if not isinstance(request, NoRun) and self._unmeasurable(plan) is None
         ]
-        if misfits := self._launcher.misfits(tried):
+        if misfits := self._launcher.misfits(to_try):
             raise pytest.UsageError(*misfits)
         if self._judge is not None:
             self._judge.cases = {f"{plan.key.case}/{plan.strategy}" for plan in plans}
             self._judge.configurations = {request.configuration for request in requests}
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        plans = [plan for item in items if (plan := plan_of(item)) is not None]
-        return list(not_told_to_commands(plans, self._options))
+        return list(notes_on_commands(plans_of(items), self._options))
 
     def measure_for(self, request: pytest.FixtureRequest) -> Callable[[], Run]:
         """The function that the `scaling` fixture hands to a test."""
         item: pytest.Item = request.node
-        plan = plan_of(item)
-        if plan is not None:
-            left_out = self._left_out(plan)
-        elif isinstance(request.param, str):
-            left_out = request.param, "cannot be measured"
-        else:
-            raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by somebody else")
+        plan: ItemPlan | NoRun = request.param
+        if not isinstance(plan, ItemPlan | NoRun):
+            raise pytest.UsageError(f"{item.nodeid}: 'scaling' was parametrised by another plugin")
+        left_out = plan if isinstance(plan, NoRun) else self._left_out(plan)
         if left_out is not None:
-            reason, why = left_out
-            self._skips[reason] += 1
-            item.user_properties.append((LEFT_OUT, why))
-            pytest.skip(reason)
-        assert plan is not None
+            self._skips[left_out.reason] += 1
+            item.user_properties.append((LEFT_OUT, left_out.kind))
+            pytest.skip(left_out.reason)
+        assert isinstance(plan, ItemPlan)
         benchmark = request.getfixturevalue("benchmark")
-        # Until windows are entered; pytest-benchmark else warns of a fixture that nobody used.
+        # Until windows are entered; else pytest-benchmark warns of an unused fixture.
         benchmark.skipped = True
 
         def scaling() -> Run:
@@ -206,52 +205,47 @@ class _MeasuringSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-        """A test that passes without having measured would be a false green."""
+        """Fail a test that would pass without having measured."""
         outcome = yield
         if plan_of(pyfuncitem) is not None and not pyfuncitem.stash.get(_IS_MEASURED, False):
             pytest.fail("the test measured nothing; call scaling() in it", pytrace=False)
         return outcome
 
-    def _request(self, plan: ItemPlan) -> RunRequest | str:
-        """The request for an item; a text says why there is none."""
+    def _request(self, plan: ItemPlan) -> RunRequest | NoRun:
         try:
             request = run_request(plan, self._recorder.environment, self._options)
-            return results_file.with_told_batch(request, self._recorder.measured.runs)
+            return results_file.with_printed_batch(request, self._recorder.measured.runs)
         except GpuscaleError as error:
-            return str(error)
+            return NoRun(str(error))
 
-    def _left_out(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
-        """The reason why an item makes no run, in words and for a night; None where it must."""
-        if (left_out := self._left_out_anyway(plan)) is not None:
-            return left_out
+    def _left_out(self, plan: ItemPlan) -> NoRun | None:
+        """The reason why an item makes no run; None if it must make one."""
+        if (no_run := self._unmeasurable(plan)) is not None:
+            return no_run
         request, rule = self._request(plan), self._judge or self._stopping
-        if rule and not isinstance(request, str):
+        if rule and not isinstance(request, NoRun):
             reason = rule.reason_to_leave_out(request, self._recorder.measured)
-            return None if reason is None else (reason, "needless")
+            return None if reason is None else NoRun(reason, "needless")
         return None
 
-    def _left_out_anyway(self, plan: ItemPlan) -> tuple[str, LeftOut] | None:
-        """As `_left_out`, but for what the runs so far make needless."""
+    def _unmeasurable(self, plan: ItemPlan) -> NoRun | None:
+        """As `_left_out`, ignoring runs that the stopping rule makes unnecessary."""
         environment, resumed = self._recorder.environment, self._recorder.resumed
         if reason := skip_reason(plan, environment, self._options):
             there = environment.node_count * environment.gpus_per_node
             lacks = environment.device == "cuda" and plan.gpus > there
-            return reason, "GPUs missing" if lacks else "cannot be measured"
+            return NoRun(reason, "GPUs missing" if lacks else "cannot be measured")
         if (broken := broken_by(plan.key, self._recorder.new_runs)) is not None:
-            reason = f"would fail as {broken.key.label}, run {broken.index}, did"
-            return reason, "cannot be measured"
+            return NoRun(f"would fail as {broken.key.label}, run {broken.index}, did")
         if resumed is not None:
-            request = self._request(plan)
-            if not isinstance(request, str) and results_file.is_recorded(
-                request, resumed.results.runs
-            ):
-                return f"measured before, in {resumed.path.name}", "needless"
+            request, runs = self._request(plan), resumed.results.runs
+            if not isinstance(request, NoRun) and results_file.is_recorded(request, runs):
+                return NoRun(f"measured before, in {resumed.path.name}", "needless")
         return None
 
     def _seconds_left(self, items: Sequence[pytest.Item]) -> float | None:
-        """Of the runs that these items make at most; None before the first has ended."""
-        plans = [plan for item in items if (plan := plan_of(item)) is not None]
-        keys = [plan.key for plan in plans if self._left_out_anyway(plan) is None]
+        """The longest that the runs of these items may take; None before the first has ended."""
+        keys = [plan.key for plan in plans_of(items) if self._unmeasurable(plan) is None]
         return seconds_left(keys, self._recorder.new_runs)
 
     def _left_text(self, seconds: float | None) -> str:
@@ -262,8 +256,8 @@ class _MeasuringSession:
             pytest.fail("scaling() measures once in a test; it was called again", pytrace=False)
         item.stash[_IS_MEASURED] = True
         request = self._request(plan)
-        if isinstance(request, str):
-            pytest.fail(request, pytrace=False)
+        if isinstance(request, NoRun):
+            pytest.fail(request.reason, pytrace=False)
         items = item.session.items[item.session.items.index(item) :]
         run = self._run(request, self._seconds_left(items))
         if run.failure is not None:
@@ -271,27 +265,18 @@ class _MeasuringSession:
                 # Nothing is broken, and there is no number either: neither passed nor failed.
                 pytest.xfail(f"{plan.key.label}: {run.failure.message}")
             self._failed_runs.add(item.nodeid)
-            self._stop_where_all_is_broken(items)
+            self._stop_if_all_would_fail(items)
             detail = f"\n{run.failure.detail}" if run.failure.detail else ""
             pytest.fail(f"{run.failure.message}{detail}", pytrace=False)
-        assert run.steps_per_window is not None
-        benchmark.extra_info.update(
-            device=run.configuration.device,
-            gpus=run.gpus,
-            run=run.index,
-            batch_per_gpu=run.batch_per_gpu,
-        )
         if request.injections:
             benchmark.extra_info["injections"] = list(request.injections)
-        benchmark.params = {**(benchmark.params or {}), "scaling": plan.label}
-        benchmark.skipped = False
-        item.stash[CLOCK].show(benchmark, run.windows, run.steps_per_window)
+        enter_run(item, benchmark, plan.label, run)
         left = self._left_text(self._seconds_left(items[1:]))
         self._words[item.nodeid] = f"PASSED {format_seconds(run.step_time_s)}/step{left}"
         return run
 
-    def _stop_where_all_is_broken(self, items: Sequence[pytest.Item]) -> None:
-        """End the session after the first of its last items, if the others would fail as well."""
+    def _stop_if_all_would_fail(self, items: Sequence[pytest.Item]) -> None:
+        """End the session after the first of these items if all others would fail as well."""
         runs, plans = self._recorder.new_runs, [plan_of(item) for item in items[1:]]
         if plans and all(plan and broken_by(plan.key, runs) for plan in plans):
             more = counted(len(plans), "more run")
@@ -332,7 +317,7 @@ class _MeasuringSession:
         self._anything_passed |= report.passed and report.when == "call"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        # Of a file that cannot be collected some tests were never made.
+        # A file that cannot be collected has tests that never ran.
         if report.failed:
             self._failed_tests.add(report.nodeid)
 
@@ -347,7 +332,7 @@ class _MeasuringSession:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
-        """What a session is made for comes last, where a screen ends."""
+        """Write the session's tables after everything else, where a screen ends."""
         others = yield
         if not self._config.option.collectonly:
             self._summarize(terminalreporter)
