@@ -17,14 +17,14 @@ from measuring import BENCH_CASES, write_case
 
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale.base.errors import GpuscaleError, UsageError
+from gpuscale.campaigns.trials import OverheadRun, judge_overhead
 from gpuscale.cli.selftest import load_case_class
-from gpuscale.cli.selftest_trials import OverheadRun, judge_overhead
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.entry import bare_loop, paused
 from gpuscale.measure.worker.strategies.dp import DataParallelStrategy
 from gpuscale.measure.worker.training import Training, parameter_digest
 from gpuscale.records import Failure, RunRequest
-from gpuscale.records.selftest import OverheadOutcome, OverheadPair
+from gpuscale.records.trials import OverheadOutcome, OverheadPair
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
 ON_CPU = replace(CNN, device="cpu", strategy="dp", size="smoke")
@@ -142,7 +142,7 @@ def test_the_command_measures_the_overhead_on_two_ranks(tmp_path: Path) -> None:
     write_case(tmp_path, "Case = Tiny")
     # All 40 pairs of a run would keep two cores busy for half a minute.
     fewer = (
-        "import gpuscale.cli.selftest_trials as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
+        "import gpuscale.campaigns.trials as its, gpuscale.cli as cli; its.OVERHEAD_PAIRS = 6; "
     )
     answer = subprocess.run(
         [

@@ -281,7 +281,7 @@ def test_a_model_that_cannot_be_cut_is_refused(case: TrainingCase, gpus: int, to
 @pytest.mark.parametrize(
     ("strategy", "given", "told"),
     [
-        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split into 3 equal micro-batches"),
+        ("pipeline", {"micro_batches": "3"}, "8 samples on each GPU cannot be split into 3 equal"),
         ("ddp", {"micro_batches": "2"}, "--micro-batches: nothing that was chosen has"),
         ("ddp", {"schedule": "1f1b"}, "--schedule: nothing that was chosen has micro-batches"),
     ],

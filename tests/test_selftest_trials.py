@@ -11,16 +11,16 @@ from measuring import write_case
 from statements import known
 
 from gpuscale.base.errors import GpuscaleError
-from gpuscale.cli.selftest import load_case_class
-from gpuscale.cli.selftest_trials import (
+from gpuscale.campaigns.trials import (
     BASELINE_BLOCKS,
     Trials,
     blocks,
     injection_text,
     possible_faults,
 )
+from gpuscale.cli.selftest import load_case_class
 from gpuscale.records import CauseKind, Failure, Rate, Run, RunRequest
-from gpuscale.records.selftest import Fault, OverheadReport, TrialsReport
+from gpuscale.records.trials import Fault, OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import trials_text
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.injections import parse_injections

@@ -1,4 +1,4 @@
-"""`gpuscale selftest`: gpuscale tried on this machine."""
+"""`gpuscale selftest`: does gpuscale keep its promises on this machine?"""
 
 import argparse
 import sys
@@ -8,13 +8,13 @@ import msgspec
 
 from gpuscale.base.errors import ExitCode, UsageError
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.cli import selftest_trials as selftest
+from gpuscale.campaigns import trials
 from gpuscale.cli.inputs import case_class, gpu_counts
 from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
 from gpuscale.records.as_json import document_text
-from gpuscale.records.selftest import OverheadReport, TrialsReport
+from gpuscale.records.trials import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.screen import counted_runs
 from gpuscale.workload.cases import TrainingCase
@@ -66,15 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
     gpus = _numbers_of_gpus(arguments.gpus, here)
     case = load_case_class(arguments.case, here.device)
     configuration = default_request(case, here, gpus=max(gpus), run=1).configuration
-    faults, not_tried = selftest.possible_faults(configuration, gpus)
-    planned = selftest.blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
+    faults, not_tried = trials.possible_faults(configuration, gpus)
+    planned = trials.blocks(faults, pairs=arguments.pairs, trials=arguments.trials)
     plan = [] if arguments.overhead else list(planned)
-    total = (len(plan) * selftest.RUNS_PER_BLOCK + runs) * len(gpus)
+    total = (len(plan) * trials.RUNS_PER_BLOCK + runs) * len(gpus)
     timing = TIMING_PLANS[here.device]
     # About, and where steps are short.
     run_s = 1.5 + timing.warmup_s + min(timing.run_seconds, timing.most_windows_s)
-    overhead_run_s = 3.0 + timing.warmup_s + 2 * selftest.OVERHEAD_PAIRS * timing.window_s
-    about_s = len(gpus) * (len(plan) * selftest.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
+    overhead_run_s = 3.0 + timing.warmup_s + 2 * trials.OVERHEAD_PAIRS * timing.window_s
+    about_s = len(gpus) * (len(plan) * trials.RUNS_PER_BLOCK * run_s + runs * overhead_run_s)
     sys.stderr.write(
         f"{total} runs of {case.name()} on {here.hardware_label}; "
         f"this takes about {format_seconds(about_s)}\n"
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stderr.flush()
     try:
         with counted_runs(sys.stderr, total, launcher.progress) as advance:
-            tried = selftest.Trials(launcher.run, case, here, gpus, after_run=advance)
+            tried = trials.Trials(launcher.run, case, here, gpus, after_run=advance)
             for fault in plan:
                 tried.make(fault)
             measured = tried.measure_overhead(launcher.compare_with_bare_loop, runs)

@@ -27,7 +27,7 @@ from gpuscale.measure.worker.strategies import strategy_for
 from gpuscale.measure.worker.training import Training, load_case, parameter_digest
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
-from gpuscale.records.selftest import OverheadOutcome, OverheadPair
+from gpuscale.records.trials import OverheadOutcome, OverheadPair
 
 _LINES_OF_NCCL = 4
 _SEED = 42

@@ -1,4 +1,4 @@
-"""The trials of `gpuscale selftest`, and their results on a machine."""
+"""Trials of gpuscale on a machine by `gpuscale selftest`, and their results."""
 
 from typing import Literal
 
@@ -11,25 +11,25 @@ from gpuscale.records.point import Estimate, Rate
 
 
 class OverheadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Asked of the ranks beside a run's request."""
+    """Plan of a run that measures the overhead; ranks get it besides the request."""
 
     pairs: int
-    """Windows of each kind, in turn."""
+    """Windows as measured, and as many of the bare loop, in turn."""
     sampler_pid: int | None
-    """The sampling process, which pauses while the bare loop runs; None without one."""
+    """Process of the sampler, which pauses while the bare loop runs; None without a sampler."""
 
 
 class OverheadPair(msgspec.Struct, frozen=True, kw_only=True):
-    """The same number of steps made twice; seconds from a common start until they were done."""
+    """Time of the same number of steps, made twice."""
 
     measured_s: float
-    """As gpuscale measures, with everything that it does from one window to the next."""
+    """With everything that gpuscale does from one window to the next."""
     bare_s: float
-    """By a bare loop."""
+    """In a bare training loop."""
 
 
 class OverheadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's clock over one fresh start of all ranks."""
+    """Times that one rank measured in one run."""
 
     steps_per_window: int
     pairs: tuple[OverheadPair, ...]
@@ -41,20 +41,20 @@ class OverheadResult(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     runs: int
     pairs: int
-    """Of all runs together."""
+    """Pairs of windows in all runs together."""
     step_time_s: float
-    """Of the bare loop."""
+    """Median of the bare loop."""
     ratio: Estimate
-    """Time as measured over time of the bare loop."""
+    """Time with gpuscale, divided by the time of the bare loop."""
     limit: float
-    """The ratio that gpuscale holds to."""
+    """The largest ratio that gpuscale promises."""
     verdict: Literal["within", "above", "not decided"]
     reason: str = ""
-    """Why it is not decided; empty where it is."""
+    """Why it is not decided; empty if it is."""
 
 
 class OverheadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial of the overhead."""
+    """The overhead of measuring on a machine."""
 
     configuration: Configuration
     environment: Environment
@@ -68,11 +68,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The fault in words: `data stall`."""
     size: float
-    """By what part of a step's time it makes a step longer."""
+    """Extra time as a fraction of a step."""
     injection: str
     """The kind of `--inject`."""
     kind: CauseKind
-    """The cause that it should be put down to."""
+    """The cause that the diagnosis should name."""
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +80,9 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
 
     fault: Fault
     found: Rate | None
-    """Trials in which a row that it strikes was called regressed; None where none was judged."""
+    """Trials in which an affected row was called regressed; None if none was judged."""
     named: Rate | None
-    """Of those found, in how many it was the first cause of the row on the most GPUs."""
+    """Trials found in which it was the first cause of the row on the most GPUs."""
 
 
 class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,22 +93,22 @@ class DetectableLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial of false alarms and faults on a machine."""
+    """False alarms, faults found and overhead of gpuscale on a machine."""
 
     configuration: Configuration
     environment: Environment
     gpus: tuple[int, ...]
     runs_per_block: int
     comparisons: int
-    """Of identical measurements, that could be judged."""
+    """Comparisons of identical measurements that could be judged."""
     false_alarms: Rate | None
-    """Rows called regressed although nothing was changed."""
+    """Rows called regressed although nothing had changed."""
     detectable_losses: tuple[DetectableLoss, ...]
     faults: tuple[FaultResult, ...]
     not_tried: tuple[str, ...]
     """Faults that this machine or case cannot have, each with the reason."""
     runs: int
     failed_runs: int
-    """Unsteady ones included."""
+    """Runs without a number, unsteady ones included."""
     overhead: OverheadReport
     wall_s: float

@@ -1,4 +1,4 @@
-"""gpuscale tried on this machine: its false alarms, the faults that it finds, what it costs."""
+"""Trials of gpuscale on this machine: false alarms, faults found, and overhead."""
 
 import math
 import statistics
@@ -34,7 +34,7 @@ from gpuscale.records import (
     RunRequest,
 )
 from gpuscale.records.cause import CauseKind
-from gpuscale.records.selftest import (
+from gpuscale.records.trials import (
     DetectableLoss,
     Fault,
     FaultResult,
@@ -49,33 +49,34 @@ from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.run_defaults import default_request
 
 RUNS_PER_BLOCK = 3
-"""A block stands for one night: so many runs on each number of GPUs, in turn."""
+"""Runs of a block on each number of GPUs, in turn; a block stands for one night."""
 BASELINE_BLOCKS = 2
-"""A block is held against so many clean blocks before it."""
+"""Clean blocks that the next block is compared with."""
 OVERHEAD_PAIRS = 40
-"""Windows as measured and by a bare loop, of each run of the overhead."""
+"""Pairs of windows in a run of the overhead: one as measured, one by a bare loop."""
 
 _FEWEST_BASELINE_RUNS = 2
-"""Runs that are not steady leave fewer than were made; a baseline of such few is a wide one."""
+"""Fewer than a baseline usually takes, since unsteady runs do not count."""
 _FAULTS: Mapping[str, tuple[str, CauseKind]] = {
     "data stall": ("data={data_ms:.3f}ms", CauseKind.DATA),
-    # Of several ranks the last is the slow one.
+    # The last rank is the slow one.
     "slow rank": ("slow-rank={last}:{factor:g}", CauseKind.SLOW_RANK),
     "slower compute": ("compute={factor:g}", CauseKind.COMPUTE),
 }
 _FAULT_SIZES = (0.2, 0.4)
 _LIMITS: Mapping[str, tuple[float, float]] = {"cuda": (1.005, 0.0), "cpu": (1.01, 0.020)}
-"""The ratio that measuring is held to, and the seconds of the shortest steps that it is for."""
+"""By device: the largest ratio allowed, and the shortest step in seconds that it applies to."""
 _TRIMMED = 0.2
+"""Fraction of a run's log ratios left out at either end."""
 
 OverheadRun = Sequence[OverheadOutcome] | Failure
-"""The clocks of all ranks over one run, or why there is nothing."""
+"""The outcome of each rank, or the reason why the run gave none."""
 
 
 def possible_faults(
     configuration: Configuration, gpus: Sequence[int]
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    """The faults that can be tried, each in two sizes, and those that cannot, with the reason."""
+    """The faults to try, each in two sizes, and a sentence for each that cannot be tried."""
     alone = STRATEGIES[configuration.strategy].processes(max(gpus)) == 1
     faults = tuple(
         Fault(name=name, size=size, injection=text.partition("=")[0], kind=kind)
@@ -88,14 +89,14 @@ def possible_faults(
 
 
 def injection_text(fault: Fault, *, step_time_s: float, gpus: Sequence[int]) -> str:
-    """The text of `--inject` for a fault."""
+    """The value of `--inject` for a fault."""
     return _FAULTS[fault.name][0].format(
         data_ms=fault.size * step_time_s * 1e3, last=max(gpus) - 1, factor=1 + fault.size
     )
 
 
 def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Fault | None]:
-    """The fault of each block in turn, None for a clean one; faults are spread over the pairs."""
+    """The fault of each block in turn, None for a clean one; faults are spread evenly."""
     yield from [None] * BASELINE_BLOCKS
     faulty = [fault for _ in range(trials) for fault in faults]
     for pair in range(pairs):
@@ -105,7 +106,7 @@ def blocks(faults: Sequence[Fault], *, pairs: int, trials: int) -> Iterator[Faul
 
 @dataclass(slots=True)
 class Trials:
-    """Makes runs of a case on this machine, one after the other, and judges them in blocks."""
+    """Runs of a case on this machine, made one after the other and judged in blocks."""
 
     make_run: Callable[[RunRequest], Run]
     case: type[TrainingCase]
@@ -115,15 +116,15 @@ class Trials:
     _clean: list[Results] = field(default_factory=list)
     _runs: list[Run] = field(default_factory=list)
     _judged: list[tuple[Fault | None, tuple[EntryVerdict, ...]]] = field(default_factory=list)
-    """Each block's fault, and its rows beside the clean blocks before it."""
+    """Fault of each block, and its rows compared with the clean blocks before it."""
     _started: float = field(default_factory=time.monotonic)
 
     def make(self, fault: Fault | None) -> None:
-        """Measure a block, and hold it against the clean ones before it, if there are enough."""
+        """Measure a block, and compare it with the clean ones before it, if there are enough."""
         results = self._measure(fault)
         before = self._clean[-BASELINE_BLOCKS:]
         if len(before) == BASELINE_BLOCKS:
-            # Where no run before it was steady nothing can be judged, which the report counts.
+            # Nothing can be judged if no earlier run was steady; the report counts that.
             with suppress(GpuscaleError):
                 baseline = baseline_from_results(
                     before, name="before", cluster="here", minimum_runs=_FEWEST_BASELINE_RUNS
@@ -136,7 +137,7 @@ class Trials:
     def report(
         self, faults: Sequence[Fault], not_tried: Sequence[str], overhead: OverheadReport
     ) -> TrialsReport:
-        """The rates over all blocks so far, beside the overhead."""
+        """The rates over all blocks so far, and the overhead."""
         clean = [rows for fault, rows in self._judged if fault is None]
         losses: dict[EntryKey, list[float]] = {}
         for row in (row for rows in clean for row in rows):
@@ -153,7 +154,8 @@ class Trials:
                 for rows in clean
             ),
             detectable_losses=tuple(
-                DetectableLoss(key=key, loss=statistics.median(its)) for key, its in losses.items()
+                DetectableLoss(key=key, loss=statistics.median(row_losses))
+                for key, row_losses in losses.items()
             ),
             faults=tuple(self._fault_result(fault) for fault in faults),
             not_tried=tuple(not_tried),
@@ -166,7 +168,7 @@ class Trials:
     def measure_overhead(
         self, compare_with_bare_loop: Callable[[RunRequest, OverheadPlan], OverheadRun], runs: int
     ) -> OverheadReport:
-        """The overhead by so many runs on each number of GPUs, in turn with a bare loop's."""
+        """Measure the overhead by some runs on each number of GPUs, in turn with a bare loop."""
         started = time.monotonic()
         first = default_request(self.case, self.environment, gpus=self.gpus[0], run=1)
         made: dict[int, list[OverheadRun]] = {gpus: [] for gpus in self.gpus}
@@ -181,7 +183,8 @@ class Trials:
             configuration=first.configuration,
             environment=self.environment,
             results=tuple(
-                judge_overhead(self.environment.device, gpus, its) for gpus, its in made.items()
+                judge_overhead(self.environment.device, gpus, of_gpus)
+                for gpus, of_gpus in made.items()
             ),
             wall_s=time.monotonic() - started,
         )
@@ -208,7 +211,7 @@ class Trials:
         )
 
     def _step_time_s(self) -> float:
-        """Of the clean runs so far on one GPU, or on the fewest that there are."""
+        """Median step time of the clean runs so far, on the fewest GPUs."""
         times_s = [
             run.step_time_s
             for results in self._clean
@@ -223,7 +226,10 @@ class Trials:
         return statistics.median(times_s)
 
     def _fault_result(self, fault: Fault) -> FaultResult:
-        """Over the blocks whose row on the most GPUs, which every fault strikes, was judged."""
+        """Rates over the blocks whose row on the most GPUs, which every fault affects, was judged.
+
+        A slow rank affects no other row.
+        """
         most = max(self.gpus)
         regressed = [
             [
@@ -238,7 +244,7 @@ class Trials:
         return FaultResult(
             fault=fault,
             found=_rate((bool(rows), 1) for rows in regressed),
-            named=_rate((sum(cause.kind is fault.kind for cause in its), 1) for its in first),
+            named=_rate((sum(cause.kind is fault.kind for cause in causes), 1) for causes in first),
         )
 
 
@@ -252,10 +258,10 @@ def _rate(counts: Iterable[tuple[int, int]]) -> Rate | None:
 
 
 def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> OverheadResult:
-    """The overhead by some runs (at least one) on one number of GPUs.
+    """The overhead on one number of GPUs, from at least one run.
 
-    Each run gives one number, the mean of its pairs' log ratios without the outermost fifth on
-    either side, each by the times of the slowest rank; the interval is over runs.
+    A pair's log ratio compares the times of the slowest rank. Each run gives one number, the
+    trimmed mean of its log ratios; the interval is over runs.
     """
     valid = [run for run in runs if not isinstance(run, Failure)]
     if not valid and isinstance(runs[0], Failure):
@@ -263,10 +269,10 @@ def judge_overhead(device: str, gpus: int, runs: Sequence[OverheadRun]) -> Overh
     means, step_times_s = [], []
     for run in valid:
         logs = []
-        for seen in zip(*(rank.pairs for rank in run), strict=True):
-            bare_s = max(pair.bare_s for pair in seen)
+        for pair_of_ranks in zip(*(rank.pairs for rank in run), strict=True):
+            bare_s = max(pair.bare_s for pair in pair_of_ranks)
             step_times_s.append(bare_s / run[0].steps_per_window)
-            logs.append(math.log(max(pair.measured_s for pair in seen) / bare_s))
+            logs.append(math.log(max(pair.measured_s for pair in pair_of_ranks) / bare_s))
         cut = int(_TRIMMED * len(logs))
         means.append(statistics.fmean(sorted(logs)[cut : len(logs) - cut]))
     sample = log_sample(means)
