@@ -5,13 +5,13 @@ import pytest
 from msgspec.structs import fields
 
 from gpuscale.base.errors import FileError, UsageError
-from gpuscale.campaigns.profile import (
+from gpuscale.campaigns.cluster_profile import (
     ClusterProfile,
+    GpuNodes,
     JobSettings,
     Judged,
+    MachineMarks,
     Measured,
-    Node,
-    Recognition,
     find_profile,
     parse_profile,
     profile_files,
@@ -186,13 +186,13 @@ def test_a_users_own_profile_goes_before_a_shipped_one(
 def test_a_machine_is_recognised_by_host_file_or_variable(tmp_path: Path) -> None:
     name = tmp_path / "systemname"
     name.write_text("juwelsbooster\n")
-    by_file = Recognition(files={str(name): "juwelsbooster"})
-    by_host = Recognition(hosts=("jwlogin*",))
-    by_variable = Recognition(variables={"CLUSTER": "booster-*"})
+    by_file = MachineMarks(files={str(name): "juwelsbooster"})
+    by_host = MachineMarks(hosts=("jwlogin*",))
+    by_variable = MachineMarks(variables={"CLUSTER": "booster-*"})
     assert by_file.fits({}, "anywhere")
     assert by_host.fits({}, "jwlogin21.juwels")
     assert by_variable.fits({"CLUSTER": "booster-2"}, "anywhere")
-    for known in (by_host, by_variable, Recognition(files={str(name): "other"}), Recognition()):
+    for known in (by_host, by_variable, MachineMarks(files={str(name): "other"}), MachineMarks()):
         assert not known.fits({"CLUSTER": "cluster"}, "login01")
 
 
@@ -232,6 +232,6 @@ def test_every_field_of_a_profile_is_in_the_documentation() -> None:
     page = (Path(__file__).parent.parent / "docs/clusters.md").read_text()
     table = page.split("## What a profile holds")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (?:\*\*)?`\[?(\w+)\]?`", table, re.MULTILINE)
-    parts = (JobSettings, Judged, Measured, Node, Recognition, ClusterProfile)
+    parts = (JobSettings, Judged, Measured, GpuNodes, MachineMarks, ClusterProfile)
     known = [part.name for kind in parts for part in fields(kind) if part.name != "name"]
     assert sorted(rows) == sorted(known)

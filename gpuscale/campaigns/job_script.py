@@ -1,13 +1,15 @@
-"""From a cluster profile to the text of a job: directives, and a shell that starts a night."""
+"""Job scripts from cluster profiles: directives, and a shell that starts a night."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gpuscale.base.errors import UsageError
 from gpuscale.base.printable import visible
 from gpuscale.base.units import counted
-from gpuscale.campaigns.profile import ClusterProfile
+from gpuscale.campaigns.cluster_profile import JOB_OPTIONS, ClusterProfile, pytest_arguments
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import Demand, Scheduler
 
@@ -21,35 +23,35 @@ fi"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """A job on a cluster: what it asks the scheduler for, measures and compares with."""
+    """A job to submit: its demands on the scheduler, its measurements and its reference."""
 
     profile: ClusterProfile
-    """With the options that were given."""
+    """The profile with the options of the command line."""
     named: str
-    """The profile as whoever asks for the job names it: a name or a path."""
+    """Name or path of the profile, as given on the command line."""
     options: Mapping[str, str]
-    """Those options, such as `--runs`, and their values."""
+    """Given options, such as `--runs`, with their values."""
     demand: Demand
     gpus: tuple[int, ...]
     judged_gpus: tuple[int, ...]
-    """Those that are judged where there is a baseline."""
+    """Numbers of GPUs that are judged if there is a baseline."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Whose job it is."""
+        """The scheduler of the profile."""
         return SCHEDULERS[self.profile.scheduler]
 
     @property
     def launcher(self) -> str:
-        """Starts the ranks: within a node the job's own processes are the ranks."""
+        """The launcher of the ranks: `local` within a node, else the scheduler's."""
         return "local" if self.demand.nodes == 1 else self.scheduler.launcher or "local"
 
 
 def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
-    """The smallest job in which the largest of the numbers of GPUs can be measured.
+    """The smallest job that can measure on the largest number of GPUs.
 
-    Within a node one task gets all its cores and starts the ranks itself; across nodes there is
-    a task for each GPU.
+    Within a node one task gets all cores and starts the ranks itself; across nodes there is a task
+    for each GPU.
     """
     per_node = profile.node.gpus
     if per_node is None:
@@ -81,29 +83,31 @@ def job_demand(profile: ClusterProfile, gpus: tuple[int, ...]) -> Demand:
 
 
 def numbers_text(gpus: tuple[int, ...]) -> str:
-    """Numbers of GPUs as `--gpus` takes them."""
+    """Numbers of GPUs in the form of `--gpus`: `1,2,4`."""
     return ",".join(str(number) for number in gpus)
 
 
 def job_script(request: JobRequest) -> str:
-    """The script, complete; the same request gives the same text."""
+    """The complete script of a job; equal requests give equal texts."""
     profile, scheduler, demand = request.profile, request.scheduler, request.demand
     job, program, gpus = profile.job, scheduler.submit_command[0], numbers_text(request.gpus)
     baseline = profile.judge.baseline
     only = f"submit this file with {program}"
 
-    def setting(option: str, variable: str, default: object) -> str:
-        given = request.options.get(option)
-        return f"${{{variable}{default}}}" if given is None else shlex.quote(given)
+    def setting(option: str, default: object, operator: str = ":-") -> str:
+        """The value that was asked for, else the environment's, else the default."""
+        given, variable = request.options.get(option), JOB_OPTIONS[option][1].variable
+        return f"${{{variable}{operator}{default}}}" if given is None else shlex.quote(given)
 
     options = {"--gpus": gpus, **request.options}
     words = [request.named, *(word for option in options.items() for word in option), "--print"]
     asked = [*scheduler.options_of(demand), *job.options]
     directives = "\n".join(f"{scheduler.directive} {option}" for option in asked)
     remedy, loaded = job.modules_remedy, " ".join(job.modules)
-    variable = "GPUSCALE_MODULES-" if remedy is None else "GPUSCALE_MODULES?"
-    modules = setting("--modules", variable, loaded if remedy is None else remedy)
-    runs = setting("--runs", "GPUSCALE_RUNS:-", profile.measure.runs)
+    modules = (
+        setting("--modules", loaded, "-") if remedy is None else setting("--modules", remedy, "?")
+    )
+    runs = setting("--runs", profile.measure.runs)
     judged = "" if baseline is None else numbers_text(request.judged_gpus)
     lines = [f"unset {' '.join(job.unset)}"] if job.unset else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
@@ -121,16 +125,9 @@ def job_script(request: JobRequest) -> str:
     if job.container is not None:
         where, inside = _of_container(profile), f"{job.container} \\\n    "
         remedy = "in the container; choose an image that has it"
-    measured = profile.measure
     measure = [
-        *profile.measure.cases,
-        f"--strategy {','.join(measured.strategies)}",
-        f"--gpus {gpus}",
+        *pytest_arguments(replace(profile.measure, gpus=request.gpus)),
         *([f"--launcher {request.launcher}"] if demand.nodes > 1 else []),
-        f"--device {measured.device}",
-        f"--size {measured.size}",
-        *([] if measured.run_seconds is None else [f"--run-seconds {measured.run_seconds:g}"]),
-        *(shlex.quote(option) for option in measured.options),
         '--runs "$runs"',
         '${GPUSCALE_DATA_ROOT:+--data-root "$GPUSCALE_DATA_ROOT"}',
     ]
@@ -160,7 +157,7 @@ trap 'exit 2' EXIT
 # Settings: what was asked for, else what the environment of the job says.
 modules={modules}
 runs={runs}  # fresh starts of each number of GPUs
-baseline={setting("--baseline", "GPUSCALE_BASELINE:-", baseline or "")}
+baseline={setting("--baseline", baseline or "")}
 judged_gpus=${{GPUSCALE_JUDGED_GPUS:-{judged}}}
 
 cd "${{{scheduler.folder_variable}:?{only}}}" || exit
@@ -183,7 +180,7 @@ exec {inside}gpuscale night {profile.name} "${{{scheduler.job_variable}:?{only}}
 
 
 def _of_container(profile: ClusterProfile) -> str:
-    """The lines that look for the program of a profile's container."""
+    """Lines of the script that check for the container's program."""
     program = profile.job.container_program
     return f"""\
 command -v {program} >/dev/null || {{
@@ -193,7 +190,7 @@ command -v {program} >/dev/null || {{
 
 
 def _wrapped(first: str, words: Sequence[str]) -> str:
-    """A shell command, on as many lines as it needs."""
+    """A shell command, wrapped with backslashes."""
     lines = [f"    {first}"]
     for word in words:
         if len(lines[-1]) + 1 + len(word) > _LINE_WIDTH:

@@ -6,7 +6,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,14 +14,15 @@ from pathlib import Path
 from gpuscale.base.errors import ExitCode, FileError, GpuscaleError, SchedulerError, UsageError
 from gpuscale.base.strategies import COMMAND
 from gpuscale.base.units import counted, format_seconds
-from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
-from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
-from gpuscale.campaigns.profile import (
+from gpuscale.campaigns.cluster_profile import (
+    JOB_OPTIONS,
     ClusterProfile,
     find_profile,
     recognised_profile,
     with_options,
 )
+from gpuscale.campaigns.job_script import JobRequest, job_demand, job_script, numbers_text
+from gpuscale.campaigns.night.attempt import exit_of_both, job_exit
 from gpuscale.cli.inputs import gpu_counts
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import UNKNOWN, JobState, Scheduler
@@ -29,20 +30,16 @@ from gpuscale.store import read_any, write_report
 from gpuscale.store.night_record import next_job, nights_folder
 from gpuscale.workload.run_defaults import TIMING_PLANS
 
-_KINDS: Mapping[str, Callable[[str], object]] = {
-    **dict.fromkeys(("--runs", "--gpus-per-node"), int),
-    **dict.fromkeys(("--cases", "--modules"), str.split),
-}
 _JOBS_FOLDER = Path(".gpuscale") / "jobs"
 _BESIDE_RUN_S = {"cuda": 25.0, "cpu": 6.0}
-"""Starting the ranks, loading kernels, joining, warming up, the checks: a guess, on the high side
-for a node of today, on the low side for one whose file system is slow tonight."""
+"""Start of the ranks, loading of kernels, joining, warm-up and checks: a guess, high for a node of
+today, low for one with a slow file system."""
 _ACROSS_NODES_S = 10.0
 _BESIDE_MEASURING_S = 60.0
-"""Starting pytest, describing the machine, comparing."""
+"""Start of pytest, description of the machine, comparison."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.5, 15.0, 1.15
 _MOST_UNKNOWN = 15
-"""So often in a row may the scheduler not know the job: SGE's accounting lags by minutes."""
+"""Questions in a row that the scheduler may leave open: SGE's accounting lags by minutes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,26 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "such as juwels-booster, or a file such as ./mysite.toml"
     text += " (default: the one that recognises this machine)"
     add("profile", metavar="PROFILE", nargs="?", help=text)
-    for option, metavar, text in (
-        ("--gpus", "N,N,…", "measure on these numbers of GPUs (default: the profile's)"),
-        ("--cases", "'PATH …'", "measure these files and folders (default: the profile's)"),
-        ("--runs", "R", "fresh starts of each (default: the profile's)"),
-        ("--baseline", "FILE", "what to judge against (default: the profile's)"),
-        ("--partition", "P", "partition or queue (default: the profile's)"),
-        ("--account", "A", "account or project (default: the profile's)"),
-        ("--time", "HH:MM:SS", "time limit of the job (default: the profile's)"),
-        ("--modules", "'M M …'", "modules to load (default: the profile's)"),
-        ("--gpus-per-node", "N", "for profiles that do not know it, such as generic-slurm"),
-    ):
-        # Kept under their own names, by which the head of the script has them again.
-        add(option, metavar=metavar, type=_KINDS.get(option, str), help=text, dest=option)
+    # Options keep their names as destinations: the head of the script repeats them.
+    text = "measure on these numbers of GPUs (default: the profile's)"
+    add("--gpus", metavar="N,N,…", help=text, dest="--gpus")
+    for name, (_, option) in JOB_OPTIONS.items():
+        text = f"{option.words} (default: the profile's)"
+        add(name, metavar=option.metavar, type=option.parse, help=text, dest=name)
     add("--print", action="store_true", help="print the script and submit nothing")
     add("--wait", action="store_true", help="follow the job and end with its exit code")
     add("--yes", action="store_true", help="do not ask before submitting")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or submit; the exit code is the job's with `--wait`."""
+    """Print or submit the job; with `--wait` return the job's exit code."""
     if arguments.profile is None:
         profile = recognised_profile(os.environ, socket.getfqdn())
     else:
@@ -110,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobRequest:
-    """The job that is asked for: the profile, and what the command line says otherwise."""
+    """The job to submit: the profile with the options of the command line."""
     given = {
         option: value
         for option, value in vars(arguments).items()
@@ -136,7 +126,7 @@ def _request(profile: ClusterProfile, arguments: argparse.Namespace) -> JobReque
 
 
 def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the numbers that the profile's baseline knows; all where it does not say."""
+    """The numbers of GPUs in the profile's baseline; all if the profile does not restrict them."""
     if not profile.judge.gpus:
         return gpus
     judged = tuple(number for number in gpus if number in profile.judge.gpus)
@@ -149,7 +139,7 @@ def _judged(profile: ClusterProfile, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _problems_of_paths(request: JobRequest) -> Iterator[GpuscaleError]:
-    """What is wrong, seen from here, with the baseline and the cases that the job names."""
+    """Problems, as seen from this folder, of the baseline and the cases of the job."""
     if baseline := _baseline(request):
         try:
             read_any(Path(baseline))
@@ -168,20 +158,25 @@ def _path_of(case: str) -> Path:
 
 
 def _baseline(request: JobRequest) -> str | None:
-    """The file that the job will judge against, also where a variable of the site names it."""
-    named = None if "--baseline" in request.options else os.environ.get("GPUSCALE_BASELINE")
-    return named or request.profile.judge.baseline
+    """The file that the job will judge against, from the environment or the profile."""
+    return _of_environment(request, "--baseline") or request.profile.judge.baseline
+
+
+def _of_environment(request: JobRequest, option: str) -> str | None:
+    """The value that the job will find in an option's variable, unless the option is given."""
+    variable = JOB_OPTIONS[option][1].variable
+    return None if variable is None or option in request.options else os.environ.get(variable)
 
 
 def _job_environment(request: JobRequest) -> Mapping[str, str]:
-    """The variables to submit with: gpuscale is this one, where the folder has none of its own."""
+    """The variables to submit with; they name this gpuscale if the job would find none."""
     if _finds_gpuscale(request) or not _can_measure():
         return os.environ
     return {"GPUSCALE_VENV": sys.prefix, **os.environ}
 
 
 def _finds_gpuscale(request: JobRequest) -> bool:
-    """True if the job has a gpuscale by name, in the folder or in a container."""
+    """True if the job finds a gpuscale by its name, in the folder or in a container."""
     own = "GPUSCALE_VENV" in os.environ or Path(".venv/bin/gpuscale").exists()
     return own or request.profile.job.container is not None
 
@@ -191,13 +186,11 @@ def _can_measure() -> bool:
 
 
 def _announcement(request: JobRequest) -> Iterator[str]:
-    """The job's work and, roughly, its cost: all nodes are held from the first item to the last."""
+    """The job's work and estimated cost; it holds all nodes from the first item to the last."""
     demand, measured = request.demand, request.profile.measure
-    runs = measured.runs
-    # Variables of the site take the place of the profile's values; of a range such as 3:8 the most.
-    most = re.search(r"[1-9]\d*$", os.environ.get("GPUSCALE_RUNS", ""))
-    if most is not None and "--runs" not in request.options:
-        runs = int(most[0])
+    # Of a range such as 3:8 the most.
+    most = re.search(r"[1-9]\d*$", _of_environment(request, "--runs") or "")
+    runs = measured.runs if most is None else int(most[0])
     gpus, nodes = numbers_text(request.gpus), counted(demand.nodes, "node")
     judged = _baseline(request) or "nothing: it is only measured, and ends with 4"
     yield (
@@ -231,7 +224,7 @@ def _announcement(request: JobRequest) -> Iterator[str]:
 
 
 def _count_cases(request: JobRequest) -> int:
-    """The number of cases, taking each file for one."""
+    """The number of cases, counting each file as one."""
     paths = [_path_of(named) for named in request.profile.measure.cases]
     return sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in paths)
 
@@ -258,7 +251,7 @@ def _write(request: JobRequest, script: str) -> Path:
 
 
 def _wait(request: JobRequest, job: str) -> int:
-    """Follow the job, and the one that took its place where a node failed; the night's code."""
+    """Follow the job, and the job that replaces it after a node failed; return the exit code."""
     nights = nights_folder(os.environ) / request.profile.name
     scheduler, first = request.scheduler, int(ExitCode.OK)
     try:
@@ -282,11 +275,10 @@ def _wait(request: JobRequest, job: str) -> int:
 
 
 def _followed(scheduler: Scheduler, job: str, log: Path) -> JobState:
-    """The state of a job that has ended; what it writes is passed on meanwhile.
+    """Print a job's log until the job has ended; return its last state.
 
-    The schedulers' own waiting (sbatch --wait, qsub -sync y, bsub -K) is not used: it cannot wait
-    for the job that takes another's place, ends with 1 for jobs that were killed, and on Ctrl-C
-    Grid Engine deletes the job.
+    The schedulers' own options (sbatch --wait, qsub -sync y, bsub -K) cannot follow the job that
+    replaces another, end with 1 for killed jobs, and Grid Engine deletes the job on Ctrl-C.
     """
     written = unknown = 0
     before, pause_s = UNKNOWN, _SHORTEST_PAUSE_S

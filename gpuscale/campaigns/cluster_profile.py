@@ -1,16 +1,18 @@
-"""Clusters as TOML files: the nodes, the scheduler and the work of a night.
+"""Profiles of clusters, TOML files: the nodes, the scheduler and the work of a night.
 
-The shipped profiles lie in `profiles`, beside this module; a site adds its own (docs/clusters.md).
+Shipped profiles are in `profiles`, beside this module; a site adds its own (docs/clusters.md). A
+field that an option of `gpuscale submit` replaces, or that pytest gets, says so in its annotation.
 """
 
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, field
@@ -37,46 +39,56 @@ Variable = Annotated[
 TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT, description="a time such as 01:00:00")]
 
 
-OPTIONS = {
-    "--cases": ("measure", "cases"),
-    "--runs": ("measure", "runs"),
-    "--baseline": ("judge", "baseline"),
-    "--partition": ("job", "partition"),
-    "--account": ("job", "account"),
-    "--time": ("job", "time_limit"),
-    "--modules": ("job", "modules"),
-    "--gpus-per-node": ("node", "gpus"),
-}
-"""The options of `gpuscale submit` that take the place of a field of the profile."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOption:
+    """Marks a field of a profile that an option of `gpuscale submit` replaces."""
+
+    name: str
+    metavar: str
+    words: str
+    parse: Callable[[str], object] = str
+    variable: str | None = None
+    """The environment variable that replaces the field within the job."""
 
 
-def _refuse(place: str, wanted: str, value: str) -> None:
-    raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
+@dataclass(frozen=True, slots=True)
+class PytestOption:
+    """Marks a field of a profile that the job's pytest gets as an option."""
+
+    name: str
 
 
-class Node(Record, frozen=True, kw_only=True):
-    """The GPU nodes, which are all alike."""
+class GpuNodes(Record, frozen=True, kw_only=True):
+    """The GPU nodes of a cluster, all alike."""
 
-    gpus: Gpus | None = None
-    """None where only the site knows."""
+    gpus: Annotated[
+        Gpus | None,
+        JobOption(
+            name="--gpus-per-node",
+            metavar="N",
+            words="GPUs of each node, for profiles such as generic-slurm",
+            parse=int,
+        ),
+    ] = None
+    """GPUs of each node; None if only the site knows."""
     cores: PositiveCount | None = None
-    """As the scheduler counts them; a job gets them in proportion to its GPUs."""
+    """Cores of each node as the scheduler counts them; a job gets its GPUs' share of them."""
     whole: bool = False
-    """True where a job takes whole nodes, however few GPUs it needs."""
+    """True if a job takes whole nodes, however few GPUs it needs."""
 
 
-class Recognition(Record, frozen=True, kw_only=True):
+class MachineMarks(Record, frozen=True, kw_only=True):
     """Marks of the machine from which jobs are submitted; any one is enough."""
 
     hosts: tuple[Line, ...] = ()
     """Patterns of host names, such as `jwlogin*`."""
     files: dict[Line, Line] = field(default_factory=dict)
-    """Files and the text that each holds there, apart from spaces around it."""
+    """Files and the text of each, apart from spaces around it."""
     variables: dict[Line, Line] = field(default_factory=dict)
     """Environment variables and patterns of their values."""
 
     def fits(self, environment: Mapping[str, str], host: str) -> bool:
-        """True where a machine of that name and with those variables is the profile's."""
+        """True if a host of that name, with those variables, belongs to the profile."""
         known = {name: environment[name] for name in self.variables if name in environment}
         return (
             any(fnmatchcase(host, pattern) for pattern in self.hosts)
@@ -88,26 +100,43 @@ class Recognition(Record, frozen=True, kw_only=True):
 class JobSettings(Record, frozen=True, kw_only=True):
     """Settings for the scheduler, and for the shell of the job."""
 
-    time_limit: TimeLimit
-    """As `HH:MM:SS`."""
+    partition: Annotated[
+        ShellWord | None,
+        JobOption(name="--partition", metavar="P", words="partition or queue"),
+    ] = None
+    account: Annotated[
+        ShellWord | None,
+        JobOption(name="--account", metavar="A", words="account or project"),
+    ] = None
+    time_limit: Annotated[
+        TimeLimit,
+        JobOption(name="--time", metavar="HH:MM:SS", words="time limit of the job"),
+    ]
     gpu_option: Line | None = None
     """The scheduler's option for GPUs, with `{gpus}` for the number on each node."""
-    partition: ShellWord | None = None
-    account: ShellWord | None = None
     options: tuple[Name, ...] = ()
-    """Further options of the scheduler, as they are."""
-    modules: tuple[ShellWord, ...] = ()
+    """Further options of the scheduler, verbatim."""
+    modules: Annotated[
+        tuple[ShellWord, ...],
+        JobOption(
+            name="--modules",
+            metavar="'M M …'",
+            words="modules to load",
+            parse=str.split,
+            variable="GPUSCALE_MODULES",
+        ),
+    ] = ()
     module_purge: bool = False
-    """True where all modules are unloaded first."""
+    """True if all modules are unloaded first."""
     modules_remedy: Name | None = None
-    """Said where modules must be named and are not; None where `modules` will do."""
+    """Message if no modules are named and some must be; None if `modules` is enough."""
     variables: dict[Variable, Line] = field(default_factory=dict)
     unset: tuple[Variable, ...] = ()
-    """Environment variables that the scheduler sets and that disturb."""
+    """Environment variables of the scheduler that disturb the measurement."""
     prologue: tuple[Line, ...] = ()
-    """Lines of bash before anything is measured, as they are."""
+    """Lines of bash to run before measuring, verbatim."""
     container: Line | None = None
-    """The command, as it is, behind which gpuscale runs in a container."""
+    """Command, verbatim, that runs gpuscale in a container."""
 
     def __post_init__(self) -> None:
         if self.gpu_option and "{gpus}" not in self.gpu_option:
@@ -119,7 +148,7 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
     @property
     def container_program(self) -> str | None:
-        """The program of the container's command; None without one."""
+        """First word of the container's command; None if it has no program."""
         try:
             words = shlex.split(self.container or "")
         except ValueError:
@@ -129,46 +158,71 @@ class JobSettings(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """The work of a night: arguments of pytest."""
+    """The measurements of a night: arguments of pytest."""
 
-    cases: tuple[ShellWord, ...] = ("bench_cases",)
-    strategies: tuple[ShellWord, ...] = ("ddp", COMMAND)
-    gpus: tuple[Gpus, ...] = ()
-    """Where `--gpus` does not say; empty where it must."""
-    runs: PositiveCount = 3
-    device: Literal["cuda", "cpu"] = "cuda"
-    size: ShellWord = "full"
-    run_seconds: Seconds | None = None
+    cases: Annotated[
+        tuple[ShellWord, ...],
+        JobOption(
+            name="--cases",
+            metavar="'PATH …'",
+            words="measure these files and folders",
+            parse=str.split,
+        ),
+    ] = ("bench_cases",)
+    strategies: Annotated[tuple[ShellWord, ...], PytestOption("--strategy")] = ("ddp", COMMAND)
+    gpus: Annotated[tuple[Gpus, ...], PytestOption("--gpus")] = ()
+    """Default for `--gpus` of `submit`; empty if that option is required."""
+    runs: Annotated[
+        PositiveCount,
+        JobOption(
+            name="--runs",
+            metavar="R",
+            words="fresh starts of each",
+            parse=int,
+            variable="GPUSCALE_RUNS",
+        ),
+    ] = 3
+    device: Annotated[Literal["cuda", "cpu"], PytestOption("--device")] = "cuda"
+    size: Annotated[ShellWord, PytestOption("--size")] = "full"
+    run_seconds: Annotated[Seconds | None, PytestOption("--run-seconds")] = None
     """Time for the windows of a run; None for the default of the device."""
     options: tuple[Name, ...] = ()
     """Further arguments of pytest."""
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """The reference of a night; without a baseline it is only measured."""
+    """The reference of a night; without a baseline the night is only measured."""
 
-    baseline: ShellWord | None = None
+    baseline: Annotated[
+        ShellWord | None,
+        JobOption(
+            name="--baseline",
+            metavar="FILE",
+            words="what to judge against",
+            variable="GPUSCALE_BASELINE",
+        ),
+    ] = None
     cases: tuple[ShellWord, ...] = ()
     """`CASE/STRATEGY`; empty for all."""
     gpus: tuple[Gpus, ...] = ()
-    """The numbers of GPUs that the baseline knows; empty for all that were measured."""
+    """The numbers of GPUs in the baseline; empty for all that were measured."""
     on_verdict: Line | None = None
-    """A command for the shell that is told how each night ended, judged or not."""
+    """Shell command that runs at the end of each night, judged or not."""
 
 
 class ClusterProfile(Record, frozen=True, kw_only=True):
-    """A cluster as its file describes it."""
+    """The profile of a cluster, from its file."""
 
     description: Name
     scheduler: str
-    """A name of `SCHEDULERS`."""
+    """Key in `SCHEDULERS`."""
     job: JobSettings
-    node: Node = Node()
-    recognise: Recognition = Recognition()
+    node: GpuNodes = GpuNodes()
+    recognise: MachineMarks = MachineMarks()
     measure: Measured = Measured()
     judge: Judged = Judged()
     name: str = ""
-    """The file's own without its ending, and not in it: part of the names of jobs and nights."""
+    """Name of the file without its ending, never a field of the file; jobs and nights have it."""
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
@@ -182,28 +236,67 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
             )
 
 
-def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
-    """The profile with the values of `OPTIONS` that are given; a UsageError for one that is wrong.
+def _refuse(place: str, wanted: str, value: str) -> None:
+    raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
 
-    It judges nothing of other cases than its own, and by another baseline all numbers of GPUs.
+
+_Mark = TypeVar("_Mark", JobOption, PytestOption)
+
+
+def _marked(kind: type[Record], mark: type[_Mark]) -> Iterator[tuple[str, _Mark]]:
+    """The names of a record's fields that have such a mark, each with its mark."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        yield from ((name, each) for each in get_args(hint) if isinstance(each, mark))
+
+
+JOB_OPTIONS = {
+    option.name: ((table, name), option)
+    for table, kind in (
+        ("measure", Measured),
+        ("judge", Judged),
+        ("job", JobSettings),
+        ("node", GpuNodes),
+    )
+    for name, option in _marked(kind, JobOption)
+}
+"""Options of `gpuscale submit` by name, each with the table and the field that it replaces."""
+
+
+def pytest_arguments(measured: Measured) -> Iterator[str]:
+    """The cases and options of pytest, as words of a shell."""
+    yield from measured.cases
+    for name, option in _marked(Measured, PytestOption):
+        value = getattr(measured, name)
+        if value is not None:
+            several = value if isinstance(value, tuple) else (value,)
+            words = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in several)
+            yield f"{option.name} {words}"
+    yield from (shlex.quote(option) for option in measured.options)
+
+
+def with_options(profile: ClusterProfile, given: Mapping[str, object]) -> ClusterProfile:
+    """The profile with the values of job options; a wrong one is a UsageError.
+
+    Restrictions of the judgement to some cases or numbers of GPUs are dropped if other cases or
+    another baseline are given.
     """
     tables: dict[str, Any] = msgspec.to_builtins(profile)
     judge = tables.setdefault("judge", {})
     foreign = ["baseline", "cases", "gpus"] if "--cases" in given else ["gpus"]
     for name in foreign if given.keys() & {"--cases", "--baseline"} else ():
         judge.pop(name, None)
-    for option, (table, name) in OPTIONS.items():
-        if option in given:
-            tables.setdefault(table, {})[name] = given[option]
+    places = {option: JOB_OPTIONS[option][0] for option in given if option in JOB_OPTIONS}
+    for option, (table, name) in places.items():
+        tables.setdefault(table, {})[name] = given[option]
     try:
         return converted(ClusterProfile, tables)
     except DecodeError as error:
-        wrong = [o for o, place in OPTIONS.items() if error.place.startswith(".".join(place))]
+        wrong = [o for o, place in places.items() if error.place.startswith(".".join(place))]
         raise UsageError(f"{wrong[0]}: {error.problem}") from None
 
 
 def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
-    """The profile of a name such as `arc4`, or in a path that ends in `.toml` or holds a `/`."""
+    """The profile of a name such as `arc4`, or of a path that ends in `.toml` or contains `/`."""
     if wanted.endswith(".toml") or os.sep in wanted:
         return read_profile(Path(wanted).expanduser())
     known = profile_files(environment)
@@ -214,7 +307,7 @@ def find_profile(wanted: str, environment: Mapping[str, str]) -> ClusterProfile:
 
 
 def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
-    """The profiles by name, in order; the user's own go before shipped ones of the same name."""
+    """The files of all profiles by name; the user's own replace shipped ones of the same name."""
     base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     folders = (Path(__file__).parent / "profiles", Path(base) / "gpuscale" / "clusters")
     found = {path.stem: path for folder in folders for path in folder.glob("*.toml")}
@@ -222,7 +315,7 @@ def profile_files(environment: Mapping[str, str]) -> dict[str, Path]:
 
 
 def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProfile:
-    """The only profile that recognises this machine, by its variables and its name."""
+    """The only profile that recognises this machine; none or several raise a UsageError."""
     known = profile_files(environment)
     profiles = map(read_profile, known.values())
     found = [profile for profile in profiles if profile.recognise.fits(environment, host)]
@@ -235,12 +328,12 @@ def recognised_profile(environment: Mapping[str, str], host: str) -> ClusterProf
 
 
 def read_profile(path: Path) -> ClusterProfile:
-    """The profile in a file; a `FileError` names the line and the field that are wrong."""
+    """Read the profile in a file; a `FileError` names the wrong line and field."""
     return read_with(path, lambda text: parse_profile(text, path.stem))
 
 
 def parse_profile(text: str, name: str) -> ClusterProfile:
-    """The profile that the TOML of a file of that name stands for; else a `DecodeError`."""
+    """Parse the TOML of a profile of that name; a `DecodeError` names the wrong line and field."""
     if not _FILE_NAME.fullmatch(name):
         problem = f"'{visible(name)}' cannot be part of a job's name"
         remedy = "call the file by letters, digits, '.', '_' and '-' only, such as mysite.toml"
@@ -261,7 +354,7 @@ def parse_profile(text: str, name: str) -> ClusterProfile:
 
 
 def _line_of(text: str, wanted: str) -> int | None:
-    """The line of a TOML text that `job.modules[1]` stands in, or its table; None: unknown."""
+    """Line of a key such as `job.modules[1]` in a TOML text, else of its table; None if unknown."""
     wanted = re.sub(r"\[[^\]]*\]", "", wanted)
     table, table_line = "", None
     for number, line in enumerate(text.splitlines(), start=1):
