@@ -7,7 +7,7 @@ import pytest
 from format_page import example
 
 from gpuscale.base.errors import FileError
-from gpuscale.records.as_json import line_of
+from gpuscale.records.json_text import line_of_place
 from gpuscale.store import read_any, read_baseline
 
 TEXT = """{
@@ -46,8 +46,8 @@ TEXT = """{
     ],
 )
 def test_a_place_has_the_line_of_its_key(place: str, line: int) -> None:
-    assert line_of(TEXT, place) == line
-    assert line_of(json.dumps(json.loads(TEXT)), place) == 1
+    assert line_of_place(TEXT, place) == line
+    assert line_of_place(json.dumps(json.loads(TEXT)), place) == 1
 
 
 def edited(old: str, new: str) -> tuple[str, int]:

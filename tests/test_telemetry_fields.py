@@ -11,7 +11,7 @@ from changing import replace
 from gpuscale.base.counters import NUMBERS, clock_events, values_problem
 from gpuscale.base.errors import DecodeError
 from gpuscale.records import GpuSummary, GpuWindow
-from gpuscale.records.as_json import from_json, to_json
+from gpuscale.records.json_text import from_json, to_json
 
 FULL = GpuSummary(
     uuid="GPU-0",

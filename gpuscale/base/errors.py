@@ -90,6 +90,15 @@ class DecodeError(GpuscaleError):
         self.key = key
 
 
+class FieldError(ValueError):
+    """A record that breaks a rule of its own: the place of the field in it, and the problem."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.place = place
+        self.problem = problem
+
+
 class CaseError(GpuscaleError):
     """A training case that cannot be built or run as it was asked for."""
 

@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, field
 
-from gpuscale.base.errors import DecodeError, UsageError
+from gpuscale.base.errors import DecodeError, FieldError, UsageError
 from gpuscale.base.printable import shown, visible
 from gpuscale.base.strategies import COMMAND
 from gpuscale.measure.schedulers import SCHEDULERS
 from gpuscale.measure.schedulers.scheduler import TIME_LIMIT
-from gpuscale.records.as_json import converted
+from gpuscale.records.json_text import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, Record, Seconds
 from gpuscale.store.files import read_with
 
@@ -230,14 +230,15 @@ class ClusterProfile(Record, frozen=True, kw_only=True):
             _refuse("scheduler", known, self.scheduler)
         scheduler = SCHEDULERS[self.scheduler]
         if self.job.gpu_option is None and scheduler.default_gpu_option is None:
-            raise ValueError(
-                f"job: missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
-                'its own way, such as gpu_option = "-l coproc_v100={gpus}"'
+            raise FieldError(
+                "job",
+                f"missing field 'gpu_option': every {scheduler.title} site names its GPUs in "
+                'its own way, such as gpu_option = "-l coproc_v100={gpus}"',
             )
 
 
 def _refuse(place: str, wanted: str, value: str) -> None:
-    raise ValueError(f"{place}: expected {wanted}, found {shown(value)}")
+    raise FieldError(place, f"expected {wanted}, found {shown(value)}")
 
 
 _Mark = TypeVar("_Mark", JobOption, PytestOption)

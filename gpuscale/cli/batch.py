@@ -20,8 +20,8 @@ from gpuscale.plugin.items import ItemPlan
 from gpuscale.plugin.options import parse_options
 from gpuscale.plugin.requests import run_request, skip_reason, validate_precision
 from gpuscale.records import Run, RunRequest
-from gpuscale.records.as_json import document_text
 from gpuscale.records.configuration import Precision
+from gpuscale.records.json_text import document_text
 from gpuscale.reports.phrases import UNKNOWN, configuration_text, gpus_text
 from gpuscale.reports.screen import can_redraw, progress_text, redrawn
 from gpuscale.workload.cases import TrainingCase

@@ -13,7 +13,7 @@ from gpuscale.cli.inputs import case_class, gpu_counts
 from gpuscale.measure.launch import RunTerminated
 from gpuscale.measure.launch.local import LocalLauncher
 from gpuscale.records import Environment
-from gpuscale.records.as_json import document_text
+from gpuscale.records.json_text import document_text
 from gpuscale.records.trials import OverheadReport, TrialsReport
 from gpuscale.reports.machine_text import overhead_text, trials_text
 from gpuscale.reports.screen import counted_runs

@@ -19,7 +19,7 @@ import msgspec
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.host import python_environment
 from gpuscale.records import Environment, NodeProbe, RunRequest, SampledDevices
-from gpuscale.records.as_json import from_json, to_json
+from gpuscale.records.json_text import from_json, to_json
 from gpuscale.records.request import (
     CommandOutcome,
     NodeProbeRequest,

@@ -1,4 +1,4 @@
-"""One run, a fresh start of all ranks of one (case, strategy, gpus), and those of one session."""
+"""A run, one fresh start of all ranks of one (case, strategy, gpus), and the runs of a session."""
 
 import math
 import statistics
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from gpuscale.base.errors import FieldError
 from gpuscale.base.strategies import COMMAND, STRATEGIES
 from gpuscale.records.configuration import Configuration, EntryKey
 from gpuscale.records.environment import Environment
@@ -35,24 +36,23 @@ from gpuscale.records.run_evidence import (
 class Run(Record, frozen=True, kw_only=True):
     """The sampling unit of every statistic: one fresh start of all ranks.
 
-    `measured` is what it measured; the fields below `failure` are evidence beside it, each of
-    which may be absent.
+    `measured` holds the metrics; the fields below `failure` are evidence, and any may be absent.
     """
 
     configuration: Configuration
     gpus: Gpus
     index: PositiveCount = 1
-    """1 for the first run of its (case, strategy, gpus)."""
+    """1 for the first run of a (case, strategy, gpus)."""
     batch_per_gpu: PositiveCount | None = None
-    """None of a command that failed before its lines told it."""
+    """None if a command failed before it printed a batch size."""
     sample_shape: Shape | None = None
     samples_per_epoch: PositiveCount | None = None
     """Training samples of the case, over all GPUs."""
     allocation: Name | None = None
-    """The job that made it and its nodes, whose state all runs in it share; None is the job of
-    the results file that holds it."""
+    """Job and nodes of the run, whose state all runs of the job share; None: those of the results
+    file."""
     measured: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Values by the names of `METRICS`; empty for a run that failed."""
+    """Values by the names of `METRICS`; empty if the run failed."""
     failure: Failure | None = None
     started_at_s: UnixTime | None = None
     wall_s: Duration | None = None
@@ -62,59 +62,59 @@ class Run(Record, frozen=True, kw_only=True):
     warmup_s: Duration | None = None
     steps_per_window: PositiveCount | None = None
     reported_step_s: Seconds | None = None
-    """Median of the seconds per step that a command's own lines report; None where they do not."""
+    """Median seconds per step that a command itself prints; None if it prints none."""
     windows: tuple[Window, ...] = ()
-    """Of synchronised training: the ones that count."""
+    """Windows of synchronised training, from which metrics are computed."""
     unsynced_windows: tuple[Window, ...] = ()
-    """The same steps without gradient synchronisation, measured in turn with `windows`; of a
-    pipeline on one GPU those by micro-batches, beside the whole batch at once."""
+    """The same steps without gradient synchronisation, alternating with `windows`; for a pipeline
+    on one GPU the steps by micro-batches, as `windows` take the whole batch at once."""
     ranks: tuple[RankReport, ...] = ()
     gpu_summaries: tuple[GpuSummary, ...] = ()
     telemetry_absent: Line | None = None
-    """Why there are no GPU summaries; None where there are."""
+    """Reason for missing GPU summaries; None if there are some."""
     host_load: HostLoad | None = None
 
     def __post_init__(self) -> None:
         if problem := next(_problems(self), None):
-            raise ValueError(problem)
+            raise problem
 
     @property
     def key(self) -> EntryKey:
-        """The table row that this run belongs to."""
+        """The table row of this run."""
         return EntryKey(self.configuration.case, self.configuration.strategy, self.gpus)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells it from others, also where two began at once or nobody recorded when."""
+        """Identity used to deduplicate runs, also if they began at once or at unknown times."""
         return (self.key, self.configuration, self.index, self.started_at_s, *self.measured.items())
 
     @property
     def ranks_in_order(self) -> list[RankReport]:
-        """The ranks as windows have their times, by number; they are recorded as they end."""
+        """The ranks by number, the order of the times in windows; files have them as they ended."""
         return sorted(self.ranks, key=lambda report: report.rank)
 
     @property
     def is_valid(self) -> bool:
-        """True for a run that ended with a step time and passed the checks after it."""
+        """True if the run has a step time and passed all checks."""
         return self.failure is None and STEP_TIME in self.measured
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per step of a valid run; any other has none, which is a ValueError."""
+        """Seconds per step of a valid run; a run without raises a ValueError."""
         if not self.is_valid:
             raise ValueError(f"{self.key.label}, run {self.index} has no step time")
         return self.measured[STEP_TIME]
 
     @property
     def log_step_time(self) -> float:
-        """Natural logarithm of the step time: the one number that judging uses."""
+        """Natural logarithm of the step time: the only number that judging uses."""
         return math.log(self.step_time_s)
 
     @property
     def synchronization_s(self) -> float | None:
-        """Seconds per step that gradient synchronisation adds, by medians, so also below 0.
+        """Seconds per step added by gradient synchronisation; a difference of medians, maybe < 0.
 
-        On one rank that is the wrapper's own handling of gradients; None where it was not measured.
+        On one rank this is the overhead of the strategy's wrapper; None if not measured.
         """
         if not self.windows or not self.unsynced_windows or not self.steps_per_window:
             return None
@@ -126,7 +126,7 @@ class Run(Record, frozen=True, kw_only=True):
 
 
 def busy_loads(runs: Iterable[Run]) -> list[HostLoad]:
-    """The loads of those runs whose host was busy, the heaviest first."""
+    """The host loads of runs on a busy host, the heaviest first."""
     busy = [run.host_load for run in runs if run.host_load and run.host_load.is_busy]
     return sorted(busy, key=lambda load: (-load.load_average, -(load.gpu_processes or 0)))
 
@@ -138,30 +138,30 @@ class Header(Record, frozen=True, kw_only=True):
     gpuscale_version: Name
     environment: Environment
     injections: tuple[Name, ...] = ()
-    """Faults that were made on purpose: such results never pass for real ones."""
+    """Faults injected on purpose: such results never pass for real ones."""
     left_out: Line | None = None
-    """Why no other night is compared with this one, as `gpuscale leave-out` was told."""
+    """Reason, given to `gpuscale leave-out`, why no night is compared with these results."""
 
 
 class Results(Header, frozen=True, kw_only=True):
-    """A results file in memory: its header and its runs, in the order they were measured."""
+    """A results file in memory: its header, and its runs in the order of measurement."""
 
     runs: tuple[Run, ...] = ()
 
     @property
     def allocation(self) -> str:
-        """The job that the file was begun in: its id, or host and time."""
+        """The job that began the file: its identifier, else host and time."""
         return self.environment.job_id or f"{self.environment.host} {self.created_at}"
 
     def allocation_of(self, run: Run) -> str:
-        """The same of one of the runs, which a resumed file may have from another job."""
+        """The job of one run; a resumed file has runs of several."""
         return run.allocation or self.allocation
 
 
 def without_repeated(read: Iterable[Results]) -> list[Results]:
-    """The results with each run once, in the first of them: twice, it would narrow intervals.
+    """The results with each run kept only once, since repeated runs would narrow intervals.
 
-    A run of results that are left out is left out of all.
+    A run that occurs in results that are left out is removed from all others.
     """
     seen: set[tuple[object, ...]] = set()
     kept = {}
@@ -223,7 +223,7 @@ def with_measured(run: Run) -> Run:
 
 
 def without_windows(run: Run) -> Run:
-    """The run as a baseline keeps it: all but its windows."""
+    """The run in the form that a baseline keeps: without its windows."""
     return msgspec.structs.replace(
         run,
         steps_per_window=None,
@@ -234,41 +234,44 @@ def without_windows(run: Run) -> Run:
     )
 
 
-def _problems(run: Run) -> Iterator[str]:
+def _problems(run: Run) -> Iterator[FieldError]:
     if problem := measured_problem(run.measured):
-        yield problem
+        yield FieldError("", problem)
     if run.is_valid and run.batch_per_gpu is None:
-        yield "batch_per_gpu: a run with a step time says how many samples a step had"
+        problem = "a run with a step time says how many samples a step had"
+        yield FieldError("batch_per_gpu", problem)
     numbers = [report.rank for report in run.ranks]
     if len(set(numbers)) < len(numbers):
-        yield f"ranks: each rank is expected once, found {numbers[:20]}"
+        yield FieldError("ranks", f"each rank is expected once, found {numbers[:20]}")
     if run.windows and run.steps_per_window is None:
-        yield "steps_per_window: a run with windows says how many steps each had"
+        problem = "a run with windows says how many steps each had"
+        yield FieldError("steps_per_window", problem)
     for position, summary in enumerate(run.gpu_summaries):
         if len(summary.windows) not in (0, len(run.windows)):
-            yield (
-                f"gpu_summaries[{position}].windows: expected one for each of the run's "
-                f"{len(run.windows)} windows, or none; found {len(summary.windows)}"
+            problem = (
+                f"expected one for each of the run's {len(run.windows)} windows, or none; found "
+                f"{len(summary.windows)}"
             )
+            yield FieldError(f"gpu_summaries[{position}].windows", problem)
     if run.failure is None and run.ranks:
         yield from _training_problems(run)
 
 
-def _training_problems(run: Run) -> Iterator[str]:
-    """Why ranks that ended well did not train together."""
-    # The lines of a command do not tell how long each rank was busy.
+def _training_problems(run: Run) -> Iterator[FieldError]:
+    """Reasons why ranks that ended well did not train together."""
+    # A command's lines do not show how long each rank was busy.
     fewest = 0 if run.configuration.strategy == COMMAND else len(run.ranks)
     for name, windows in (("windows", run.windows), ("unsynced_windows", run.unsynced_windows)):
         for position, window in enumerate(windows):
             if len(window.busy_s) not in (fewest, len(run.ranks)):
-                yield (
-                    f"{name}[{position}].busy_s: expected a number for each of "
-                    f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
-                )
+                count = f"{len(run.ranks)} ranks, found {len(window.busy_s)}"
+                problem = f"expected a number for each of {count}"
+                yield FieldError(f"{name}[{position}].busy_s", problem)
     demands = STRATEGIES.get(run.configuration.strategy)
     digests = {report.parameter_digest for report in run.ranks} - {None}
     if demands is not None and demands.ranks_agree and len(digests) > 1:
-        yield (
-            "ranks: their parameter_digest differ, so the ranks did not train together; such a "
-            "run has a 'failure' of kind 'invalid'"
+        problem = (
+            "their parameter_digest differ, so the ranks did not train together; such a run has a "
+            "'failure' of kind 'invalid'"
         )
+        yield FieldError("ranks", problem)

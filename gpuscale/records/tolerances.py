@@ -1,10 +1,11 @@
-"""The limits of judgement, and where a site sets its own."""
+"""The limits of judgement and the overrides of a site."""
 
 from typing import Annotated
 
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from gpuscale.base.errors import FieldError
 from gpuscale.records.configuration import EntryKey
 from gpuscale.records.metrics import METRICS_BY_NAME, Limits
 from gpuscale.records.record import Gpus, Name, Record
@@ -12,16 +13,17 @@ from gpuscale.records.record import Gpus, Name, Record
 THROUGHPUT = "throughput"
 SPEEDUP = "speedup"
 JUDGED = (THROUGHPUT, SPEEDUP, *(name for name, metric in METRICS_BY_NAME.items() if metric.limits))
-"""The names of what is judged, as overrides give them."""
+"""The names of judged metrics, as overrides give them."""
 Fraction = Annotated[float, Meta(ge=0, le=0.99)]
 Significance = Annotated[float, Meta(ge=1e-4, le=0.05)]
 OkBound = Annotated[float, Meta(ge=1e-6, le=0.99)]
 
 
 class ToleranceOverride(Record, frozen=True, kw_only=True):
-    """Other limits for some rows and one metric; None is any, or the limit that holds without.
+    """Other limits for some rows and one metric.
 
-    Without a metric it holds for throughput and speedup.
+    None as a condition matches any row, and as a limit changes nothing. Without a metric the
+    override applies to throughput and speedup.
     """
 
     case: Name | None = None
@@ -34,26 +36,28 @@ class ToleranceOverride(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.metric is not None and self.metric not in JUDGED:
-            raise ValueError(f"metric: expected one of {', '.join(JUDGED)}, found '{self.metric}'")
+            known = ", ".join(JUDGED)
+            raise FieldError("metric", f"expected one of {known}, found '{self.metric}'")
         if not any(condition is not None for condition in self.conditions):
-            raise ValueError("an override for everything; set the limits in 'tolerances' itself")
+            problem = "an override for everything; set the limits in 'tolerances' itself"
+            raise FieldError("", problem)
         if (self.margin, self.ok_bound, self.allocation_deviation) == (None, None, None):
             names = "'margin', 'ok_bound' or 'allocation_deviation'"
-            raise ValueError(f"an override that sets no limit; give {names}, or remove it")
+            raise FieldError("", f"an override that sets no limit; give {names}, or remove it")
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """The properties that a row must have for the override to hold, in order of weight."""
+        """The conditions that a row must meet, in order of weight."""
         return (self.case, self.strategy, self.gpus, self.metric)
 
     def fits(self, key: EntryKey) -> bool:
-        """True for a row that is meant, whatever the metric."""
+        """True if the override applies to the row, whatever the metric."""
         wanted = (self.case, self.strategy, self.gpus)
         return all(want in (None, has) for want, has in zip(wanted, key, strict=True))
 
 
 class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """The limits of judgement; a site sets its own in its baseline file."""
+    """The limits of judgement; a site can set its own in its baseline file."""
 
     margin: Fraction = 0.02
     """A loss of throughput or speedup up to this fraction is never called a regression."""
@@ -62,24 +66,23 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
     allocation_deviation_time: Fraction = 0.01
     """Declared relative standard deviation of T between allocations."""
     allocation_deviation_speedup: Fraction = 0.005
-    """The same for S and E, whose two ends were measured on the same nodes."""
+    """The same of S and E, whose two ends were measured on the same nodes."""
     significance: Significance = 0.01
-    """One-sided p, adjusted for all tests of a comparison, below which a change counts."""
+    """A change counts if its one-sided p, adjusted for all tests of a comparison, is below this."""
     published_within_node: Fraction = 0.10
     published_across_nodes: Fraction = 0.20
     overrides: tuple[ToleranceOverride, ...] = ()
-    """Other limits for some rows; the most specific one that gives a limit wins."""
+    """Other limits for some rows; for each limit the most specific override applies."""
 
     def __post_init__(self) -> None:
         conditions = [override.conditions for override in self.overrides]
         if len(set(conditions)) < len(conditions):
             twice = next(i for i, each in enumerate(conditions) if each in conditions[:i])
-            raise ValueError(
-                f"overrides[{twice}]: the same rows as an earlier one; put their limits into one"
-            )
+            problem = "the same rows as an earlier one; put their limits into one"
+            raise FieldError(f"overrides[{twice}]", problem)
 
     def limits(self, key: EntryKey, metric: str) -> Limits:
-        """The limits of one metric of one row, with all overrides that fit."""
+        """The limits of one metric of one row, with all overrides that apply."""
         spec = METRICS_BY_NAME.get(metric)
         declared = self.allocation_deviation_speedup
         if metric == THROUGHPUT:
@@ -88,22 +91,23 @@ class Tolerances(Record, frozen=True, kw_only=True, omit_defaults=False):
             margin=self.margin, ok_bound=self.ok_bound, allocation_deviation=declared
         )
         limits = asdict(given).items()
-        return Limits(**{name: self._overridden(key, metric, name, its) for name, its in limits})
+        return Limits(
+            **{name: self._overridden(key, metric, name, given) for name, given in limits}
+        )
 
     def published_margin(self, key: EntryKey, metric: str, *, nodes: int) -> float:
-        """The fraction by which a metric of the row may lie below a published figure."""
+        """The fraction by which a metric of the row may be below a published figure."""
         default = self.published_within_node if nodes == 1 else self.published_across_nodes
         return self._overridden(key, metric, "margin", default)
 
     def _overridden(self, key: EntryKey, metric: str, name: str, default: float) -> float:
-        found: float = default
-        most: list[int] = []
-        for each in self.overrides:
-            value = getattr(each, name)
-            metrics = (each.metric,) if each.metric else (THROUGHPUT, SPEEDUP)
-            # More conditions weigh more; of as many, those that come first.
-            given = [condition is not None for condition in each.conditions]
+        limit, most = default, [0]
+        for override in self.overrides:
+            value: float | None = getattr(override, name)
+            metrics = (override.metric,) if override.metric else (THROUGHPUT, SPEEDUP)
+            # More conditions weigh more; among equally many, the first ones.
+            given = [condition is not None for condition in override.conditions]
             weight = [sum(given), *given]
-            if each.fits(key) and metric in metrics and value is not None and weight > most:
-                found, most = value, weight
-        return found
+            if override.fits(key) and metric in metrics and value is not None and weight > most:
+                limit, most = value, weight
+        return limit

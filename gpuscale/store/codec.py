@@ -16,7 +16,13 @@ import msgspec
 from gpuscale.base.errors import DecodeError
 from gpuscale.base.printable import shown
 from gpuscale.records import Baseline, Results, Run
-from gpuscale.records.as_json import from_json, is_json, line_of, refuse_repeated_keys, to_json
+from gpuscale.records.json_text import (
+    from_json,
+    is_json,
+    line_of_place,
+    to_json,
+    validate_unique_keys,
+)
 from gpuscale.records.run import Header
 
 RESULTS_FORMAT = "gpuscale-results"
@@ -89,12 +95,12 @@ def decode_baseline(text: str) -> Baseline:
         content = _open_envelope(text, BASELINE_FORMAT)
         runs = _text(content["runs"]) if "runs" in content else "[]"
         # No hand writes them, and they are long.
-        refuse_repeated_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
+        validate_unique_keys(text.replace(runs, "[]" + "\n" * runs.count("\n"), 1))
         baseline = from_json(Baseline, _text(content))
     except DecodeError as error:
         if error.line is not None or (not error.place and error.key is None):
             raise
-        line = line_of(text, error.place, error.key)
+        line = line_of_place(text, error.place, error.key)
         raise DecodeError(error.place, error.problem, line=line, key=error.key) from None
     if not baseline.published and not baseline.runs:
         raise DecodeError("", "expected entries in 'published' or 'runs', found none")

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuscale.base.errors import DecodeError, ExitCode, FileError, UsageError
 from gpuscale.base.printable import clean, visible
-from gpuscale.records.as_json import converted, from_json, to_json
+from gpuscale.records.json_text import converted, from_json, to_json
 from gpuscale.records.record import Line, Record
 from gpuscale.store.files import read_with
 

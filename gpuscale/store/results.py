@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuscale.base.errors import DecodeError, FileError
 from gpuscale.records import Results, Run
-from gpuscale.records.as_json import is_json
+from gpuscale.records.json_text import is_json
 from gpuscale.store.codec import decode_results, encode_header, encode_run
 from gpuscale.store.files import (
     READ_PROBLEMS,

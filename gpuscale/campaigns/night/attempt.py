@@ -13,7 +13,7 @@ import msgspec
 from gpuscale.base.errors import CANNOT_WRITE, ExitCode, GpuscaleError, MachineError
 from gpuscale.measure.schedulers.scheduler import Ending, JobState
 from gpuscale.records import Results, Run
-from gpuscale.records.as_json import document_text
+from gpuscale.records.json_text import document_text
 
 FAULT_FILE = "GPUSCALE_FAULT_FILE"
 """The variable that names the file in which a session of a night says what the machine lacks."""

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import msgspec
 
 from gpuscale.records import Scaling
-from gpuscale.records.as_json import document_text
+from gpuscale.records.json_text import document_text
 from gpuscale.reports import cause_words
 from gpuscale.reports.comparison.rows import Row, finding_text
 from gpuscale.reports.comparison.view import View

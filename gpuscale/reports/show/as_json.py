@@ -6,7 +6,7 @@ import msgspec
 
 from gpuscale.analysis.projection import Projection
 from gpuscale.records import Results
-from gpuscale.records.as_json import document_text
+from gpuscale.records.json_text import document_text
 from gpuscale.reports.show.scaling_rows import ScalingRow, Shown, scaling_rows
 
 

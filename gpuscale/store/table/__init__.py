@@ -13,8 +13,8 @@ from gpuscale.base.errors import DecodeError
 from gpuscale.base.strategies import STRATEGIES
 from gpuscale.base.units import counted
 from gpuscale.records import EntryKey, Hardware, PublishedFigure
-from gpuscale.records.as_json import converted
 from gpuscale.records.baseline import Timed
+from gpuscale.records.json_text import converted
 from gpuscale.records.record import Gpus, Line, Name, PositiveCount, SamplesPerSecond, Seconds
 from gpuscale.store.table.columns import COUNTS, TIMES, Column, columns_of, has_gpus, measure_in
 from gpuscale.store.table.numbers import day_of, measures_of, whole_number

@@ -1,0 +1,241 @@
+"""Records as JSON text and back; msgspec validates them, and problems are named with places.
+
+`gpuscale.store` builds the file formats from this, and a launcher and its ranks exchange such
+texts.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from gpuscale.base.errors import DecodeError, FieldError, nearest
+from gpuscale.base.printable import clean, shown, text_problem
+
+T = TypeVar("T")
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+_TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+
+def to_json(record: msgspec.Struct) -> str:
+    """The text of a record, on one line, with unprintable characters made visible.
+
+    A value that breaks the record's own bounds raises a `DecodeError`.
+    """
+    try:
+        encoded = _ENCODER.encode(record)
+        msgspec.json.decode(encoded, type=type(record))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        # A traceback with terminal colours must not make the file unreadable.
+        encoded = _ENCODER.encode(_cleaned(msgspec.to_builtins(record)))
+        from_json(type(record), encoded.decode())
+    return encoded.decode()
+
+
+def document_text(format_name: str, **fields: object) -> str:
+    """A document for scripts, in version 1, of fields that may hold records."""
+    document = msgspec.to_builtins({"format": format_name, "version": 1, **fields})
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """The value of a JSON text; any other text raises a `DecodeError`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        _raise_problem(kind, _parsed(text), error)
+    except msgspec.DecodeError as error:
+        _parsed(text)
+        problem = str(error).removeprefix("JSON is malformed: ")
+        raise DecodeError("", f"this is not JSON: {problem}") from None
+    except RecursionError:
+        raise DecodeError("", "nested too deeply; no gpuscale file is") from None
+    except UnicodeEncodeError:
+        raise DecodeError("", "text with half a character (a lone surrogate); remove it") from None
+
+
+def converted(kind: type[T], value: object) -> T:
+    """The record of a parsed document, such as one of TOML."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        _raise_problem(kind, value, error)
+
+
+def is_json(text: str | bytes) -> bool:
+    """True if a text is one complete JSON document."""
+    with suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
+
+
+def line_of_place(text: str, place: str, key: str | None = None) -> int:
+    """The line, from 1, of a place or of a key at it, or of its deepest part that exists."""
+    steps = [name or position for name, position in _STEP.findall(place)]
+    steps += [] if key is None else [key]
+    depth = found_at = 0
+    for path, at in _members(text):
+        if len(path) == depth + 1 and list(path) == steps[: depth + 1]:
+            depth, found_at = depth + 1, at
+        if depth == len(steps):
+            break
+    return text.count("\n", 0, found_at) + 1
+
+
+def validate_unique_keys(text: str) -> None:
+    """Raise a `DecodeError` if an object has a key twice, with the line of the second."""
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        if len(dict(pairs)) == len(pairs):
+            return
+        seen = set()
+        for path, at in _members(text):
+            if path in seen:
+                problem = (
+                    f"the field {shown(path[-1]).removeprefix('text ')} stands twice in one object"
+                )
+                raise DecodeError("", problem, line=text.count("\n", 0, at) + 1)
+            seen.add(path)
+
+    _parsed(text, object_pairs_hook=check, parse_int=str)
+
+
+def _members(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The path of each member of a JSON document, and the offset at which the member begins."""
+    path: list[str] = []
+    positions: list[int | None] = []
+    before = ""
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        if before in ("{", "[", ",") and sign not in ("}", "]"):
+            position = positions[-1]
+            path[-1] = json.loads(sign) if position is None else str(position)
+            positions[-1] = None if position is None else position + 1
+            yield tuple(path), token.start()
+        if sign in ("{", "["):
+            path.append("")
+            positions.append(None if sign == "{" else 0)
+        elif sign in ("}", "]"):
+            path.pop()
+            positions.pop()
+        before = sign
+
+
+def _cleaned(value: object, *, multiline: bool = False) -> object:
+    if isinstance(value, str):
+        return clean(value, multiline=multiline)
+    if isinstance(value, Mapping):
+        return {
+            clean(key): _cleaned(item, multiline=key in ("message", "detail"))
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in value]
+    return value
+
+
+def _parsed(text: str, **how: Any) -> object:
+    """Parse a text with `json.loads`, which reports lines, where msgspec reports bytes."""
+    if text.startswith("\ufeff"):
+        raise DecodeError("", "starts with a byte-order mark; save it as UTF-8 without one")
+    try:
+        return json.loads(text, **how)
+    except json.JSONDecodeError as error:
+        place, problem = f"column {error.colno}", f"this is not JSON: {error.msg}"
+        raise DecodeError(place, problem, line=error.lineno) from None
+    except RecursionError:
+        raise DecodeError("", "nested too deeply; no gpuscale file is") from None
+    except ValueError as error:
+        raise DecodeError("", f"this is not JSON: {error}") from None
+
+
+def _raise_problem(kind: Any, document: object, error: Exception) -> NoReturn:
+    """Raise the problem of a document that msgspec refuses, with its place and its value."""
+    raise _first_problem(kind, document, "") or DecodeError("", str(error))
+
+
+def _first_problem(kind: Any, value: Any, place: str) -> DecodeError | None:
+    """The first rule of a type that a value breaks, the innermost one; None if it breaks none."""
+    try:
+        msgspec.convert(value, kind)
+        return None
+    except msgspec.ValidationError as error:
+        own_rule = error.__cause__
+    kind, bounds = _unwrapped(kind)
+    fields = _fields_of(kind) if isinstance(value, Mapping) else {}
+    unknown = [name for name in value if name not in fields] if fields else []
+    if unknown and kind.__struct_config__.forbid_unknown_fields:
+        known = nearest(unknown[0], fields, "known are")
+        problem = f"unknown field {shown(unknown[0]).removeprefix('text ')}; {known}"
+        return DecodeError(place, problem, key=unknown[0])
+    for step, part, held in _parts(kind, value):
+        if found := _first_problem(part, held, f"{place}{step}".removeprefix(".")):
+            return found
+    missing = [name for name, field in fields.items() if field.required and name not in value]
+    if missing:
+        return DecodeError(place, f"missing field '{missing[0]}'")
+    if isinstance(own_rule, FieldError):
+        return DecodeError(".".join(filter(None, (place, own_rule.place))), own_rule.problem)
+    return DecodeError(place, str(own_rule) if own_rule else _problem(kind, bounds, value))
+
+
+def _fields_of(kind: Any) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a record by name; empty for other types."""
+    is_record = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return {each.encode_name: each for each in msgspec.structs.fields(kind)} if is_record else {}
+
+
+def _parts(kind: Any, value: Any) -> Iterator[tuple[str, Any, object]]:
+    """The parts of a value as its type has them: the step to each, its type, and the part."""
+    types = get_args(kind)
+    if isinstance(value, Mapping):
+        fields = _fields_of(kind)
+        yield from (
+            (f".{name}", fields[name].type, value[name]) for name in fields if name in value
+        )
+        if get_origin(kind) in (dict, Mapping):
+            yield from (("", types[0], name) for name in value)
+            yield from (("[...]", types[1], held) for held in value.values())
+    elif get_origin(kind) is tuple and isinstance(value, list):
+        yield from ((f"[{position}]", types[0], held) for position, held in enumerate(value))
+
+
+def _unwrapped(kind: Any) -> tuple[Any, list[Meta]]:
+    """A type without its bounds and without None, and its bounds."""
+    bounds: list[Meta] = []
+    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
+        first, *others = get_args(kind)
+        if origin is Annotated:
+            bounds += [each for each in others if isinstance(each, Meta)]
+        # The last of `int | float` is any number.
+        kind = first if origin is Annotated else [a for a in (first, *others) if a != NoneType][-1]
+    return kind, bounds
+
+
+def _problem(kind: Any, bounds: Sequence[Meta], value: Any) -> str:
+    """A scalar, an empty list or a value of another type, in words."""
+    found, wanted = f"found {shown(value)}", _TYPES.get(kind, "an object")
+    if get_origin(kind) is Literal:
+        wanted = " or ".join(sorted(f"'{choice}'" for choice in get_args(kind)))
+    elif get_origin(kind) is tuple:
+        wanted = "a list of the right length" if isinstance(value, list) else "a list"
+    if kind is str and isinstance(value, str):
+        described = [bound.description for bound in bounds if bound.description]
+        wanted = (*described, "text that is not empty and has no spaces around it")[0]
+        return text_problem(value) or f"expected {wanted}, {found}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for bound in bounds:
+            if bound.ge is not None and value < bound.ge:
+                wanted += f" from {bound.ge:.12g}"
+            elif bound.le is not None and value > bound.le:
+                wanted += f" up to {bound.le:.12g}"
+    return f"expected {wanted}, {found}"
