@@ -1,9 +1,10 @@
-"""Makes the tables of docs/format.md from the records: run as a script."""
+"""Makes the lists of fields of docs/format.md from the records: run as a script."""
 
 import ast
 import inspect
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from gpuscale.records.record import Record
 from gpuscale.records.run import Header
 
 PAGE = Path(__file__).parent.parent / "docs" / "format.md"
-_TABLE = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
+_LIST = re.compile(r"<!--(\w+)-->\n.*?\n<!--end-->", re.DOTALL)
 _WORDS: dict[Any, str] = {
-    types.IntType: "whole number",
+    types.IntType: "integer",
     types.FloatType: "number",
     types.BoolType: "true or false",
     types.StrType: "text",
 }
+_UNIT = re.compile(r"_(s|bytes|w|j|mhz|c)$")
+_NUMBERS = ("integer", "number")
+_NO_DEFAULT = (msgspec.NODEFAULT, None, (), "")
 
 
 def example(kind: str) -> str:
@@ -33,21 +37,17 @@ def example(kind: str) -> str:
     return found[1]
 
 
-def page_with_tables(page: str) -> str:
-    """The page with every table between `<!-- NAME -->` and `<!-- end -->` made anew."""
-    made = tables()
-    return _TABLE.sub(lambda found: f"<!-- {found[1]} -->\n{made[found[1]]}\n<!-- end -->", page)
+def page_with_lists(page: str) -> str:
+    """The page with every list between `<!--NAME-->` and `<!--end-->` made anew."""
+    made = lists()
+    return _LIST.sub(lambda found: f"<!--{found[1]}-->\n{made[found[1]]}\n<!--end-->", page)
 
 
-def tables() -> dict[str, str]:
-    """Every table that the page should have, by its name there."""
-    made = {record.__name__: "\n".join(_rows(record)) for record in _records()}
-    return {**made, "METRICS": "\n".join(_metric_rows()), "COUNTERS": "\n".join(_counter_rows())}
-
-
-def tables_on_page(page: str) -> set[str]:
-    """The names of the tables that the page has."""
-    return {found[1] for found in _TABLE.finditer(page)}
+def lists() -> dict[str, str]:
+    """Every list that the page should have, by its name there."""
+    made = {record.__name__: _lines(record) for record in _records()}
+    made |= {"METRICS": _metric_lines(), "COUNTERS": _counter_lines()}
+    return {name: "\n".join(lines) for name, lines in made.items()}
 
 
 def _records() -> list[type[Record]]:
@@ -71,17 +71,27 @@ def _records() -> list[type[Record]]:
     return list(found)
 
 
-def _rows(record: type[Record]) -> Iterator[str]:
-    meanings = _meanings(record)
+def _lines(record: type[Record]) -> Iterator[str]:
+    """A list item a field; neighbours of one type whose names say all share an item."""
     described: Any = types.type_info(record)
-    yield "| field | type | meaning |\n|---|---|---|"
+    meanings = _meanings(record)
+    entries = []
     for field in described.fields:
-        optional = "" if field.required else ", optional"
+        name = f"**`{field.encode_name}`**" if field.required else f"`{field.encode_name}`"
         meaning = meanings.get(field.name, "")
-        default = field.default
-        if default not in (msgspec.NODEFAULT, None, (), "") and not isinstance(default, Record):
-            meaning = f"{meaning} (default {default})".strip()
-        yield f"| `{field.encode_name}` | {_type_words(field.type)}{optional} | {meaning} |"
+        if field.default not in _NO_DEFAULT and not isinstance(field.default, Record):
+            meaning = f"{meaning} (default {field.default})".strip()
+        entries.append((name, _kind(field), meaning))
+    for (kind, meaning), alike in groupby(entries, key=lambda entry: entry[1:]):
+        names = [name for name, *_ in alike]
+        for shown in [", ".join(names)] if not meaning else names:
+            yield f"- {shown}{f' ({kind})' if kind else ''}{f': {meaning}' if meaning else ''}"
+
+
+def _kind(field: Any) -> str:
+    """The type in words, if it is neither text nor a number with its unit in the name."""
+    kind = _type_words(field.type)
+    return "" if kind == "text" or (kind in _NUMBERS and _UNIT.search(field.encode_name)) else kind
 
 
 def _meanings(record: type[Record]) -> dict[str, str]:
@@ -98,22 +108,16 @@ def _meanings(record: type[Record]) -> dict[str, str]:
     return found
 
 
-def _metric_rows() -> Iterator[str]:
-    yield "| name | from | to | better | meaning |\n|---|---|---|---|---|"
+def _metric_lines() -> Iterator[str]:
     for metric in METRICS:
-        low, high = (f"{bound:.3g}" for bound in metric.bounds)
-        better = "more" if metric.more_is_better else "less"
-        yield f"| `{metric.name}` | {low} | {high} | {better} | {metric.words} |"
+        better = "; more is better" if metric.more_is_better else ""
+        yield f"- `{metric.name}`: {metric.words}{better}"
 
 
-def _counter_rows() -> Iterator[str]:
-    yield "| counter | unit | from | to | in windows | meaning |\n|---|---|---|---|---|---|"
+def _counter_lines() -> Iterator[str]:
     for name, counter in NUMBERS.items():
-        kind = counter.quantity
-        bounds = f"{kind.low:g} | {kind.high:.3g}"
-        in_windows = "yes" if counter.in_windows else ""
-        unit = kind.unit or "whole number"
-        yield f"| `{name}` | {unit} | {bounds} | {in_windows} | {counter.meaning} |"
+        shown = f"**`{name}`**" if counter.in_windows else f"`{name}`"
+        yield f"- {shown}{f': {counter.meaning}' if counter.meaning else ''}"
 
 
 def _type_words(described: Any) -> str:
@@ -124,22 +128,15 @@ def _type_words(described: Any) -> str:
             _type_words(each) for each in described.types if not isinstance(each, types.NoneType)
         )
     if isinstance(described, types.StructType):
-        return f"object, see {described.cls.__name__}"
+        return f"`{described.cls.__name__}`"
     if isinstance(described, types.VarTupleType):
         return f"list of {_type_words(described.item_type)}"
     if isinstance(described, types.DictType):
-        return f"object by name of {_type_words(described.value_type)}"
+        return f"by name: {_type_words(described.value_type)}"
     if isinstance(described, types.LiteralType):
         return " or ".join(f'`"{value}"`' for value in described.values)
-    return _WORDS[type(described)] + _bounds(described)
-
-
-def _bounds(described: Any) -> str:
-    low, high = getattr(described, "ge", None), getattr(described, "le", None)
-    if low is None and high is None:
-        return ""
-    return f" from {low:g}" + ("" if high is None else f" to {high:g}")
+    return _WORDS[type(described)]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page_with_lists(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""docs/format.md is true: its examples are read, and its tables are those of the records."""
+"""docs/format.md is true: its examples are read, and its lists are those of the records."""
 
 import re
 from pathlib import Path
 
 import pytest
-from format_page import PAGE, page_with_tables
+from format_page import PAGE, page_with_lists
 
 from gpuscale.records import Baseline, Results
 from gpuscale.store import read_any
@@ -23,5 +23,5 @@ def test_the_examples_are_read(tmp_path: Path, block: str, kind: type) -> None:
     assert isinstance(read_any(path), kind)
 
 
-def test_the_tables_are_made_from_the_records_of_today() -> None:
-    assert page_with_tables(TEXT) == TEXT, "run: python tests/format_page.py"
+def test_the_lists_are_made_from_the_records_of_today() -> None:
+    assert page_with_lists(TEXT) == TEXT, "run: python tests/format_page.py"

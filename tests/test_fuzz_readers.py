@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from format_page import tables
+from format_page import lists
 from fuzz import readers
 from fuzz.samples import samples
 
@@ -45,6 +45,7 @@ def test_a_broken_reader_is_reported(
 
 def test_the_files_that_are_spoiled_have_every_field() -> None:
     text = "".join(samples().values())
-    rows = "\n".join(tables().values())
-    fields = set(re.findall(r"^. `(\w+)`", rows, re.MULTILINE))
+    items = "\n".join(lists().values()).splitlines()
+    names = [re.split(r" \(|: ", item)[0] for item in items]
+    fields = set(re.findall(r"`(\w+)`", "".join(names)))
     assert {field for field in fields if f'"{field}":' not in text} == set()
