@@ -27,7 +27,8 @@ from ci.gpu_report import About, Finding, Report, earlier_report, make_checks  #
 from gpuscale.base import host  # noqa: E402 - found beside this file, uninstalled too
 from gpuscale.base.errors import GpuscaleError  # noqa: E402 - as above
 from gpuscale.base.host import python_environment  # noqa: E402
-from gpuscale.measure.telemetry import nvml  # noqa: E402
+from gpuscale.measure.nvml import open_nvml  # noqa: E402
+from gpuscale.measure.telemetry.device import find_device  # noqa: E402
 from gpuscale.records import Run  # noqa: E402
 from gpuscale.store import read_results  # noqa: E402
 
@@ -296,8 +297,8 @@ class Checks:
             return 0
         # A context is taken down a moment after its process.
         time.sleep(2)
-        with nvml.open_nvml():
-            answers = nvml.find_device(self.uuid).read().answers
+        with open_nvml():
+            answers = find_device(self.uuid).read().answers
         return int(answers["memory_used_bytes"]) >> 20
 
 

@@ -31,19 +31,18 @@ APART = (
 )
 # The ranks see what they share with who starts them, and nothing sees the ranks.
 RANKS = "measure.worker"
-RANKS_MAY_IMPORT = ("measure.run_directory", "measure.schedulers")
+RANKS_MAY_IMPORT = ("measure.nvml", "measure.run_directory", "measure.schedulers")
 # Records are msgspec's everywhere.
 COMMON = {"msgspec"}
 # Imports that close a circle, and are being mended.
 KNOWN_CIRCLES = (
     ("measure.launch.local", "measure.launch"),
     ("measure.launch.nodes", "measure.launch"),
-    ("measure.worker.training", "measure.worker.strategies"),
 )
 THIRD_PARTY = {
     "measure.launch": {"torch"},
-    "measure.telemetry": {"pynvml"},
-    "measure.worker": {"torch", "torchvision", "PIL", "pynvml", "lightning", "greenlet"},
+    "measure.nvml": {"pynvml"},
+    "measure.worker": {"torch", "torchvision", "PIL", "lightning", "greenlet"},
     "reports": {"tabulate", "wcwidth"},
     "reports.exports": {"torch"},
     "reports.figures": {"matplotlib"},
@@ -141,13 +140,6 @@ def test_a_module_imports_only_the_libraries_of_its_part(path: Path) -> None:
     allowed = COMMON | (THIRD_PARTY[max(parts, key=len)] if parts else set())
     roots = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names
     assert roots - {"gpuscale"} <= allowed
-
-
-def test_only_the_modules_named_after_it_import_pynvml() -> None:
-    users = {path for path in modules() if "pynvml" in imports_of(path)}
-    # A rank asks only how many GPUs there are, where torch sees none.
-    ranks = PACKAGE / "measure" / "worker" / "machine.py"
-    assert users == {ranks, *(PACKAGE / "measure" / "telemetry").glob("nvml*.py")}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

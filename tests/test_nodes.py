@@ -134,7 +134,7 @@ def test_of_two_nodes_the_slow_way_is_named_and_that_its_end_cannot_be_told() ->
 LATE = """
 import sys, time
 from gpuscale.measure.run_directory import RecordFile
-from gpuscale.measure.worker import machine
+from gpuscale.measure.worker import node_probe
 
 write = RecordFile.write
 
@@ -143,7 +143,7 @@ def write_late(file, record):
     write(file, record)
 
 RecordFile.write = write_late
-machine.probe(sys.argv[1])
+node_probe.probe(sys.argv[1])
 """
 
 

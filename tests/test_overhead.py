@@ -21,8 +21,9 @@ from gpuscale.campaigns.trials import OverheadRun, judge_overhead
 from gpuscale.cli.selftest import load_case_class
 from gpuscale.measure.worker.data import training_batches
 from gpuscale.measure.worker.entry import bare_loop, paused
-from gpuscale.measure.worker.strategies.dp import DataParallelStrategy
-from gpuscale.measure.worker.training import Training, parameter_digest
+from gpuscale.measure.worker.strategies.one_process import DataParallelStrategy
+from gpuscale.measure.worker.tensors import parameter_digest
+from gpuscale.measure.worker.training import Training
 from gpuscale.records import Failure, RunRequest
 from gpuscale.records.trials import OverheadOutcome, OverheadPair
 from gpuscale.workload.run_defaults import TIMING_PLANS

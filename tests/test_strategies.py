@@ -18,12 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bench_cases.test_mnist_cnn import MnistCnn
 from gpuscale import TrainingCase
 from gpuscale.base.errors import CaseError, InvalidTrainingError
+from gpuscale.measure.worker import strategies
 from gpuscale.measure.worker.data import training_batches
-from gpuscale.measure.worker.strategies import mp, one_process
+from gpuscale.measure.worker.precision import set_fp32_mode
+from gpuscale.measure.worker.strategies import ProcessGroupStrategy
 from gpuscale.measure.worker.strategies.ddp import DistributedDataParallelStrategy
-from gpuscale.measure.worker.strategies.dp import DataParallelStrategy
-from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
-from gpuscale.measure.worker.training import Training, parameter_digest, set_fp32_mode
+from gpuscale.measure.worker.strategies.one_process import (
+    DataParallelStrategy,
+    ModelParallelStrategy,
+)
+from gpuscale.measure.worker.tensors import parameter_digest
+from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 from gpuscale.records.configuration import Precision
 
@@ -274,8 +279,8 @@ def test_the_layers_of_mp_lie_on_the_devices_in_turn(monkeypatch: pytest.MonkeyP
     case, first = Sequence(), torch.device("cuda", 0)
     case.size = case.named_size(None)
     model = case.model()
-    monkeypatch.setattr(one_process, "cuda_device", lambda devices, position: first)
-    strategy = mp.ModelParallelStrategy(replace(request_for("mp", gpus=2), devices=(0, 1)))
+    monkeypatch.setattr(strategies, "cuda_device", lambda devices, position: first)
+    strategy = ModelParallelStrategy(replace(request_for("mp", gpus=2), devices=(0, 1)))
     # Tensors of devices that need not be there, which compute nothing.
     with FakeTensorMode(allow_non_fake_inputs=True):
         wrapped = strategy.wrap(model, case)

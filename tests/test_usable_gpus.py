@@ -14,8 +14,8 @@ from measuring import BENCH_CASES, run_pytest
 from nvml.library import BLACKWELL_GPU, GPU_A, GPU_B, GPU_WITHOUT_POWER, compile_driver
 
 from gpuscale.base.errors import GpuscaleError
+from gpuscale.measure import nvml
 from gpuscale.measure.run_directory import RecordFile
-from gpuscale.measure.telemetry import nvml
 from gpuscale.measure.worker import machine
 from gpuscale.measure.worker.machine import _cudnn_version, validate_kernels
 from gpuscale.plugin.options import parse_options

@@ -73,7 +73,7 @@ STRATEGIES: Mapping[str, Demands] = {
     "dp": Demands(
         words="DataParallel: one process scatters each batch over its GPUs and gathers the outputs",
         single="the same with one GPU",
-        implementation="gpuscale.measure.worker.strategies.dp:DataParallelStrategy",
+        implementation="gpuscale.measure.worker.strategies.one_process:DataParallelStrategy",
         one_process=True,
         ranks_agree=True,
         inside_computing="scatter, replicate and gather",
@@ -134,7 +134,7 @@ STRATEGIES: Mapping[str, Demands] = {
     "mp": Demands(
         words="model parallel: one process whose layers lie on all GPUs, which compute in turn",
         single="the whole model on one GPU",
-        implementation="gpuscale.measure.worker.strategies.mp:ModelParallelStrategy",
+        implementation="gpuscale.measure.worker.strategies.one_process:ModelParallelStrategy",
         one_process=True,
         ranks_agree=True,
         inside_computing="copies from one GPU's layers to the next's",

@@ -28,7 +28,7 @@ _IN_RANKS: Mapping[str, str] = {
     "overhead": "gpuscale.measure.worker.entry:compare_with_bare_loop",
     "trial": "gpuscale.measure.worker.trial:main",
     "describe": "gpuscale.measure.worker.machine:describe_to",
-    "probe": "gpuscale.measure.worker.machine:probe",
+    "probe": "gpuscale.measure.worker.node_probe:probe",
 }
 
 

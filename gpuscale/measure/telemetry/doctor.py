@@ -11,7 +11,8 @@ from importlib import metadata
 
 from gpuscale.base.counters import Reading
 from gpuscale.base.host import cpu_model
-from gpuscale.measure.telemetry import nvml
+from gpuscale.measure import nvml
+from gpuscale.measure.telemetry.device import NvmlDevice, all_devices
 from gpuscale.measure.telemetry.host_load import HostLoadMeter
 from gpuscale.records import HostLoad
 
@@ -90,14 +91,14 @@ def examine() -> Machine:
     )
     try:
         with nvml.open_nvml() as driver_version:
-            gpus = tuple(_examined(*numbered) for numbered in nvml.all_devices())
+            gpus = tuple(_examined(*numbered) for numbered in all_devices())
             return replace(machine, driver_version=driver_version, gpus=gpus)
     except nvml.DriverAbsentError as error:
         is_broken = isinstance(error, nvml.DriverBrokenError)
         return replace(machine, driver_absent=str(error), driver_broken=is_broken)
 
 
-def _examined(number: int, device: nvml.NvmlDevice | nvml.DeviceAbsentError) -> ExaminedGpu:
+def _examined(number: int, device: NvmlDevice | nvml.DeviceAbsentError) -> ExaminedGpu:
     if isinstance(device, nvml.DeviceAbsentError):
         return ExaminedGpu(number=number, unreachable=str(device))
     reading = device.inspect(device.read())

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpuscale.measure.telemetry.nvml import DriverAbsentError, foreign_processes, open_nvml
+from gpuscale.measure.nvml import DriverAbsentError, open_nvml
+from gpuscale.measure.telemetry.device import foreign_processes
 from gpuscale.records import HostLoad
 
 _STEAL = 8

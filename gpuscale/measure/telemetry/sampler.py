@@ -21,7 +21,7 @@ from gpuscale.base.counters import Reading
 
 if TYPE_CHECKING:
     # Only the process itself loads the binding, not whoever reads what it left.
-    from gpuscale.measure.telemetry.nvml import NvmlDevice
+    from gpuscale.measure.telemetry.device import NvmlDevice
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -86,12 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Blocked from the start and waited for between ticks: no handler runs in the midst of a
     # line, and no signal falls between a check and a sleep.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
-    from gpuscale.measure.telemetry.nvml import (
-        DeviceAbsentError,
-        DriverAbsentError,
-        find_device,
-        open_nvml,
-    )
+    from gpuscale.measure.nvml import DeviceAbsentError, DriverAbsentError, open_nvml
+    from gpuscale.measure.telemetry.device import find_device
 
     parser = argparse.ArgumentParser(prog="python -m gpuscale.measure.telemetry.sampler")
     parser.add_argument("--output", type=Path, required=True)

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpuscale.base.errors import CaseError
 from gpuscale.base.host import die_with_parent
-from gpuscale.measure.worker.nested import map_tensors, tensors_in
+from gpuscale.measure.worker.tensors import map_tensors, tensors_in
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import Size, TrainingCase
 

@@ -22,9 +22,10 @@ from gpuscale.base.strategies import STRATEGIES
 from gpuscale.measure.run_directory import RunDirectory, write_atomically
 from gpuscale.measure.worker import loop
 from gpuscale.measure.worker.data import on_device, real_dataset, training_batches
-from gpuscale.measure.worker.origin import line_of_user, traceback_text
 from gpuscale.measure.worker.strategies import strategy_for
-from gpuscale.measure.worker.training import Training, load_case, parameter_digest
+from gpuscale.measure.worker.tensors import parameter_digest
+from gpuscale.measure.worker.training import Training
+from gpuscale.measure.worker.user_code import line_of_user, load_case, traceback_text
 from gpuscale.records import Failure, FailureKind, RankReport, RunRequest
 from gpuscale.records.request import Measurement, RankFailure, RankOutcome
 from gpuscale.records.trials import OverheadOutcome, OverheadPair

@@ -1,4 +1,4 @@
-"""The lines of a command as they come: whose format they have, and what they tell of the run."""
+"""Read the lines of a command as they come: recognise their format, and turn steps into windows."""
 
 import math
 import statistics
@@ -6,8 +6,9 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from gpuscale.base.errors import UsageError
 from gpuscale.base.units import counted
-from gpuscale.measure.worker.last_words import KEPT_LINES, LastWords, last_words
+from gpuscale.measure.worker.last_words import KEPT_LINES, SHOWN_LINES, LastWords, last_words
 from gpuscale.measure.worker.marks import Series, Windows, comes_in_bursts, count_of, windows_of
 from gpuscale.measure.worker.output import OF_COMMAND, Line
 from gpuscale.records import Failure, FailureKind, RunRequest
@@ -26,14 +27,11 @@ from gpuscale.workload.log_formats.unread import UnreadLines
 FEWEST_WINDOWS = 10
 _FEWEST_FIGURES = 3
 _STANDSTILL = 5
-"""Times the longest time between two steps so far, after which a command hangs."""
-_SHOWN_LINES = 20
-_KEPT_LINES = 500
-"""Of those that are looked at for their format."""
+"""A command hangs after this many times the longest time between two of its steps."""
 _MOST_STEPS = 10**9
-"""That a run is recorded with."""
+"""The most steps that the record of a run holds."""
 _SAME_BATCH = 1.5
-"""Most times by which the samples/s of the lines may differ from those that were measured."""
+"""The largest ratio of reported to measured samples/s that does not contradict the batch."""
 _BY_SAMPLES = ("samples", "tokens")
 
 
@@ -46,20 +44,21 @@ class CommandError(Exception):
 
 
 class LogReader:
-    """Reads the lines of one command, and tells when there are windows enough."""
+    """The lines of one command, and the windows that their steps make."""
 
     def __init__(self, request: RunRequest, *, shared_pipe: bool) -> None:
-        """Takes whether several ranks may print into one pipe."""
-        assert request.command is not None
-        self._request, self._shared = request, shared_pipe
-        self.latest: deque[str] = deque(maxlen=_SHOWN_LINES)
-        """The last lines, as they were printed."""
+        """`shared_pipe` is True if several ranks may print into one pipe."""
+        command = request.command
+        assert command is not None
+        self._request, self._command, self._shared = request, command, shared_pipe
+        self._latest = deque[str](maxlen=SHOWN_LINES)
         self._latest_of = defaultdict[str, deque[Line]](lambda: deque(maxlen=KEPT_LINES))
         self._recognition, self._unread = Recognition(), UnreadLines()
         self._lines: list[Line] = []
+        """All lines so far, while their format may still change."""
         self._series: dict[str, Series] = {}
+        """The steps by the source of their lines."""
         self._samples: int | None = None
-        command = request.command
         self._format: LogFormat | None = None
         if command.log_format is not None:
             self._format = FORMATS[command.log_format]
@@ -68,51 +67,54 @@ class LogReader:
         self._is_settled = self._format is not None
 
     def take(self, lines: Sequence[Line]) -> None:
-        """Read lines; raises CommandError for one after which no result can come."""
-        new = lines = [line._replace(text=plain(line.text)) for line in lines]
-        self.latest.extend(line.text for line in lines)
+        """Read lines; raise CommandError for one after which no result can come."""
+        lines = [line._replace(text=plain(line.text)) for line in lines]
+        self._latest.extend(line.text for line in lines)
         for line in lines:
             self._latest_of[line.source].append(line)
-        if not self._is_settled:
-            for line in lines:
-                self._recognition.take(line.text)
-            self._lines += lines
-            lines = self._lines if self._is_of_another_format() else lines
-        for line in lines:
-            if self._format is not None and (mark := self._format.read(line.text)) is not None:
+        for line in self._lines_to_read(lines):
+            try:
+                mark = None if self._format is None else self._format.read(line.text)
+            except UsageError as error:
+                # --step-regex took something else than a number from the line.
+                raise CommandError(Failure(kind="invalid", message=str(error))) from None
+            if mark is not None:
                 self._take_mark(mark, line)
-        if not self.has_steps():
-            for line in new:
+        if not self.has_steps:
+            for line in lines:
                 self._unread.take(*line)
 
-    def _is_of_another_format(self) -> bool:
-        """Look what the lines so far fit; True where they are to be read from the beginning."""
+    def _lines_to_read(self, new: list[Line]) -> list[Line]:
+        """The new lines; all so far if the new ones have changed the format."""
+        if self._is_settled:
+            return new
+        for line in new:
+            self._recognition.take(line.text)
+        self._lines += new
         fitting = self._recognition.fitting
         if len(fitting) > 1:
-            names = ", ".join(each.name for each in fitting)
-            problem = (
-                f"lines of the command fit several formats; give --log-format with one of {names}"
-            )
-            raise self.failed(problem, "unread")
+            names = ", ".join(one.name for one in fitting)
+            problem = "lines of the command fit several formats; give --log-format with one of"
+            raise self.failed(f"{problem} {names}", "unread")
         if not fitting:
-            del self._lines[:-_KEPT_LINES]
-            return False
+            del self._lines[:-KEPT_LINES]
+            return new
         # A bar may be that of a download, before the first line of the training itself.
-        self._is_settled = not fitting[0].generic or len(self._lines) > _KEPT_LINES
+        self._is_settled = not fitting[0].generic or len(self._lines) > KEPT_LINES
         if fitting[0] is self._format:
-            return False
+            return new
         self._format = fitting[0]
         self._series.clear()
-        return True
+        return self._lines
 
     def _take_mark(self, mark: Mark, line: Line) -> None:
         if mark.loss is not None and not math.isfinite(mark.loss):
             raise self.failed(f"the loss is no finite number: {line.text.strip()}")
         self._samples = mark.samples_per_step or self._samples
-        series = self._series.get(line.source)
-        if series is None:
+        if line.source not in self._series:
             is_shared = self._shared and line.source == OF_COMMAND
-            series = self._series[line.source] = Series(shared=is_shared)
+            self._series[line.source] = Series(shared=is_shared)
+        series = self._series[line.source]
         if mark.step is not None:
             series.add(mark, self._steps(mark.step, series.latest), line.arrived_s)
             if mark.figure is not None:
@@ -121,7 +123,7 @@ class LogReader:
             series.interrupt()
 
     def _steps(self, counter: int, before: float) -> float:
-        """The steps that a counter stands for, where so many were told before."""
+        """The number of steps that a counter stands for, after the number before it."""
         assert self._format is not None
         if self._format.counts in _BY_SAMPLES:
             ranks = 1 if self._format.of_all_ranks else self._request.gpus
@@ -130,18 +132,17 @@ class LogReader:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all GPUs; CommandError where nobody told it."""
+        """Samples of one step over all GPUs; CommandError if neither lines nor options say it."""
         asked, gpus = self._request.batch_per_gpu, self._request.gpus
-        assert self._request.command is not None
-        if asked is not None and not self._request.command.tells_batch:
-            told = asked * gpus
-            if self._samples not in (None, told):
+        if asked is not None and not self._command.tells_batch:
+            expected = asked * gpus
+            if self._samples not in (None, expected):
                 raise self.failed(
                     f"the command tells {counted(self._samples or 0, 'sample')} a step, and a "
-                    f"batch of {asked} on {counted(gpus, 'GPU')} makes {told}; give the --batch "
-                    "that a counted step has on a GPU",
+                    f"batch of {asked} on {counted(gpus, 'GPU')} makes {expected}; give the "
+                    "--batch that a counted step has on a GPU",
                 )
-            return told
+            return expected
         if self._samples is None:
             raise self.failed(
                 "the command does not tell how many samples a step has; give --batch N (on each "
@@ -155,15 +156,15 @@ class LogReader:
 
     @property
     def windows(self) -> Windows | None:
-        """Those so far, by the process that tells most; None before the end of the warm-up."""
+        """The windows so far, of the process that told most steps; None during its warm-up."""
         series = self._leading()
         return None if series is None else windows_of(series.stretches, self._request.timing)
 
     def outcome(self, windows: Windows, *, started_s: float, clock_s: float) -> CommandOutcome:
-        """The windows for the launcher; CommandError where they cannot be trusted.
+        """The windows for the launcher; CommandError if they cannot be trusted.
 
-        The command was started at a time of the monotonic clock, which is so many seconds behind
-        Unix time.
+        `started_s` is the start of the command by the monotonic clock, and `clock_s` how many
+        seconds that clock is behind Unix time.
         """
         series = self._leading()
         assert series is not None
@@ -201,13 +202,13 @@ class LogReader:
         has_batch = self._format.unit == "samples/s" and self._format.counts not in _BY_SAMPLES
         if reported_step_s is None or not has_batch:
             return
-        times = reported_step_s / step_s
-        if max(times, 1 / times) > _SAME_BATCH:
+        ratio = reported_step_s / step_s
+        if max(ratio, 1 / ratio) > _SAME_BATCH:
             batch = self.global_batch / self._request.gpus
             raise self.failed(
                 f"the lines report {self.global_batch / reported_step_s:.4g} samples/s, and a "
                 f"batch of {batch:g} on each GPU would make {self.global_batch / step_s:.4g}: the "
-                f"command seems to train on about {round(batch / times)}; give that with --batch, "
+                f"command seems to train on about {round(batch / ratio)}; give that with --batch, "
                 "or write {batch} where the command takes it. If the lines count otherwise, read "
                 "the steps alone, by --step-regex"
             )
@@ -217,30 +218,31 @@ class LogReader:
     ) -> float | None:
         """The median seconds per step that the lines of these windows report themselves.
 
-        None where they report nothing, or an average since the start, which holds the warm-up.
+        None if they report nothing, or an average since the start, which includes the warm-up.
         """
+        assert self._format is not None
         begin_s, end_s = spans[0][0], spans[-1][1]
         figures = [
             figure
             for at_s, figure in series.figures
             if begin_s < at_s <= end_s and math.isfinite(figure) and figure > 0
         ]
-        assert self._format is not None
         if len(figures) < _FEWEST_FIGURES or self._format.span == "run":
             return None
-        figure, gpus = statistics.median(figures), self._request.gpus
+        figure = statistics.median(figures)
         match self._format.unit:
             case "s/step":
                 return figure
             case "steps/s":
                 return 1 / figure
             case "samples/s":
-                return self.global_batch / (figure if self._format.of_all_ranks else figure * gpus)
+                ranks = 1 if self._format.of_all_ranks else self._request.gpus
+                return self.global_batch / (figure * ranks)
             case _:
                 return None
 
     def told_so_far(self) -> str:
-        """What the lines have told, for a command that ended too early, and what to do."""
+        """The steps that the lines of an unfinished command have told, and the remedy."""
         series = self._leading()
         if series is None:
             return self._unread_so_far()
@@ -258,80 +260,77 @@ class LogReader:
         )
 
     def _unread_so_far(self) -> str:
+        """The reason why no line told a step, and the remedy."""
+        reads_no = "no format knows" if self._format is None else f"{self._format.name} reads no"
         if (counting := self._unread.counting) is not None:
-            reads = "no format knows" if self._format is None else f"{self._format.name} reads no"
             is_batch_known = self._request.batch_per_gpu is not None or self._samples is not None
             batch = "" if is_batch_known else ", and --batch N, the samples of a step on each GPU"
             return (
-                f"{reads} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
+                f"{reads_no} lines like '{counting.line}'; give --step-regex '{counting.pattern}', "
                 f"if that number counts steps{batch}"
             )
-        shown = next((text.strip() for text in reversed(self.latest) if text.strip()), None)
-        if shown is None:
+        if not (shown := self._last_line()):
             return "it printed nothing, and its steps are timed by the lines that tell them"
-        asked = "none of the formats known" if self._format is None else self._format.name
-        known = f" ({', '.join(FORMATS)})" if self._format is None else ""
+        asked = f"none of the formats known ({', '.join(FORMATS)})"
+        asked = asked if self._format is None else self._format.name
         return (
-            f"no line told a step: they fit {asked}{known}, such as: {shown}; give --step-regex, "
+            f"no line told a step: they fit {asked}, such as: {shown}; give --step-regex, "
             f"such as '{STEP_REGEX_EXAMPLE}', or print lines of 'GPUSCALE {{\"step\": 10}}'"
         )
 
-    def validate_lines(self, rank: int, *, is_late: bool) -> None:
-        """Raises CommandError where the lines count something, but what reads them is not known.
+    def _last_line(self) -> str:
+        return next((text.strip() for text in reversed(self._latest) if text.strip()), "")
 
-        Before it is late only where they surely train, and nobody has said how they are read.
-        Ranks but the first may print what they like.
+    def validate_lines(self, rank: int, *, is_late: bool) -> None:
+        """Raise CommandError if the lines of rank 0 count something that no known format reads.
+
+        Before the command is late, only lines that surely come from training count, and only if
+        the user has not named their format. Other ranks may print anything.
         """
-        counting = None if rank or self.has_steps() else self._unread.counting
+        counting = None if rank or self.has_steps else self._unread.counting
         is_sure = counting is not None and counting.of_training and not self._is_settled
         if is_sure or (is_late and counting is not None):
             raise self.failed(self._unread_so_far(), "unread")
 
     def standstill(self, now_s: float) -> str | None:
-        """What a command hangs after; None where it told no two steps, or one just now."""
+        """The hang of a command; None if it told fewer than two steps, or the latest just now."""
         series = self._leading()
-        moments = [] if series is None else [p.at_s for each in series.stretches for p in each]
+        moments = [] if series is None else [p.at_s for points in series.stretches for p in points]
         longest_s = max((later - earlier for earlier, later in pairwise(moments)), default=0.0)
         if series is None or not longest_s or now_s - moments[-1] < _STANDSTILL * longest_s:
             return None
-        line = next((text.strip() for text in reversed(self.latest) if text.strip()), "")
         return (
             f"the command hangs: no step was told in the last {now_s - moments[-1]:.0f} s, after "
-            f"step {series.latest:g}, and its last line is: {line}"
+            f"step {series.latest:g}, and its last line is: {self._last_line()}"
         )
 
     @property
-    def use_of_time(self) -> str:
-        """The remedy for a command that was not done in time."""
-        if self.has_steps():
-            return "Give it more with --timeout"
-        return "If it was only starting, give it more with --timeout"
-
     def has_heard_ranks(self) -> bool:
-        """Return True if lines came from ranks that a starter such as torchrun made."""
+        """True if lines came from ranks that a starter such as torchrun made."""
         return any(source != OF_COMMAND for source in self._latest_of)
 
+    @property
     def has_steps(self) -> bool:
         """True once a line told a step."""
         return self._leading() is not None
 
     def _leading(self) -> Series | None:
-        # The first one of those that told most: all ranks may print the same. A shell that reads
-        # their lines from torchrun, as `| tee log` does, may print them again, mixed and later.
+        """The first of the series with most steps, since all ranks may print the same steps."""
         told = {source: series for source, series in self._series.items() if series.stretches}
+        # In `torchrun … | tee log` the shell may print the ranks' lines again, mixed and later.
         ranks = [series for source, series in told.items() if source != OF_COMMAND]
-        by_most = ranks or [*told.values()]
-        return max(by_most, key=lambda series: count_of(series.stretches), default=None)
+        candidates = ranks or told.values()
+        return max(candidates, key=lambda series: count_of(series.stretches), default=None)
 
     def last_words(self, exit_codes: Mapping[str, int]) -> LastWords:
-        """The end of the process that ended the command; exit codes are by the lines' source."""
-        of_command = LastWords(OF_COMMAND, None, None, tuple(self.latest))
+        """The end of the process that ended the command; exit codes are by source of lines."""
+        of_command = LastWords(OF_COMMAND, None, None, tuple(self._latest))
         return last_words(self._latest_of, exit_codes) or of_command
 
     def failed(
         self, message: str, kind: FailureKind = "invalid", *, lines: Sequence[str] = ()
     ) -> CommandError:
-        """The failure with this message and with these lines, or the last ones of the output."""
+        """The error with this message and these lines, by default the last ones of the output."""
         series = self._leading()
-        failure = Failure(kind=kind, message=message, detail="\n".join(lines or self.latest))
+        failure = Failure(kind=kind, message=message, detail="\n".join(lines or self._latest))
         return CommandError(failure, steps_told=0.0 if series is None else series.latest)

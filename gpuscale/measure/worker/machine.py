@@ -1,39 +1,37 @@
-"""The machine as a rank sees it: what it is, how fast it computes, and how fast nodes communicate.
+"""Describe the machine as a rank sees it: its GPUs, libraries and settings.
 
-CUDA is touched here, and so in a process of its own.
+CUDA is initialised here, and so in a process of its own.
 """
 
 import contextlib
 import os
 import platform
 import socket
-import timeit
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from functools import partial
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pynvml  # type: ignore[import-untyped]
 import torch
 import torch.distributed as dist
 
 from gpuscale.base.errors import GpuscaleError
 from gpuscale.base.host import VARIABLE_FAMILIES, cpu_model, die_with_parent, end_at_interrupt
-from gpuscale.measure.run_directory import RecordFile, RunDirectory, write_atomically
+from gpuscale.measure.nvml import (
+    DriverAbsentError,
+    NvmlError,
+    all_handles,
+    ask,
+    named,
+    open_nvml,
+)
+from gpuscale.measure.run_directory import RecordFile, write_atomically
 from gpuscale.measure.schedulers import scheduler_of_job
-from gpuscale.measure.worker.strategies import cuda_device
-from gpuscale.records import Environment, GpuDevice, NodeProbe
-from gpuscale.records.request import NodeProbeRequest, SendTime
+from gpuscale.records import Environment, GpuDevice
 
-_GPU_MATRIX = 4096
-_CPU_MATRIX = 512
-_COMPUTATIONS = 15
-_BYTES_OF_A_FLOAT = 4
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""Of `CUDA_VISIBLE_DEVICES`; the last is what Slurm sets for a job without GPUs."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs; Slurm sets the last for jobs without any."""
 _FIRST_OF_CUDA_13 = (7, 5)
 """The least capability that default builds of torch serve from 2.11 on; those for CUDA 12.6, which
 serve older ones, end with 2.14 (pytorch/pytorch, issues 172352 and 190385)."""
@@ -41,26 +39,33 @@ _AMD_FAMILIES = {
     "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
     "gfx9-4-generic": ("gfx94", "gfx950"),
 }
-"""How the names of the processors begin that run a generic build, if not as its own name does."""
+"""First letters of the processors that run a generic build, unless they are those of its name."""
 
 
 def describe_to(path: str, device: str) -> None:
     """Write this machine's Environment to `path`; `device` is `cuda`, `cpu` or `auto`.
 
-    Where its GPUs cannot be used, why goes into the folder's `refusal` beside it.
+    If its GPUs cannot be used, the reason goes into the file with the suffix `.refusal`.
     """
     die_with_parent()
     end_at_interrupt()
     try:
-        gpus = () if device == "cpu" else _gpus(device)
+        gpus = () if device == "cpu" else _gpus()
         on_gpu = device == "cuda" or bool(gpus)
         cudnn_version = _cudnn_version() if on_gpu else None
     except GpuscaleError as error:
-        # Without a traceback: the machine is to be mended, and not this code.
+        # Without a traceback: the machine is at fault, and not this code.
         write_atomically(Path(path).with_suffix(".refusal"), str(error))
         raise SystemExit(1) from None
     has_nccl = on_gpu and dist.is_nccl_available()
-    set_here = sorted(os.environ.items())
+    nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
+    # For ROCm's libraries torch uses the names of CUDA's.
+    names = ("rocm_version", "miopen_version", "rccl_version")
+    if torch.version.hip is None:
+        names = ("cuda_version", "cudnn_version", "nccl_version")
+    versions = (torch.version.hip or torch.version.cuda, cudnn_version, nccl_version)
+    libraries: dict[str, Any] = dict(zip(names, versions, strict=True))
+    variables = sorted(os.environ.items())
     scheduler = scheduler_of_job(os.environ)
     found = Environment(
         device="cuda" if on_gpu else "cpu",
@@ -72,29 +77,18 @@ def describe_to(path: str, device: str) -> None:
         torch_version=str(torch.__version__),
         torchvision_version=_torchvision_version(),
         lightning_version=_lightning_version(),
-        **_versions(cudnn_version, has_nccl=has_nccl),
+        **libraries,
         kernel=platform.release(),
-        variables={name: value for name, value in set_here if name.startswith(VARIABLE_FAMILIES)},
+        variables={name: value for name, value in variables if name.startswith(VARIABLE_FAMILIES)},
         scheduler=None if scheduler is None else scheduler.name,
         job_id=None if scheduler is None else os.environ[scheduler.job_variable],
     )
-    # Whoever was interrupted meanwhile has taken the folder away.
+    # A launcher that was interrupted meanwhile has removed the folder.
     with contextlib.suppress(FileNotFoundError):
         RecordFile(Path(path), Environment).write(found)
 
 
-def _versions(cudnn_version: str | None, *, has_nccl: bool) -> dict[str, Any]:
-    """The versions of CUDA's libraries, or those of ROCm, for which torch uses the same names."""
-    nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None
-    if torch.version.hip is None:
-        names = ("cuda_version", "cudnn_version", "nccl_version")
-    else:
-        names = ("rocm_version", "miopen_version", "rccl_version")
-    runtime = torch.version.hip or torch.version.cuda
-    return dict(zip(names, (runtime, cudnn_version, nccl_version), strict=True))
-
-
-def _gpus(device: str) -> tuple[GpuDevice, ...]:
+def _gpus() -> tuple[GpuDevice, ...]:
     if not torch.cuda.is_available():
         if present := _gpus_of_driver():
             raise GpuscaleError(
@@ -102,11 +96,11 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
                 "mend that or CUDA_VISIBLE_DEVICES, or measure CPU ranks with --device cpu"
             )
         return ()
-    # Before it has started CUDA, torch counts what NVML does: the GPUs of the machine, while of
-    # those in MIG mode CUDA offers a single instance.
+    # Until CUDA is initialised torch counts the GPUs of the machine, as NVML does, while CUDA
+    # offers a single instance of those in MIG mode.
     try:
         with warnings.catch_warnings():
-            # Of GPUs without kernels, several lines each; see validate_kernels.
+            # Several lines for each GPU without kernels, which validate_kernels refuses.
             warnings.simplefilter("ignore")
             torch.cuda.init()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -127,63 +121,50 @@ def _gpus(device: str) -> tuple[GpuDevice, ...]:
     known = known_to_driver()
     return tuple(
         GpuDevice(
-            index=n,
+            index=number,
             name=gpu.name,
             uuid=str(gpu.uuid),
             memory_bytes=gpu.total_memory,
             **known.get(str(gpu.uuid), {}),
         )
-        for n, gpu in enumerate(found)
+        for number, gpu in enumerate(found)
     )
 
 
 def known_to_driver() -> dict[str, dict[str, Any]]:
-    """The fields of each GPU that NVML tells and CUDA does not, by its UUID as CUDA gives it."""
-    found = {}
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            # A GPU that is lost says nothing, and the others do.
-            with contextlib.suppress(pynvml.NVMLError):
-                gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
-                uuid = str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")
-                found[uuid] = {
-                    "smi_index": number,
-                    "pci_address": str(pynvml.nvmlDeviceGetPciInfo(gpu).busId),
-                    **_limits(gpu),
-                }
+    """The fields of each GPU that NVML reports and CUDA does not, by its UUID in CUDA's form."""
+    found: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
+        for number, handle in all_handles():
+            # A lost GPU reports nothing, and has no fields.
+            with contextlib.suppress(NvmlError):
+                uuid = str(ask("nvmlDeviceGetUUID", handle)).removeprefix("GPU-")
+                address = str(ask("nvmlDeviceGetPciInfo", handle).busId)
+                found[uuid] = {"smi_index": number, "pci_address": address, **_limits(handle)}
     return found
 
 
-def _limits(gpu: Any) -> dict[str, float]:
-    """The limits of power and clocks that a GPU of NVML tells."""
+def _limits(handle: Any) -> dict[str, float]:
+    """The limits of power and clocks that NVML reports for a GPU."""
     found = {}
-    for name, ask, *clock, unit in (
-        ("power_limit_w", pynvml.nvmlDeviceGetEnforcedPowerLimit, 1000),
-        ("application_clock_mhz", pynvml.nvmlDeviceGetApplicationsClock, pynvml.NVML_CLOCK_SM, 1),
-        ("max_clock_mhz", pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM, 1),
+    for name, call, constants, divisor in (
+        ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", (), 1000),
+        ("application_clock_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1),
+        ("max_clock_mhz", "nvmlDeviceGetMaxClockInfo", ("NVML_CLOCK_SM",), 1),
     ):
-        with contextlib.suppress(pynvml.NVMLError):
-            found[name] = ask(gpu, *clock) / unit
+        with contextlib.suppress(NvmlError):
+            found[name] = ask(call, handle, *map(named, constants)) / divisor
     return found
 
 
 def _gpus_of_driver() -> int:
-    """The GPUs of this job by NVML; 0 where there is no driver, or they are hidden on purpose."""
-    found = 0
+    """The number of this job's GPUs by NVML; 0 without a driver, or if they are hidden."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
-        return found
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                pynvml.nvmlDeviceGetHandleByIndex(number)
-            except pynvml.NVMLError as error:
-                # NVML counts those of other jobs, too. A lost one of ours is one all the same.
-                if isinstance(error, pynvml.NVMLError_NoPermission):
-                    continue
-            found += 1
-    return found
+        return 0
+    with contextlib.suppress(DriverAbsentError, NvmlError), open_nvml():
+        # A GPU of ours that is lost counts too.
+        return sum(1 for _ in all_handles())
+    return 0
 
 
 def _why_no_cuda() -> str:
@@ -199,18 +180,18 @@ def _why_no_cuda() -> str:
 def validate_kernels(number: int, gpu: Any, built_for: Sequence[str]) -> None:
     """Raise a GpuscaleError if torch has no kernels for a GPU; else its first kernel would fail.
 
-    `gpu` is what `torch.cuda.get_device_properties()` returns, and `built_for` what
-    `torch.cuda.get_arch_list()` does.
+    `gpu` comes from `torch.cuda.get_device_properties()`, and `built_for` from
+    `torch.cuda.get_arch_list()`.
     """
     capability = (gpu.major, gpu.minor)
     if torch.version.hip is not None:
-        # Its compute capability is 9.0 for gfx900, gfx908 and gfx90a; before 2.1 torch has no name.
+        # By name, which torch has from 2.1 on: the capability of gfx900 and gfx90a is 9.0 for both.
         target = getattr(gpu, "gcnArchName", "")
-        if not target or any(_runs_on_amd(each, target) for each in built_for):
+        if not target or any(_runs_on_amd(name, target) for name in built_for):
             return
         has, variable = f"is {target}", "HIP_VISIBLE_DEVICES"
     else:
-        if any(_runs_on_nvidia(each, capability) for each in built_for):
+        if any(_runs_on_nvidia(name, capability) for name in built_for):
             return
         has = "has compute capability {}.{}".format(*capability)
         variable = "CUDA_VISIBLE_DEVICES"
@@ -229,7 +210,7 @@ def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
     """True if `sm_80` (8.0 and 8.6) or `compute_80` (from 8.0) has kernels for this capability."""
     kind, _, version = architecture.partition("_")
     if not version.isdigit():
-        # Such as sm_90a, which runs on 9.0 alone; it stands beside an sm_90.
+        # For example sm_90a, which runs on 9.0 alone and comes with an sm_90.
         return False
     built_for = int(version[:-1]), int(version[-1])
     if kind == "compute":
@@ -240,8 +221,8 @@ def _runs_on_nvidia(architecture: str, capability: tuple[int, int]) -> bool:
 def _runs_on_amd(architecture: str, target: str) -> bool:
     """True if `gfx90a`, `gfx90a:xnack-` or `gfx9-4-generic` has kernels for this target.
 
-    The target carries its features: `gfx90a:sramecc+:xnack-`. What a build does not name runs
-    with either (LLVM's User Guide for AMDGPU, "Target ID" and "Generic Processors").
+    The target carries its features: `gfx90a:sramecc+:xnack-`. A build runs with either setting of
+    a feature that it does not name (LLVM's User Guide for AMDGPU, "Target ID").
     """
     built_for, *wanted = architecture.split(":")
     processor, *features = target.split(":")
@@ -257,7 +238,7 @@ def _cudnn_version() -> str | None:
     try:
         version = torch.backends.cudnn.version()
     except RuntimeError as error:
-        # Of another cuDNN that LD_LIBRARY_PATH leads to, or a GPU that is too old for it.
+        # LD_LIBRARY_PATH leads to another cuDNN, or a GPU is too old for this one.
         raise GpuscaleError(f"torch cannot use cuDNN: {error}") from None
     return None if version is None else str(version)
 
@@ -266,100 +247,14 @@ def _torchvision_version() -> str | None:
     try:
         import torchvision
     except (ImportError, RuntimeError):
-        # torchvision raises RuntimeError beside a torch that it was not built for.
+        # torchvision raises RuntimeError if it was built for another torch.
         return None
     return str(torchvision.__version__)
 
 
 def _lightning_version() -> str | None:
-    # Not by importing it, which takes seconds.
+    # Without importing it, which takes seconds.
     try:
         return metadata.version("lightning")
     except metadata.PackageNotFoundError:
         return None
-
-
-def probe(directory: str) -> None:
-    """Be the rank of this node that the directory's NodeProbeRequest asks for."""
-    die_with_parent()
-    run_directory, rank = RunDirectory(path=Path(directory)), int(os.environ["RANK"])
-    request = run_directory.probe_request.read()
-    torch.set_num_threads(1)
-    on_gpu = request.device == "cuda"
-    where = cuda_device((0,) if on_gpu else (), 0)
-    # Alone first: no rank waits for another while it computes.
-    compute_s = tuple(_compute_times(on_gpu))
-    patience = timedelta(seconds=request.timeout_s)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=patience)
-    sends = tuple(_send_times(request, rank, dist.get_world_size(), where))
-    seen = NodeProbe(host=socket.gethostname(), compute_s=compute_s, sends=sends)
-    run_directory.probe(rank).write(seen)
-    # No rank may leave that another needs: NCCL's sends come back before they are made, and the
-    # first rank keeps the store that the others ask when they open a connection.
-    if on_gpu:
-        torch.cuda.synchronize(where)
-    dist.all_reduce(torch.zeros(1))
-    # A group that is taken down can hang (measure/worker/entry.py); everything is written.
-    os._exit(0)
-
-
-def _rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Every pair once, in rounds in which no node is in two pairs (the circle method)."""
-    places = [*range(nodes), *([-1] if nodes % 2 else [])]
-    table = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        table.append([(min(pair), max(pair)) for pair in pairs if min(pair) >= 0])
-        places = [places[0], places[-1], *places[1:-1]]
-    return table
-
-
-def _compute_times(on_gpu: bool) -> Iterator[float]:
-    size, devices = _CPU_MATRIX, [torch.device("cpu")]
-    if on_gpu:
-        size = _GPU_MATRIX
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    for device in devices:
-        matrix = torch.rand(size, size, device=device)
-
-        def work(matrix: torch.Tensor = matrix) -> None:
-            # The read brings the result to the host, so that it is there.
-            float(torch.mm(matrix, matrix)[0, 0].item())
-
-        yield _shortest(work, _COMPUTATIONS)
-
-
-def _send_times(
-    request: NodeProbeRequest, rank: int, nodes: int, where: torch.device
-) -> Iterator[SendTime]:
-    message = torch.zeros(request.message_bytes // _BYTES_OF_A_FLOAT, device=where)
-    receipt = torch.zeros(1, device=where)
-
-    def send(peer: int) -> None:
-        dist.send(message, peer)
-        dist.recv(receipt, peer)
-        float(receipt.item())
-
-    def answer(peer: int) -> None:
-        dist.recv(message, peer)
-        dist.send(receipt, peer)
-
-    for pairs in _rounds(nodes):
-        dist.all_reduce(torch.zeros(1))
-        for pair in pairs:
-            if rank not in pair:
-                continue
-            peer = sum(pair) - rank
-            # Each way in turn, the lower one first.
-            for sender in pair:
-                if sender == rank:
-                    yield SendTime(to=peer, time_s=_shortest(partial(send, peer), request.repeats))
-                else:
-                    _shortest(partial(answer, peer), request.repeats)
-
-
-def _shortest(work: Callable[[], None], times: int) -> float:
-    """Seconds of the quickest of several times, after a first one that does not count."""
-    work()
-    return min(timeit.repeat(work, number=1, repeat=times))

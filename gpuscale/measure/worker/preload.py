@@ -1,7 +1,7 @@
-"""Imported by the fork server before it forks ranks: ties it to its parent, and loads what is slow.
+"""Prepare the fork server that imports this before it forks ranks: load slow modules once.
 
-A rank inherits the write end of the pipe by which a fork server notices its parent's death,
-so a fork server with ranks would outlive a killed pytest, and the ranks with it.
+It also dies with its parent. By itself it would outlive a killed pytest, and its ranks with it:
+they inherit the write end of the pipe by which a fork server notices its parent's death.
 """
 
 import contextlib
@@ -18,12 +18,13 @@ _SLOW_MODULES = (
     "pytest",
     "gpuscale.measure.worker.entry",
     "gpuscale.measure.worker.machine",
-    # What the runs of this session need beside (measure/launch/local.py).
+    "gpuscale.measure.worker.node_probe",
+    # A module that this session needs besides (measure/launch/local.py).
     *filter(None, [os.environ.get("GPUSCALE_PRELOAD")]),
 )
 
 die_with_parent()
 for _name in _SLOW_MODULES:
-    # A module that is broken here is reported by the rank that needs it, with its traceback.
+    # A rank that needs a module that is broken reports it, with its traceback.
     with contextlib.suppress(Exception):
         importlib.import_module(_name)

@@ -1,134 +1,110 @@
-"""The training of one rank, built from its request: its step, and what it left."""
+"""The training of one rank, step by step, and what a strategy must offer to make it parallel."""
 
-import hashlib
-import importlib
-import importlib.util
 import math
-import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from gpuscale.base.errors import CaseError, InvalidTrainingError
 from gpuscale.measure.worker.data import Batch, Batches, on_device
 from gpuscale.measure.worker.faults import Faults
+from gpuscale.measure.worker.loop import Peers
 from gpuscale.measure.worker.phases import Phase, phase_clock
-from gpuscale.measure.worker.strategies import AUTOCAST, Strategy, local_part, not_finite
+from gpuscale.measure.worker.precision import autocast_for, set_fp32_mode, validate_precision
+from gpuscale.measure.worker.tensors import not_finite
 from gpuscale.records import Phases, RunRequest
 from gpuscale.workload.cases import TrainingCase
 from gpuscale.workload.injections import parse_injection
 
-_FIRST_WITH_TF32 = (8, 0)
-"""The first with bf16 in hardware, too."""
 
+class Strategy(Peers, Protocol):
+    """One rank's view of a parallel training."""
 
-def set_fp32_mode(precision: str | None) -> None:
-    """Let fp32 be fp32, whatever a case has allowed: by default torch has TF32 in convolutions."""
-    # From torch 2.9 on there is a newer way to say it. What it says of all there is, or of all of
-    # cuDNN, goes before what the older one says of convolutions.
-    places: Any = torch.backends
-    if hasattr(places.cudnn, "fp32_precision"):
-        for place in (places, places.cudnn, places.mkldnn.conv, places.mkldnn.rnn):
-            place.fp32_precision = "none"
-    # These setters write what the newer `fp32_precision` settings hold too. Those write only
-    # themselves, and torch.compile, which asks in the older way, then fails over the difference.
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    rank: int
+    local_rank: int
+    world_size: int
+    """Ranks in the process group; 1 for `dp`, whose single process drives all devices."""
+    device: torch.device
+    """The device of inputs and of the loss."""
+    devices: tuple[int, ...]
+    """All CUDA devices that this process drives; empty on CPU."""
+    can_pause: bool = True
+    """False if `unsynchronized` would not leave out all communication."""
+    training: "type[Training] | None" = None
+    """The class that makes its steps; None for `Training` itself."""
 
+    @property
+    def shares(self) -> int:
+        """The number of ranks among which the samples of a step are divided."""
+        return self.world_size
 
-def _validate_precision(precision: str | None, devices: Sequence[int]) -> None:
-    if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise CaseError(
-            "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
-            "what is measured would be fp32; unset it, or leave the option out"
-        )
-    # In what else they would compute, and what to choose.
-    otherwise = {
-        "tf32": "has no TF32 and would compute in fp32; leave the option out",
-        "bf16": "has no bf16 in hardware and emulates it slowly, if at all; choose fp16",
-    }.get(precision or "")
-    for device in devices if otherwise else ():
-        if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
-            gpu = torch.cuda.get_device_name(device)
-            raise CaseError(f"--precision {precision}: {gpu} {otherwise}")
+    def part_of(self, batch: Batch) -> Batch:
+        """The part of a batch that this rank needs."""
+        return batch
 
+    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
+        """The model on its device, made parallel with the options of its case."""
 
-def load_case(request: RunRequest) -> TrainingCase:
-    """The request's case at its size; its module is imported for it. Else a CaseError."""
-    for path in reversed(request.import_paths):
-        if path not in sys.path:
-            sys.path.insert(0, path)
-    found: object = _load_module(request.case_module, Path(request.case_file))
-    for part in request.case_class.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, TrainingCase)):
-        raise CaseError(
-            f"{request.case_file}: no TrainingCase named {request.case_class} at the top of the "
-            "module; ranks import the case from its file, so it cannot live inside a function"
-        )
-    case = found()
-    case.size = case.named_size(request.configuration.size)
-    return case
+    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """A context in which a step does not synchronise gradients, and all else as usual."""
+        return nullcontext()
 
+    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """A context in which the gradients of a batch are added to those that this rank keeps."""
+        return nullcontext()
 
-def _load_module(name: str, file: Path) -> ModuleType:
-    """The module by its name where that leads to `file`, else straight from the file."""
-    try:
-        module = importlib.import_module(name)
-        if module.__file__ and Path(module.__file__).samefile(file):
-            return module
-    except ImportError:
-        # pytest's importlib mode names modules in ways that only pytest can resolve.
-        pass
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise CaseError(f"{file}: not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
+        """Compute the gradients of a batch, mark forward and backward, and return the loss."""
+        return training.forward_backward(inputs, targets)
 
+    def final_loss(self, loss: float) -> float:
+        """The loss of the last step, computed from this rank's own value."""
+        return loss
 
-def _validate_type(case: TrainingCase, method: str, made: object, kind: type) -> None:
-    if not isinstance(made, kind):
-        name, found = f"{type(case).__name__}.{method}()", type(made).__name__
-        raise CaseError(f"{name} returned {found}, not a {kind.__name__}; see its 'return'")
+    def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Save the state that `realign` restores, before steps that are not synchronised."""
+        return
+
+    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the parameters, buffers and optimiser states of all ranks into agreement."""
+        return
+
+    def verify(self, training: "Training") -> None:
+        """Raise an InvalidTrainingError unless the ranks trained together; the training ends here.
+
+        Strategies whose ranks keep whole copies need no check: their digests are compared.
+        """
+        return
 
 
 class Training:
-    """The training of one rank, step by step, with what measuring needs around it."""
+    """The training of one rank, step by step, with the marks and checks of a measurement."""
 
     def __init__(
         self, case: TrainingCase, request: RunRequest, strategy: Strategy, batches: Batches
     ) -> None:
         asked, self._device = request.configuration, strategy.device
-        _validate_precision(asked.precision, strategy.devices)
+        validate_precision(asked.precision, strategy.devices)
         self.case, self.strategy, self.batches = case, strategy, batches
         self.memory_format = torch.channels_last if asked.channels_last else torch.preserve_format
         built = case.model()
         _validate_type(case, "model", built, torch.nn.Module)
         self._own_model = model = built.to(memory_format=self.memory_format)
         self.model = strategy.wrap(model, case)
-        # Parameters keep the names that the case gave them, which a wrapped module's have not.
+        # Its parameters have the names that the case gave them, unlike those of a wrapped module.
         self.optimizer = case.optimizer(model, request.gpus)
         _validate_type(case, "optimizer", self.optimizer, torch.optim.Optimizer)
-        # torch.compile keeps the module's own type, which its signature cannot say.
+        # torch.compile keeps the type of the module, which its signature cannot express.
         self.forward_model = torch.compile(self.model) if asked.compiled else self.model
         self._scheduler = case.scheduler(self.optimizer)
-        # After all that the case does by itself, which often allows TF32.
+        # After the case's own code, which often allows TF32.
         set_fp32_mode(asked.precision)
         injections = [parse_injection(text) for text in request.injections]
         self.faults = Faults(injections, rank=strategy.rank, device=self._device)
-        dtype = AUTOCAST.get(asked.precision)
-        self.autocast: AbstractContextManager[object] = (
-            nullcontext() if dtype is None else torch.autocast(self._device.type, dtype=dtype)
-        )
-        # It passes everything through for other precisions.
+        self.autocast = autocast_for(asked.precision, self._device.type)
+        # It does nothing in other precisions.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=asked.precision == "fp16")
         self._aligned_scaler = self._scaler.state_dict()
         self.clock = phase_clock(self._device)
@@ -178,15 +154,15 @@ class Training:
         return batch
 
     def forward_backward(self, inputs: Any, targets: Any, *, share: float = 1.0) -> torch.Tensor:
-        """The loss of a batch through the model as a whole, after the backward pass.
+        """Compute the gradients of a batch through the whole model, and return the loss.
 
-        Of a part of a step it is the share in the step's loss.
+        For a part of a step, `share` is its share in the loss of the step.
         """
         share /= self._accumulate
         self.faults.begin_forward(share)
         with self.autocast:
             output = self.case.forward(self.forward_model, inputs)
-            # Where layers lie on several devices, the clock's then waits for all of the forward.
+            # With layers on several devices, the clock's device then waits for the whole forward.
             loss = self.case.loss(output, targets).to(self._device)
             loss = loss if share == 1 else loss * share
         self.faults.end_forward()
@@ -196,34 +172,34 @@ class Training:
         return loss
 
     def begin_window(self, *, marked_every: int) -> None:
-        """Start to take the phases of a window, in one step of so many."""
-        # To be looked at afterwards: to read a loss is to wait for the device.
+        """Start the phases of a window, marked in one of every `marked_every` steps."""
+        # Checked later: reading a loss waits for the device.
         self._losses_before_windows.append((self._steps, self._losses))
         self.clock.begin(marked_every)
 
     def phases(self) -> Phases:
-        """The phases of the window, in seconds; to be asked after `synchronize`."""
+        """The phases of the window, in seconds; call `synchronize` first."""
         return self.clock.phases()
 
     @property
     def events_per_step(self) -> int:
-        """The events that mark the phases of a step."""
+        """The number of events that mark the phases of a step."""
         return self.clock.events_per_step
 
     def realign(self) -> None:
-        """Let all ranks go on from rank 0's state, after steps that were not synchronised."""
+        """Bring all ranks back into agreement, after steps that were not synchronised."""
         self.strategy.realign(self.model, self.optimizer)
         self._scaler.load_state_dict(self._aligned_scaler)
         self._losses = []
 
     def remember(self) -> None:
-        """Keep what `realign` cannot take from another rank, before such steps."""
+        """Save the state that `realign` restores, before such steps."""
         self.validate_finite()
         self._aligned_scaler = self._scaler.state_dict()
         self.strategy.remember(self.model, self.optimizer)
 
     def synchronize(self) -> None:
-        """Return once the device has done all that was asked of it."""
+        """Return once the devices have done all their work."""
         for device in self.strategy.devices:
             torch.cuda.synchronize(device)
 
@@ -232,7 +208,7 @@ class Training:
         return self.strategy.final_loss(_sum(self._losses))
 
     def validate_finite(self) -> None:
-        """Raise an InvalidTrainingError that says what is not a finite number, and since when."""
+        """Raise an InvalidTrainingError if a loss or parameter is not finite, with its step."""
         finite_at, found = 0, []
         for step, losses in (*self._losses_before_windows, (self._steps, self._losses)):
             if not math.isfinite(_sum(losses)):
@@ -250,18 +226,12 @@ class Training:
             )
 
 
+def _validate_type(case: TrainingCase, method: str, made: object, kind: type) -> None:
+    if not isinstance(made, kind):
+        name, found = f"{type(case).__name__}.{method}()", type(made).__name__
+        raise CaseError(f"{name} returned {found}, not a {kind.__name__}; see its 'return'")
+
+
 def _sum(losses: Sequence[torch.Tensor]) -> float:
-    """Of the parts of one step, which its batches have."""
-    return math.fsum(float(each.float().mean()) for each in losses)
-
-
-def parameter_digest(model: torch.nn.Module) -> str:
-    """SHA-256 over all parameters in order, or this rank's parts of them, bit for bit.
-
-    Buffers are left out: batch-norm statistics are each rank's own between two forwards.
-    """
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        flat = local_part(parameter).reshape(-1).contiguous().cpu()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """The loss of a step, from those of its batches."""
+    return math.fsum(float(loss.float().mean()) for loss in losses)

@@ -1,6 +1,6 @@
-"""The trial of cases before any is measured: does a batch, by its shapes, fit model and loss?
+"""Try cases before any is measured: does a batch, by its shapes, fit the model and the loss?
 
-Nothing is said of what fails for another reason: the run itself finds that out.
+Other failures are left to the run itself.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
+from gpuscale.base.errors import as_place
 from gpuscale.base.foreign_texts import SHAPES
 from gpuscale.base.host import die_with_parent, end_at_interrupt
 from gpuscale.measure.run_directory import RunDirectory
 from gpuscale.measure.worker.data import Batch, example_batch, on_device
 from gpuscale.measure.worker.entry import limit_memory
-from gpuscale.measure.worker.nested import map_tensors, tensors_in
-from gpuscale.measure.worker.origin import as_place, line_of_user
-from gpuscale.measure.worker.training import load_case
+from gpuscale.measure.worker.tensors import map_tensors, tensors_in
+from gpuscale.measure.worker.user_code import line_of_user, load_case
 from gpuscale.records import Failure
 from gpuscale.records.request import RankFailure
 from gpuscale.workload.cases import TrainingCase
@@ -29,11 +29,11 @@ _MEMORY_BYTES = 2**32
 
 
 def main(*directories: str) -> None:
-    """Leave, in the directory of each request whose case surely fits not, how it fails."""
+    """Leave the failure of each case that surely does not fit, in the directory of its request."""
     die_with_parent()
     end_at_interrupt()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # Ranks show what the code of a case prints, where they fail.
+    # The ranks of a run show what the code of a case prints, if they fail.
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     torch.set_num_threads(1)
@@ -51,10 +51,10 @@ def main(*directories: str) -> None:
 
 
 def misfit(case: TrainingCase, batch: int) -> str | None:
-    """How a case whose size is set fails at a batch of so many samples; None where it may not.
+    """The failure of a case with its size set at a batch of this many samples; None if it may fit.
 
-    A batch of two is tried as well, so that neither number is what fails, and with real numbers
-    where the model is small: the meta device has its own code, and perhaps its own errors.
+    A batch of two must fail too, so that the number of samples is not the reason, and a small model
+    must fail with real numbers: the meta device has its own code, and perhaps its own errors.
     """
     two = example_batch(case, case.size)
     with torch.device("meta"):
@@ -71,7 +71,7 @@ def misfit(case: TrainingCase, batch: int) -> str | None:
 
 
 def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: str) -> str | None:
-    """The error that shapes cause in a forward pass and the loss; None where there is none."""
+    """The error that shapes cause in a forward pass and the loss; None without one."""
     part = "model"
     try:
         with torch.device(device) as where:
@@ -83,7 +83,7 @@ def _raised(case: TrainingCase, model: torch.nn.Module, batch: Batch, device: st
             returned = getattr(loss, "shape", type(loss).__name__)
             raise TypeError(f"it returned {returned}, not one number")
         if device == "meta" and sum(each.numel() for each in tensors_in(output)) <= _FEW_OUTPUTS:
-            # A target out of bounds has a value, which there is none of on the meta device.
+            # Only values show that a target is out of bounds, and the meta device has none.
             _, targets = on_device(batch, torch.device("cpu"), torch.preserve_format)
             case.loss(map_tensors(lambda t: torch.zeros_like(t, device="cpu"), output), targets)
     except Exception as error:

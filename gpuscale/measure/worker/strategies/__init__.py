@@ -1,103 +1,29 @@
-"""The ways to make a case parallel, one file each; `gpuscale.base.strategies` names them all."""
+"""The ways to make a case parallel, one file each; `gpuscale.base.strategies` names them all.
 
+Here are the two kinds of ranks that they build on: a single process, or one in a process group.
+"""
+
+import os
 import pkgutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import timedelta
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
 
 from gpuscale.base.strategies import STRATEGIES
-from gpuscale.measure.worker.data import Batch
-from gpuscale.measure.worker.loop import Peers
+from gpuscale.measure.worker.training import Strategy
 from gpuscale.records import RunRequest
-from gpuscale.workload.cases import TrainingCase
 
-if TYPE_CHECKING:
-    from gpuscale.measure.worker.training import Training
-
-AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The number format of autocast, by precision; the others have none."""
+_NCCL_SHARES_GPUS = (2, 30)
+"""The first version that lets ranks share a GPU if `NCCL_MULTI_RANK_GPU_ENABLE` is 1."""
 
 
-class Strategy(Peers, Protocol):
-    """One rank's view of a parallel training."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    """Ranks in the process group; 1 for `dp`, whose single process drives all devices."""
-    device: torch.device
-    """Where the batch goes and the loss comes from."""
-    devices: tuple[int, ...]
-    """All CUDA devices that this process drives; empty on CPU."""
-    can_pause: bool = True
-    """False where `unsynchronized` would leave communication in after all."""
-    training: "type[Training] | None" = None
-    """What makes its steps, where `Training` itself does not."""
-
-    @property
-    def shares(self) -> int:
-        """The number of ranks among which a step's samples are divided."""
-        return self.world_size
-
-    def part_of(self, batch: Batch) -> Batch:
-        """What this rank needs of a batch that it was given."""
-        return batch
-
-    def wrap(self, model: torch.nn.Module, case: TrainingCase) -> torch.nn.Module:
-        """The model, on its device, made parallel with the options of its case."""
-
-    def unsynchronized(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which a step does all but synchronise gradients."""
-        return nullcontext()
-
-    def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """A context in which a batch's gradients are added to those that this rank keeps."""
-        return nullcontext()
-
-    def forward_backward(self, training: "Training", inputs: Any, targets: Any) -> torch.Tensor:
-        """The loss of a batch, after its gradients are there; it marks forward and backward."""
-        return training.forward_backward(inputs, targets)
-
-    def final_loss(self, loss: float) -> float:
-        """The loss of the last step, from what this rank has for one."""
-        return loss
-
-    def remember(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Keep what `realign` needs, before steps that are not synchronised."""
-        return
-
-    def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Let the ranks go on from parameters, buffers and optimiser state that agree."""
-        return
-
-    def verify(self, training: "Training") -> None:
-        """Raise an InvalidTrainingError unless the ranks trained together; the last use of it.
-
-        Strategies whose ranks keep whole copies need none: their digests are compared.
-        """
-        return
-
-
-class Autocasting(torch.nn.Module):
-    """A model that enters autocast by itself, on whichever thread it is called.
-
-    DataParallel calls its replicas on threads of their own and passes on to them that there is
-    autocast, but not in which format: bf16 would become fp16, without a loss scaler.
-    """
-
-    def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._model = model
-        self._device_type = device_type
-        self._dtype = dtype
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The model's output in that format."""
-        with torch.autocast(self._device_type, dtype=self._dtype):
-            return self._model(*inputs, **keywords)
+def strategy_for(request: RunRequest) -> Strategy:
+    """The strategy that the request names, joined to its process group."""
+    demands = STRATEGIES[request.configuration.strategy]
+    assert demands.implementation is not None, "gpuscale has no ranks of its own for a command"
+    strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
+    return strategy
 
 
 def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
@@ -109,26 +35,59 @@ def cuda_device(devices: tuple[int, ...], position: int) -> torch.device:
     return device
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, which shares its memory: its shard, or all of it."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+class OneProcessStrategy(Strategy):
+    """A single process that drives all devices, with one set of parameters."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+
+    def __init__(self, request: RunRequest) -> None:
+        self.device = cuda_device(request.devices, 0)
+        self.devices = request.devices
+
+    def barrier(self) -> None:
+        """Return at once: there is one process."""
+
+    def largest(self, value: float) -> float:
+        """The value itself: there is one process."""
+        return value
 
 
-def not_finite(model: torch.nn.Module) -> str | None:
-    """The first parameter that is not finite everywhere, or in this rank's part; else None."""
-    for name, parameter in model.named_parameters():
-        # Another stage of a pipeline has it.
-        if parameter.is_meta:
-            continue
-        if not torch.isfinite(local_part(parameter)).all():
-            return name
-    return None
+class ProcessGroupStrategy(Strategy):
+    """A rank for each device, in torch's process group; also for one device, so that T(1) is alike.
 
+    GPUs use NCCL and CPU ranks gloo. The rendezvous comes from the environment variables that
+    torch's launcher or Slurm's sets.
+    """
 
-def strategy_for(request: RunRequest) -> Strategy:
-    """The strategy that the request names, joined to its process group."""
-    demands = STRATEGIES[request.configuration.strategy]
-    assert demands.implementation is not None, "a command has no ranks of gpuscale's own"
-    strategy: Strategy = pkgutil.resolve_name(demands.implementation)(request)
-    return strategy
+    def __init__(self, request: RunRequest) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.device = cuda_device(request.devices, self.local_rank)
+        self.devices: tuple[int, ...] = () if self.device.index is None else (self.device.index,)
+        # Barriers use gloo on the CPU even if gradients use NCCL: a barrier by kernel would wait in
+        # the very stream that is being timed.
+        backend = "gloo"
+        if self.devices:
+            backend = "cpu:gloo,cuda:nccl"
+            if request.configuration.ranks_per_gpu:
+                if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+                    backend = "cpu:gloo,cuda:gloo"
+                elif torch.cuda.nccl.version() < _NCCL_SHARES_GPUS:
+                    # It refuses two ranks on one GPU only if they seem to be on one host.
+                    os.environ["NCCL_HOSTID"] = f"gpuscale-{self.rank}"
+        # Longer than the run may take: the stacks of all ranks then show a hang, instead of the
+        # complaint of one that waited.
+        dist.init_process_group(backend, timeout=timedelta(seconds=request.timeout_s + 60))
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        dist.all_reduce(torch.zeros(1))
+
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values, the same on every rank."""
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor.item())

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: one process per GPU, gradients all-reduced during the backward."""
+"""DistributedDataParallel: one process per GPU; gradients are all-reduced in the backward pass."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from gpuscale.base.errors import InvalidTrainingError
-from gpuscale.measure.worker.strategies import not_finite
-from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
+from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.tensors import not_finite, state_tensors
 from gpuscale.workload.cases import TrainingCase
 
 _FIRST_COMPRESSED = 2
@@ -19,7 +19,7 @@ _FIRST_COMPRESSED = 2
 
 
 class DistributedDataParallelStrategy(ProcessGroupStrategy):
-    """DDP also with a single rank, so that T(1) has the wrapper of T(n)."""
+    """DDP, with a single rank too, so that T(1) has the wrapper of T(n)."""
 
     _has_run = False
 
@@ -30,7 +30,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         devices = list(self.devices) or None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=devices, **options)
         if hook == "powerSGD":
-            # By default the first thousand steps are not compressed: windows would be of both.
+            # By default the first thousand steps are not compressed: windows would hold both kinds.
             state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_FIRST_COMPRESSED)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif hook is not None:
@@ -38,7 +38,7 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
         return wrapped
 
     def accumulating(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """DDP's own `no_sync`, as users accumulate."""
+        """DDP's own `no_sync`, by which users accumulate gradients."""
         assert isinstance(model, DistributedDataParallel)
         if not self._has_run:
             # With static_graph torch learns the graph from a backward pass that synchronises.
@@ -49,22 +49,21 @@ class DistributedDataParallelStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        """DDP's own `no_sync`: hooks and buckets stay, all communication is left out."""
+        """DDP's own `no_sync`: hooks and buckets stay, and all communication is left out."""
         assert isinstance(model, DistributedDataParallel)
-        # `no_sync` leaves the flag as the step before it did. After a synchronised one the first
-        # forward broadcasts rank 0's buffers: all would wait for rank 0, which alone would not
-        # be seen to be late.
+        # `no_sync` leaves this flag as it is. After a synchronised step the first forward pass
+        # broadcasts rank 0's buffers: all ranks would wait for rank 0, and hide that it is late.
         model.require_forward_param_sync = False
         with model.no_sync():
             yield
-        # The next synchronised step is then like every other, with its broadcast.
+        # The next synchronised step broadcasts again, like every other.
         model.require_forward_param_sync = True
 
     def realign(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Broadcast rank 0's parameters, buffers and optimiser state, unless it has diverged."""
+        """Broadcast rank 0's parameters, buffers and optimiser state, unless it diverged."""
         tensors = state_tensors(model, optimizer)
         elements = float(sum(tensor.numel() for tensor in tensors))
-        # Every rank asks, so that all of them end, and none in a broadcast.
+        # Every rank compares, so that all of them end here, and none in a broadcast.
         if self.largest(elements) != -self.largest(-elements):
             raise InvalidTrainingError(
                 f"{type(optimizer).__name__} keeps states of different sizes on different ranks in "

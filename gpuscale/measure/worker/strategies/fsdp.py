@@ -15,39 +15,39 @@ from torch.distributed.tensor import DTensor
 
 from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.data import on_device
-from gpuscale.measure.worker.nested import map_tensors
-from gpuscale.measure.worker.strategies import AUTOCAST, local_part
-from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy, state_tensors
+from gpuscale.measure.worker.precision import autocast_for
+from gpuscale.measure.worker.strategies import ProcessGroupStrategy
+from gpuscale.measure.worker.tensors import local_part, map_tensors, state_tensors
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
 
 _TOLERANCE = 0.1
-"""Of gradients equal up to rounding; where nothing is reduced they are off by half or more."""
+"""The most that rounding changes gradients; without a reduction they are off by half or more."""
 _SMALLEST, _LARGEST = 0.001, 0.5
-"""Shares of all parameters between which a block gathers its own."""
+"""A block with a share of all parameters between these gathers its own."""
 _FEWEST_SAMPLES = 4
-"""In the proof: the statistics of batch norm mean nothing over fewer."""
+"""In the proof of `verify`: over fewer samples the statistics of batch norm mean nothing."""
 
 
 class FullyShardedStrategy(ProcessGroupStrategy):
-    """One rank's shards; a block gathers the parameters of all ranks while it computes."""
+    """FSDP2: each block gathers its parameters from the shards of all ranks while it computes."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
-        self._autocast_dtype = AUTOCAST.get(request.configuration.precision)
-        # At every step the loss scaler asks all ranks whether their gradients are finite.
-        self.can_pause = request.configuration.precision != "fp16"
+        self._precision = request.configuration.precision
+        # In fp16 the loss scaler asks all ranks at every step whether their gradients are finite.
+        self.can_pause = self._precision != "fp16"
         self._all_gather, self._reduce_scatter = _AllGather(), _ReduceScatter()
         self._kept: list[torch.Tensor] = []
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """The model on this rank's device; each of its blocks is sharded, then all that is left."""
-        # It takes no other layout; a convolution has that of its batch all the same. A block goes
-        # to the device when it is sharded: all of them at once would be in the peak memory.
+        """The model on this rank's device; each block is sharded, then all remaining parameters."""
+        # FSDP2 takes no other layout; a convolution still computes in that of its batch. A block
+        # goes to the device when it is sharded: all at once would count in the peak memory.
         model = model.to(memory_format=torch.contiguous_format)
         assert dist.group.WORLD is not None
-        # Of the group that is there: a mesh that makes its own chooses the device by itself.
+        # From the existing group: a mesh that makes its own group chooses the device by itself.
         mesh = DeviceMesh.from_group(dist.group.WORLD, self.device.type)
         for module in (*blocks_of(model), model):
             sharded: Any = fully_shard(module, mesh=mesh)
@@ -57,7 +57,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
-        """A context in which whole gradients stay on this rank; parameters are gathered still."""
+        """A context in which whole gradients stay on this rank; parameters are still gathered."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(False)
         yield
@@ -65,19 +65,19 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """A context in which collectives copy what this rank has, and wait for no other."""
+        """A context in which collectives copy this rank's own shards and wait for no other rank."""
         self._all_gather.is_paused = self._reduce_scatter.is_paused = True
         yield
         self._all_gather.is_paused = self._reduce_scatter.is_paused = False
 
     def remember(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Keep this rank's shards, buffers and optimiser state, in the host's memory."""
-        # On a GPU they would be in the peak memory that users look for.
+        """Keep this rank's shards, buffers and optimiser state in the host's memory."""
+        # On a GPU they would count in the peak memory that users look for.
         tensors = state_tensors(model, optimizer)
         self._kept = [local_part(tensor).to("cpu", copy=True) for tensor in tensors]
 
     def realign(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take back what `remember` kept: no other rank has these shards."""
+        """Restore what `remember` kept: no other rank has these shards."""
         tensors = [local_part(tensor) for tensor in state_tensors(model, optimizer)]
         if [tensor.shape for tensor in tensors] != [kept.shape for kept in self._kept]:
             raise InvalidTrainingError(
@@ -90,8 +90,8 @@ class FullyShardedStrategy(ProcessGroupStrategy):
     def verify(self, training: Training) -> None:
         """Raise an InvalidTrainingError unless the shards hold the ranks' mean gradient.
 
-        It is held against that of a plain backward pass on the gathered parameters: those agree
-        on all ranks even where nothing was reduced, being put together from the same shards.
+        They are compared with a plain backward pass on the gathered parameters. Comparing the
+        parameters of ranks would prove nothing: they are gathered from the same shards.
         """
         off_by = self._gradient_error(training)
         if off_by > _TOLERANCE:
@@ -106,18 +106,16 @@ class FullyShardedStrategy(ProcessGroupStrategy):
         with torch.no_grad():
             for tensor, other in zip(_tensors(plain), _tensors(training.model), strict=True):
                 tensor.copy_(_gathered(other))
-        # Of a whole one the activations might not fit beside the whole model.
+        # With a whole batch the activations might not fit into memory with the whole model.
         batch = map_tensors(_some_samples, next(training.batches))
         inputs, targets = on_device(batch, self.device, training.memory_format)
         for model in (plain, training.model):
             model.zero_grad()
-            # The same dropout in both.
+            # For the same dropout in both.
             torch.manual_seed(self.rank)
-            with torch.autocast(
-                self.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None
-            ):
+            with autocast_for(self._precision, self.device.type):
                 loss = training.case.loss(training.case.forward(model, inputs), targets)
-            # Ranks must not agree by themselves, however alike their batches are.
+            # The weights make gradients differ between ranks even if their batches are alike.
             (loss * (1 + 2 * (self.rank % 2))).backward()
         difference, size = 0.0, 0.0
         for parameter, sharded in zip(plain.parameters(), training.model.parameters(), strict=True):
@@ -132,7 +130,7 @@ class FullyShardedStrategy(ProcessGroupStrategy):
 
 
 class _Collective:
-    """What torch asks of a collective of FSDP, which can be paused here."""
+    """A collective as FSDP2 calls it, which can be paused."""
 
     is_paused = False
 
@@ -152,7 +150,7 @@ class _AllGather(_Collective):
     ) -> dist.Work | None:
         if not self.is_paused:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-        # This rank's part stands in for all others. The input is where it belongs in the output.
+        # This rank's part stands in for all others; its own place in the output holds it already.
         parts, rank = output_tensor.view(group.size(), -1), group.rank()
         parts[:rank] = input_tensor
         parts[rank + 1 :] = input_tensor
@@ -177,17 +175,17 @@ class _ReduceScatter(_Collective):
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules that gather their parameters together, each when it computes.
 
-    They are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
-    member with more than half of all parameters is none, but its own lists are looked through;
-    one with hardly any is none, since its collectives would cost more than they save.
+    These are the members of the model's lists of modules (`nn.Sequential`, `nn.ModuleList`). A
+    member with more than half of all parameters is searched for smaller lists instead; a member
+    with hardly any is left out, since its collectives would cost more than they save.
     """
     uses = Counter(map(id, _parameters(model)))
     whole = _size(model)
 
     def is_block(module: nn.Module) -> bool:
         found = Counter(map(id, _parameters(module)))
-        # What is shared with another part, as an embedding with the output, is gathered with it.
-        is_own = all(uses[each] == count for each, count in found.items())
+        # A parameter shared with another part, as an embedding with the output, is gathered there.
+        is_own = all(uses[parameter] == count for parameter, count in found.items())
         is_sized = _SMALLEST * whole <= _size(module) <= _LARGEST * whole
         has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
         return is_own and is_sized and has_forward
@@ -207,8 +205,8 @@ def _size(module: nn.Module) -> int:
 
 
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Every parameter, as often as modules have it."""
-    return (each for _, each in module.named_parameters(remove_duplicate=False))
+    """Every parameter, once for each module that has it."""
+    return (parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
 def _some_samples(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,23 +1,63 @@
-"""Strategies whose single process drives all devices."""
+"""Strategies whose single process drives all devices: `dp` and `mp`."""
 
-from gpuscale.measure.worker.strategies import Strategy, cuda_device
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuscale.measure.worker.blocks import stages_of
+from gpuscale.measure.worker.data import example_batch
+from gpuscale.measure.worker.precision import autocasting
+from gpuscale.measure.worker.strategies import OneProcessStrategy
+from gpuscale.measure.worker.tensors import map_tensors
+from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
 
 
-class OneProcessStrategy(Strategy):
-    """A single process with all devices: nobody to wait for, and one set of parameters."""
-
-    rank = 0
-    local_rank = 0
-    world_size = 1
+class DataParallelStrategy(OneProcessStrategy):
+    """DataParallel: each batch is scattered over the devices, and outputs return to the first."""
 
     def __init__(self, request: RunRequest) -> None:
-        self.device = cuda_device(request.devices, 0)
-        self.devices = request.devices
+        super().__init__(request)
+        self._precision = request.configuration.precision
 
-    def barrier(self) -> None:
-        """Return at once: there is one process."""
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        """The model on the first device inside DataParallel (on CPU it passes batches through)."""
+        model = autocasting(model.to(self.device), self._precision, self.device.type)
+        return nn.DataParallel(model, device_ids=list(self.devices) or None)
 
-    def largest(self, value: float) -> float:
-        """The value itself: there is one process."""
-        return value
+
+class ModelParallelStrategy(OneProcessStrategy):
+    """Layers on all devices, which compute in turn: inputs go to the first, targets to the last."""
+
+    def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
+        """The stages of the model, each on its device; the whole model on a single device."""
+        if len(self.devices) < 2:
+            return model.to(self.device)
+        inputs, _ = example_batch(case, case.size)
+        stages = stages_of(case.blocks(model), inputs, len(self.devices))
+        return _OnDevices(stages, [torch.device("cuda", number) for number in self.devices])
+
+    def forward_backward(self, training: Training, inputs: Any, targets: Any) -> torch.Tensor:
+        """The loss of a batch, computed on the device of the last layers."""
+        if len(self.devices) > 1:
+            last = torch.device("cuda", self.devices[-1])
+            targets = map_tensors(lambda tensor: tensor.to(last, non_blocking=True), targets)
+        return training.forward_backward(inputs, targets)
+
+
+class _OnDevices(nn.Module):
+    """Stages on several devices, each of which passes its output on to the next."""
+
+    def __init__(self, stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
+        super().__init__()
+        self._devices = devices
+        pairs = zip(stages, devices, strict=True)
+        self._stages = nn.ModuleList(stage.to(device) for stage, device in pairs)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for stage, device in zip(self._stages, self._devices, strict=True):
+            values = stage(values.to(device, non_blocking=True))
+        return values

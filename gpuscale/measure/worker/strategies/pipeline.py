@@ -14,8 +14,8 @@ from gpuscale.base.errors import InvalidTrainingError
 from gpuscale.measure.worker.blocks import stages_of
 from gpuscale.measure.worker.data import Batch, example_batch, on_device
 from gpuscale.measure.worker.phases import Phase
-from gpuscale.measure.worker.strategies import AUTOCAST, Autocasting
-from gpuscale.measure.worker.strategies.process_group import ProcessGroupStrategy
+from gpuscale.measure.worker.precision import autocasting
+from gpuscale.measure.worker.strategies import ProcessGroupStrategy
 from gpuscale.measure.worker.training import Training
 from gpuscale.records import RunRequest
 from gpuscale.workload.cases import TrainingCase
@@ -27,26 +27,26 @@ _SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
 _CPU = torch.device("cpu")
 _SEED = 42
 _SAME_ON_GPUS = 0.01
-"""Relative to the gradients: kernels of a GPU may add in another order each time."""
+"""The most that gradients on GPUs differ, relatively: kernels may add in a different order."""
 
 
 class PipelineStrategy(ProcessGroupStrategy):
-    """A rank per stage; on one GPU the whole model, by the whole batch or by micro-batches."""
+    """A rank per stage; on one GPU the whole model, on whole batches or on micro-batches."""
 
     def __init__(self, request: RunRequest) -> None:
         super().__init__(request)
         asked = request.configuration
         self._micro_batches = (asked.micro_batches or 1) * request.gpus
         self._schedule_name = asked.schedule or "gpipe"
-        self._autocast_dtype = AUTOCAST.get(asked.precision)
-        # On several GPUs it is a pipeline at every step.
+        self._precision = asked.precision
+        # Several GPUs cannot leave out the pipeline.
         self.can_pause = self.world_size == 1
         self._schedule: PipelineScheduleSingle | None = None
         self._divides_alone = False
 
     @property
     def shares(self) -> int:
-        """1: all samples of a step pass through every stage."""
+        """Always 1: all samples of a step pass through every stage."""
         return 1
 
     @property
@@ -58,14 +58,14 @@ class PipelineStrategy(ProcessGroupStrategy):
         return self.rank == self.world_size - 1
 
     def part_of(self, batch: Batch) -> Batch:
-        """Inputs for the first stage, targets for the last; the others get none of them."""
+        """Inputs for the first stage, targets for the last, and empty tensors for the rest."""
         if self.world_size == 1:
             return batch
         inputs, targets = batch
         return inputs if self._is_first else inputs[:0], targets if self._is_last else targets[:0]
 
     def wrap(self, model: nn.Module, case: TrainingCase) -> nn.Module:
-        """This rank's stage on its device; of the others no parameter is kept."""
+        """This rank's stage on its device; the parameters of other stages are dropped."""
         if self.world_size == 1:
             return model.to(self.device)
         inputs, _ = example_batch(case, case.size)
@@ -76,7 +76,7 @@ class PipelineStrategy(ProcessGroupStrategy):
 
     @contextmanager
     def unsynchronized(self, model: nn.Module) -> Iterator[None]:
-        """On one GPU the way of a pipeline without one: micro-batches one after another."""
+        """A context in which one GPU trains on one micro-batch after another."""
         self._divides_alone = True
         yield
         self._divides_alone = False
@@ -84,7 +84,7 @@ class PipelineStrategy(ProcessGroupStrategy):
     def forward_backward(
         self, training: Training, inputs: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """The mean loss of the micro-batches, on the last stage; on others 0."""
+        """The mean loss of the micro-batches on the last stage; 0 on other stages."""
         if self.world_size > 1:
             return self._through_pipeline(training, inputs, targets)
         if not self._divides_alone:
@@ -114,23 +114,21 @@ class PipelineStrategy(ProcessGroupStrategy):
     def _schedule_of(self, training: Training) -> PipelineScheduleSingle:
         def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             with training.autocast:
-                # Each has its share, so that nothing is left to be scaled.
+                # Scaled here, so that the schedule need not scale gradients.
                 found = training.case.loss(output, targets) / self._micro_batches
             training.clock.mark(Phase.FORWARD)
             return found
 
-        model = training.model
-        if self._autocast_dtype is not None:
-            model = Autocasting(model, self.device.type, self._autocast_dtype)
+        model = autocasting(training.model, self._precision, self.device.type)
         stage = _TimedStage(model, self.rank, self.world_size, self.device)
         stage.watch(training, share=1 / self._micro_batches)
         made = _SCHEDULES[self._schedule_name](stage, self._micro_batches, loss_fn=loss)
-        # Which torch 2.6 does not do, and later ones do unless they are told.
+        # Versions of torch after 2.6 scale them by default.
         made.scale_grads = False
         return made
 
     def final_loss(self, loss: float) -> float:
-        """That of the last stage, the only one that has it."""
+        """The loss of the last stage, the only one that has it."""
         shared = torch.tensor([loss], dtype=torch.float64)
         dist.broadcast(shared, src=self.world_size - 1)
         return float(shared.item())
@@ -151,11 +149,11 @@ class PipelineStrategy(ProcessGroupStrategy):
             for buffer, kept in zip(model.buffers(), before, strict=True):
                 buffer.copy_(kept)
             model.zero_grad(set_to_none=True)
-            # Where dropout draws, both ways draw the same.
+            # For the same dropout in both.
             torch.manual_seed(_SEED)
             way(training, inputs, targets)
             gradients = (parameter.grad for parameter in model.parameters())
-            left = [each for each in gradients if each is not None]
+            left = [gradient for gradient in gradients if gradient is not None]
             found.append(torch.cat([t.double().flatten() for t in (*left, *model.buffers())]))
         piped, in_turn = found
         same = piped.shape == in_turn.shape
@@ -197,10 +195,10 @@ class PipelineStrategy(ProcessGroupStrategy):
 
 
 class _TimedStage(PipelineStage):
-    """A stage that marks what it computes; all that lies between is a wait."""
+    """A stage that marks its computations; the time in between is a wait."""
 
     def watch(self, training: Training, *, share: float) -> None:
-        """Mark for this training; a chunk is such a share of a step."""
+        """Mark the phases of this training; a chunk is this share of a step."""
         self._training, self._share = training, share
 
     def forward_one_chunk(self, *arguments: Any, **more: Any) -> Any:

@@ -1,0 +1,127 @@
+"""NVIDIA's driver and the handles of its devices; the only module that imports the NVML binding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
+
+from gpuscale.base.errors import GpuscaleError
+
+NvmlError = pynvml.NVMLError
+DEVICE_GONE = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired)
+"""Errors after which no further call is worth it: calls to a lost GPU can take seconds."""
+NEVER_OFFERED = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_FunctionNotFound,
+    pynvml.NVMLError_NoPermission,
+    pynvml.NVMLError_InvalidArgument,
+    pynvml.NVMLError_ArgumentVersionMismatch,
+)
+"""Errors that the same call will always raise on this device."""
+NOT_FOUND, TIMED_OUT = pynvml.NVMLError_NotFound, pynvml.NVMLError_Timeout
+NO_SUCH_LINK = (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported)
+
+_AMD_DRIVER = Path("/dev/kfd")
+"""Exists if the kernel has AMD's driver for computing."""
+
+
+class DriverAbsentError(GpuscaleError):
+    """There is no usable driver on this machine; the message is the reason to record."""
+
+
+class DriverBrokenError(DriverAbsentError):
+    """There is a driver on this machine, but it does not work."""
+
+
+class DeviceAbsentError(GpuscaleError):
+    """The driver does not offer the device that was asked for; the message says why."""
+
+
+@contextmanager
+def open_nvml() -> Iterator[str | None]:
+    """Keep NVML started in this process; yields the driver's version, None if unknown."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        why = "no NVIDIA driver: libnvidia-ml.so.1 not found"
+        if _AMD_DRIVER.exists():
+            why = "NVML is NVIDIA's, and the counters of AMD's GPUs are not read yet"
+        raise DriverAbsentError(why) from None
+    except pynvml.NVMLError_DriverNotLoaded:
+        raise DriverAbsentError("no NVIDIA driver: its kernel module is not loaded") from None
+    except NvmlError as error:
+        raise DriverBrokenError(f"NVML does not start: {error}") from None
+    try:
+        yield ask_or_none("nvmlSystemGetDriverVersion")
+    finally:
+        # A driver that fails to shut down has nothing more to report.
+        with suppress(NvmlError):
+            pynvml.nvmlShutdown()
+
+
+def named(name: str) -> Any:
+    """A function or constant of the binding; an older release may lack it, as a driver may."""
+    found = getattr(pynvml, name, None)
+    if found is None:
+        raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    return found
+
+
+def ask(call: str, *arguments: Any) -> Any:
+    """The answer of a function of NVML; NvmlError if it fails."""
+    return named(call)(*arguments)
+
+
+def ask_or_none(call: str, *arguments: Any) -> Any:
+    """The answer of a function of NVML; None if it fails."""
+    with suppress(NvmlError):
+        return ask(call, *arguments)
+    return None
+
+
+def field_value(field: Any) -> float:
+    """The number in an answer of nvmlDeviceGetFieldValues."""
+    if field.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise NvmlError(field.nvmlReturn)
+    return union_value(field.value, field.valueType)
+
+
+def union_value(value: Any, value_type: int) -> float:
+    """The number in NVML's union of number types."""
+    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    number: float = getattr(value, members[value_type])
+    return number
+
+
+def find_handle(uuid: str) -> Any:
+    """The handle of the GPU or MIG device with that UUID: `GPU-…`, `MIG-…`, or bare as in CUDA.
+
+    A run's device is never looked up by number: NVML counts physical devices, while
+    CUDA_VISIBLE_DEVICES renumbers them.
+    """
+    reason = f"NVML knows no device with UUID {uuid}"
+    for prefix in ("",) if uuid.startswith(("GPU-", "MIG-")) else ("", "GPU-", "MIG-"):
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(prefix + uuid)
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            continue
+        except NvmlError as error:
+            reason = f"NVML cannot reach device {uuid}: {error}"
+    raise DeviceAbsentError(reason)
+
+
+def all_handles() -> Iterator[tuple[int, Any]]:
+    """NVML's number and the handle of every GPU of this job, without MIG devices.
+
+    A GPU that cannot be reached has a DeviceAbsentError in place of its handle.
+    """
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            yield number, pynvml.nvmlDeviceGetHandleByIndex(number)
+        except pynvml.NVMLError_NoPermission:
+            # NVML also counts GPUs that a scheduler has given to other jobs.
+            continue
+        except NvmlError as error:
+            yield number, DeviceAbsentError(str(error))

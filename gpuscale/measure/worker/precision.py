@@ -1,0 +1,73 @@
+"""The number formats of a training (`--precision`)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from gpuscale.base.errors import CaseError
+
+_AUTOCAST: Mapping[str | None, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FIRST_WITH_TF32 = (8, 0)
+"""The first compute capability with TF32, and with bf16 in hardware."""
+
+
+def autocast_for(precision: str | None, device_type: str) -> AbstractContextManager[object]:
+    """The context of a forward pass in this precision."""
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+def set_fp32_mode(precision: str | None) -> None:
+    """Let fp32 be fp32, whatever a case has allowed: by default torch has TF32 in convolutions."""
+    # torch 2.9 added newer settings. What they say of all backends, or of all of cuDNN, takes
+    # precedence over the older setting of convolutions.
+    places: Any = torch.backends
+    if hasattr(places.cudnn, "fp32_precision"):
+        for place in (places, places.cudnn, places.mkldnn.conv, places.mkldnn.rnn):
+            place.fp32_precision = "none"
+    # The older setters also write the newer settings, but not the other way round, and
+    # torch.compile, which reads the older ones, then fails over the difference.
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def validate_precision(precision: str | None, devices: Sequence[int]) -> None:
+    """Raise a CaseError if the devices would compute in another precision."""
+    if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        raise CaseError(
+            "--precision tf32: NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, and "
+            "what is measured would be fp32; unset it, or leave the option out"
+        )
+    lack = {
+        "tf32": "has no TF32 and would compute in fp32; leave the option out",
+        "bf16": "has no bf16 in hardware and emulates it slowly, if at all; choose fp16",
+    }.get(precision or "")
+    for device in devices if lack else ():
+        if torch.cuda.get_device_capability(device) < _FIRST_WITH_TF32:
+            gpu = torch.cuda.get_device_name(device)
+            raise CaseError(f"--precision {precision}: {gpu} {lack}")
+
+
+def autocasting(model: torch.nn.Module, precision: str | None, device_type: str) -> torch.nn.Module:
+    """A model that enters autocast by itself; the same model in a precision without autocast."""
+    dtype = _AUTOCAST.get(precision)
+    return model if dtype is None else _Autocasting(model, device_type, dtype)
+
+
+class _Autocasting(torch.nn.Module):
+    """A model that enters autocast on whichever thread it is called.
+
+    DataParallel calls its replicas on threads of their own and tells them that autocast is on, but
+    not in which format: bf16 would become fp16, without a loss scaler.
+    """
+
+    def __init__(self, model: torch.nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._model, self._device_type, self._dtype = model, device_type, dtype
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        with torch.autocast(self._device_type, dtype=self._dtype):
+            return self._model(*inputs, **keywords)

@@ -1,0 +1,84 @@
+"""The user's code: import a case from its file, and find the user's lines in a traceback."""
+
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+import torch
+
+from gpuscale.base.errors import CaseError, as_place
+from gpuscale.records import RunRequest
+from gpuscale.workload.cases import TrainingCase
+
+_PATHS = sysconfig.get_paths()
+_NOT_THE_USERS = (
+    Path(__file__).parents[2],
+    Path(torch.__file__).parent,
+    Path(_PATHS["stdlib"]),
+    Path(_PATHS["platstdlib"]),
+)
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def load_case(request: RunRequest) -> TrainingCase:
+    """Import the request's case and set its size; CaseError if its module has no such case."""
+    for path in reversed(request.import_paths):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    found: object = _load_module(request.case_module, Path(request.case_file))
+    for part in request.case_class.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, TrainingCase)):
+        raise CaseError(
+            f"{request.case_file}: no TrainingCase named {request.case_class} at the top of the "
+            "module; ranks import the case from its file, so it cannot live inside a function"
+        )
+    case = found()
+    case.size = case.named_size(request.configuration.size)
+    return case
+
+
+def _load_module(name: str, file: Path) -> ModuleType:
+    """Import the module by its name if that leads to `file`, else straight from the file."""
+    try:
+        module = importlib.import_module(name)
+        if module.__file__ and Path(module.__file__).samefile(file):
+            return module
+    except ImportError:
+        # pytest's importlib mode names modules in ways that only pytest can resolve.
+        pass
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise CaseError(f"{file}: not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def line_of_user(error: BaseException) -> str | None:
+    """The innermost line of the user's code that an error passed, `test_mine.py:12`, if any."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    return as_place(frames[-1].filename, frames[-1].lineno) if frames else None
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback from the first line of the user's code on; all of it without such a line."""
+    first: TracebackType | None = error.__traceback__
+    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    shown = first or error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, shown))
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    return (
+        path.is_absolute()
+        and not any(path.is_relative_to(folder) for folder in _NOT_THE_USERS)
+        and _INSTALLED.isdisjoint(path.parts)
+    )
